@@ -1,0 +1,248 @@
+"""What a feature map returns for one parameter: per-sample gradients, dense or as a sum of outer products.
+
+`Dense` holds g[n, c, p]. `Outer` keeps a layer's Jacobian as (activation a, cotangent δ), so that the gradient of the
+weight is G = Σ_t δ_t ⊗ a_t without ever being formed. A parameter used several times has one `Outer` with several
+uses: the positions t of all uses simply follow one another. `Mixed` adds gradients whose factors cannot be joined so
+(a tied embedding, say, where one use looks rows up and the other multiplies).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ._types import Float
+
+
+class Lift(ABC):
+    """How one use of a weight turns the tensors that were captured into the factors a and δ."""
+
+    kind: ClassVar[str]
+    indexed: ClassVar[bool] = False  # a holds row numbers instead of vectors (embeddings)
+
+    @abstractmethod
+    def a(self, x: Tensor) -> Tensor:
+        """Captured input [n, r, …] → [n, t, g, i], or row numbers [n, t] with −1 for none."""
+
+    @abstractmethod
+    def d(self, d: Tensor) -> Tensor:
+        """Captured cotangent [n, c, r, …] → [n, c, t, g, o]."""
+
+    @abstractmethod
+    def layout(self, g: Tensor) -> Tensor:
+        """Gradient [n, c, g, o, i] in the factors' order → [n, c, *shape of the weight]."""
+
+    @abstractmethod
+    def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
+        """(t, g, i, o) without forming the factors."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One call of a function with a weight: what went in and what comes back."""
+
+    lift: Lift
+    x: Tensor  # [n, r, …]
+    d: Tensor  # [n, c, r, …]
+
+    def rows(self, index: slice) -> "Use":
+        return replace(self, x=self.x[index], d=self.d[index])
+
+
+class Block(ABC):
+    """Per-sample gradients of c outputs with respect to one parameter."""
+
+    @property
+    @abstractmethod
+    def n(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def c(self) -> int: ...
+
+    @abstractmethod
+    def rows(self, index: slice) -> "Block": ...
+
+    @abstractmethod
+    def expand(self) -> Float[Tensor, "n c p"]:
+        """The gradients themselves, in the parameter's own order."""
+
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """What the block keeps in memory."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(v.numel() * v.element_size() for v in self.tensors())
+
+
+@dataclass(frozen=True)
+class Dense(Block):
+    g: Float[Tensor, "n c p"]
+
+    @property
+    def n(self) -> int:
+        return self.g.shape[0]
+
+    @property
+    def c(self) -> int:
+        return self.g.shape[1]
+
+    def rows(self, index: slice) -> "Dense":
+        return Dense(self.g[index])
+
+    def expand(self) -> Float[Tensor, "n c p"]:
+        return self.g
+
+    def tensors(self) -> list[Tensor]:
+        return [self.g]
+
+
+@dataclass(frozen=True)
+class Outer(Block):
+    """G = scale · Σ_t δ_t ⊗ a_t. `scale` [n] is there when the factors were rescaled to fit 16 bits."""
+
+    uses: tuple[Use, ...]
+    vocabulary: int = 0  # rows of the weight where a holds row numbers
+    scale: Tensor | None = None
+
+    @property
+    def n(self) -> int:
+        return self.uses[0].d.shape[0]
+
+    @property
+    def c(self) -> int:
+        return self.uses[0].d.shape[1]
+
+    @property
+    def kind(self) -> str:
+        return self.uses[0].lift.kind
+
+    @property
+    def indexed(self) -> bool:
+        return self.uses[0].lift.indexed
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.uses[0].d.dtype
+
+    def sizes(self) -> tuple[int, int, int, int]:
+        """(t, g, i, o) with the positions of all uses added up."""
+        each = [u.lift.sizes(u.x, u.d) for u in self.uses]
+        return sum(s[0] for s in each), *each[0][1:]
+
+    def rows(self, index: slice) -> "Outer":
+        scale = None if self.scale is None else self.scale[index]
+        return replace(self, uses=tuple(u.rows(index) for u in self.uses), scale=scale)
+
+    def a(self) -> Tensor:
+        """[n, t, g, i], or row numbers [n, t]."""
+        return _join([u.lift.a(u.x) for u in self.uses], dim=1)
+
+    def d(self) -> Tensor:
+        """[n, c, t, g, o]."""
+        return _join([u.lift.d(u.d) for u in self.uses], dim=2)
+
+    def expand(self) -> Float[Tensor, "n c p"]:
+        total: Any = 0
+        for u in self.uses:
+            a, d = u.lift.a(u.x), u.lift.d(u.d)
+            if d.dtype == torch.float16:
+                a, d = a if self.indexed else a.float(), d.float()
+            g = scatter(a, d, self.vocabulary) if self.indexed else torch.einsum("nctgo,ntgi->ncgoi", d, a)
+            total = total + u.lift.layout(g)
+        total = total.flatten(2)
+        return total if self.scale is None else total * self.scale[:, None, None]
+
+    def tensors(self) -> list[Tensor]:
+        return [v for u in self.uses for v in (u.x, u.d)]
+
+
+@dataclass(frozen=True)
+class Mixed(Block):
+    """A sum of blocks of one parameter whose factors lie differently in the weight."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def n(self) -> int:
+        return self.blocks[0].n
+
+    @property
+    def c(self) -> int:
+        return self.blocks[0].c
+
+    def rows(self, index: slice) -> "Mixed":
+        return Mixed(tuple(b.rows(index) for b in self.blocks))
+
+    def expand(self) -> Float[Tensor, "n c p"]:
+        total: Any = 0
+        for b in self.blocks:
+            total = total + b.expand()
+        return total
+
+    def tensors(self) -> list[Tensor]:
+        return [v for b in self.blocks for v in b.tensors()]
+
+
+def scatter(index: Tensor, d: Tensor, rows: int) -> Float[Tensor, "n c 1 o v"]:
+    """Add δ_t into row index_t of a weight with `rows` rows; −1 adds nowhere."""
+    n, c, t, _, o = d.shape
+    out = d.new_zeros(n, c, rows + 1, o)
+    where = torch.where(index < 0, rows, index)[:, None, :, None].expand(n, c, t, o)
+    out = out.scatter_add(2, where, d[:, :, :, 0])[:, :, :rows]
+    return out.transpose(2, 3)[:, :, None]
+
+
+def add(blocks: Sequence[Block]) -> Block:
+    """One block for a parameter from the blocks of its several uses."""
+    dense = [b for b in blocks if isinstance(b, Dense)]
+    kinds: dict[str, list[Outer]] = {}
+    for b in blocks:
+        if isinstance(b, Outer):
+            kinds.setdefault(b.kind, []).append(b)
+    joined: list[Block] = [replace(bs[0], uses=tuple(u for b in bs for u in b.uses)) for bs in kinds.values()]
+    if dense:
+        joined.append(Dense(torch.stack([b.g for b in dense]).sum(0) if len(dense) > 1 else dense[0].g))
+    return joined[0] if len(joined) == 1 else Mixed(tuple(joined))
+
+
+def cat(blocks: Sequence[Block]) -> Block:
+    """Blocks of consecutive samples → one block of them all."""
+    first = blocks[0]
+    if len(blocks) == 1:
+        return first
+    if isinstance(first, Dense):
+        return Dense(torch.cat([b.expand() for b in blocks]))
+    if isinstance(first, Mixed):
+        each = [b.blocks for b in blocks if isinstance(b, Mixed)]
+        return Mixed(tuple(cat(bs) for bs in zip(*each, strict=True)))
+    outers = [b for b in blocks if isinstance(b, Outer)]
+    # A loop that runs until convergence may use a weight more often for some samples: the missing uses are zero.
+    count = max(len(b.uses) for b in outers)
+    longest = next(b for b in outers if len(b.uses) == count)
+    assert isinstance(first, Outer)
+    uses = []
+    for k in range(count):
+        model = longest.uses[k]
+        xs = [b.uses[k].x if k < len(b.uses) else model.x.new_zeros(b.n, *model.x.shape[1:]) for b in outers]
+        ds = [b.uses[k].d if k < len(b.uses) else model.d.new_zeros(b.n, *model.d.shape[1:]) for b in outers]
+        uses.append(Use(model.lift, cat_rows(xs), cat_rows(ds)))
+    scale = None if first.scale is None else torch.cat([b.scale for b in outers if b.scale is not None])
+    return replace(first, uses=tuple(uses), scale=scale)
+
+
+def cat_rows(parts: Sequence[Tensor]) -> Tensor:
+    """torch.cat over dim 0 that keeps the order in which the other dimensions lie in memory."""
+    strides = parts[0].stride()
+    order = sorted(range(1, len(strides)), key=lambda k: -strides[k])
+    order = [0, *order]
+    inverse = [order.index(k) for k in range(len(order))]
+    return torch.cat([p.permute(order) for p in parts]).permute(inverse)
+
+
+def _join(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)

@@ -1,0 +1,313 @@
+"""One forward and c backward passes: what went into every use of a parameter, and what came back to it.
+
+`Recorder` watches all torch functions while the model runs. A call that takes a tracked parameter and has a rule
+becomes a `Tap`: its input is kept, and the place in the autograd graph of its output is remembered, so that gradients
+are taken with respect to layer outputs only. A call without a rule marks its parameters for the fallback. Nothing is
+attached to the model, so nothing can be left behind.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from .structured import Broadcast, Call, Linear, NoRule, Rule, read
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the samples lie in a layer's tensors: which dimension, and whether they come first in it.
+
+    `dim` is None where the layer was called once for the whole batch (position embeddings).
+    """
+
+    dim: int | None
+    major: bool = True
+
+    def repeat(self, v: Tensor, n: int) -> Tensor:
+        """A tensor that the whole batch shares, once for every sample."""
+        return v.expand(n, *(v.shape[1:] if v.dim() and v.shape[0] == 1 else v.shape))
+
+    def samples_first(self, v: Tensor, n: int) -> Tensor:
+        """[…, n·r, …] → [n, r, …]."""
+        v = v.movedim(self.dim or 0, 0)
+        return v.unflatten(0, (n, -1)) if self.major else v.unflatten(0, (-1, n)).transpose(0, 1)
+
+
+@dataclass
+class Tap:
+    """One use of a parameter by a function with a rule."""
+
+    key: tuple[str, int]  # first parameter of the call, and how often it was used before
+    rule: Rule
+    weight: str | None
+    bias: str | None
+    input: Tensor | None
+    version: int
+    shape: torch.Size
+    edge: GradientEdge | None = None
+    output: Tensor | None = None  # kept only while probing
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in (self.weight, self.bias) if name is not None]
+
+
+@dataclass(eq=False)
+class Recorder(TorchFunctionMode):
+    """Records the taps of one forward pass over n samples."""
+
+    names: dict[int, str]  # id of a parameter tensor → its name
+    n: int
+    layouts: Mapping[tuple[str, int], Layout] = field(default_factory=dict)
+    keep_outputs: bool = False
+    taps: list[Tap] = field(default_factory=list)
+    unexplained: dict[str, str] = field(default_factory=dict)
+    _counts: dict[str, int] = field(default_factory=dict)
+    _transposed: dict[int, tuple[Tensor, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tracked = [v for v in _tensors(args, kwargs) if id(v) in self.names or id(v) in self._transposed]
+        if not tracked:
+            return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            bound = inspect.signature(func).bind(*args, **kwargs)
+            bound.apply_defaults()
+            if _plain_attention(bound.arguments):
+                with self:
+                    return _attention(**bound.arguments)
+        if func in _TRANSPOSE and _is_transpose(func, args, kwargs) and id(args[0]) in self.names:
+            out = func(*args, **kwargs)
+            self._transposed[id(out)] = (out, self.names[id(args[0])])
+            return out
+        call = read(func, args, kwargs)
+        tap = None if call is None else self._tap(call, tracked)
+        out = func(*args, **kwargs)
+        if tap is None:
+            if any(isinstance(v, Tensor) and not any(v is w for w in tracked) for v in _tensors((out,), {})):
+                for v in tracked:
+                    self.unexplained.setdefault(self._name(v), getattr(func, "__name__", str(func)))
+            return out
+        return self._watch(tap, out)
+
+    def _name(self, v: Tensor | None) -> str:
+        return self.names[id(v)] if id(v) in self.names else self._transposed[id(v)][1]
+
+    def _tap(self, call: Call, tracked: list[Tensor]) -> Tap | None:
+        """The call as a tap, if the rule accounts for every tracked tensor in it."""
+        weight, bias, x = call.weight, call.bias, call.input
+        if isinstance(call.rule, Broadcast) and x is not None and any(x is v for v in tracked):
+            weight, x = x, weight  # the parameter is the first operand
+        mine = [v for v in (weight, bias) if v is not None and any(v is w for w in tracked)]
+        if len(mine) != len({id(v) for v in tracked}) or any(x is v for v in tracked):
+            return None
+        rule = call.rule
+        if id(weight) in self._transposed:
+            if not isinstance(rule, Linear):
+                return None
+            rule = Linear(transposed=not rule.transposed)
+        if isinstance(rule, Broadcast):
+            assert weight is not None
+            rule = Broadcast(tuple(weight.shape), rule.product)
+        first = self._name(mine[0])
+        occurrence = self._counts.get(first, 0)
+        self._counts[first] = occurrence + 1
+        of_weight = self._name(weight) if any(weight is v for v in mine) else None
+        of_bias = self._name(bias) if any(bias is v for v in mine) else None
+        version = 0 if x is None or x.is_inference() else x._version
+        return Tap((first, occurrence), rule, of_weight, of_bias, x, version, torch.Size())
+
+    def _watch(self, tap: Tap, out: Tensor) -> Tensor:
+        layout = self._layout(tap.key)
+        if layout is not None and layout.dim is None:  # called once for the batch
+            out = layout.repeat(out, self.n)
+        tap.shape = out.shape
+        if torch.is_grad_enabled():
+            if not out.requires_grad:  # the graph begins here; cloned, since the model may work in place on it
+                out = out.detach().requires_grad_().clone()
+            tap.edge = get_gradient_edge(out)
+        if self.keep_outputs:
+            tap.output = out.detach().clone()
+        self.taps.append(tap)
+        return out
+
+    def _layout(self, key: tuple[str, int]) -> Layout | None:
+        """The layout found by the probe; a loop that runs longer than it did then goes on with the last one."""
+        name, occurrence = key
+        while occurrence >= 0:
+            if (name, occurrence) in self.layouts:
+                return self.layouts[name, occurrence]
+            occurrence -= 1
+        return None
+
+    def layout(self, tap: Tap) -> Layout:
+        found = self._layout(tap.key)
+        if found is None:
+            raise NoRule
+        return found
+
+
+def cotangents(
+    out: Tensor, recorder: Recorder, taps: list[Tap], *, differentiable: bool, seed: float = 1.0
+) -> Iterator[tuple[Tap, Tensor | None, Tensor]]:
+    """(tap, input [n, r, …], cotangents [n, c, r, …]) for every tap that the outputs [n, c] depend on.
+
+    Cost: c backward passes that stop at layer outputs; no weight gradient is formed.
+    """
+    n, c = out.shape
+    live = [tap for tap in taps if tap.edge is not None]
+    kept: list[list[Tensor | None]] = [[] for _ in live]
+    buffers: list[Tensor | None] = [None] * len(live)
+    edges = [tap.edge for tap in live if tap.edge is not None]
+    for j in range(c if live and out.requires_grad else 0):
+        one = torch.zeros_like(out)
+        one[:, j] = seed
+        grads = torch.autograd.grad(
+            out, edges, one, retain_graph=j < c - 1 or differentiable, create_graph=differentiable, allow_unused=True
+        )
+        for k, (tap, grad) in enumerate(zip(live, grads, strict=True)):
+            if grad is None:
+                continue
+            grad = recorder.layout(tap).samples_first(grad, n)
+            if differentiable:
+                kept[k] += [None] * (j - len(kept[k])) + [grad]
+                continue
+            if buffers[k] is None:
+                buffers[k] = _buffer(grad, c, tap.rule.channel(grad.dim()))
+            buffers[k][:, j] = grad  # type: ignore[index]
+    for k, tap in enumerate(live):
+        buffer = buffers[k]
+        if differentiable and any(g is not None for g in kept[k]):
+            some = next(g for g in kept[k] if g is not None)
+            buffer = torch.stack([torch.zeros_like(some) if g is None else g for g in kept[k]], 1)
+        if buffer is not None:
+            x = None if tap.input is None else _input(tap, recorder.layout(tap), n)
+            yield tap, x if differentiable or x is None else x.detach(), buffer
+        buffers[k], kept[k] = None, []
+
+
+def _input(tap: Tap, layout: Layout, n: int) -> Tensor:
+    """The tap's input with the samples first; for a product with a broadcast operand, in the shape of the output."""
+    x = tap.input
+    assert x is not None
+    if layout.dim is None:
+        x = layout.repeat(x, n)
+    if isinstance(tap.rule, Broadcast):
+        x = x.expand(tap.shape)
+    return layout.samples_first(x, n)
+
+
+def _buffer(grad: Tensor, c: int, channel: int) -> Tensor:
+    """Zeros [n, c, r, …] laid out so that outputs and channels lie side by side: [n, …, c, o] or [n, c, o, …].
+
+    Either way (c, o) is one dimension of stride, so that all outputs go through one product with the activations.
+    """
+    if grad.stride(channel) == 1 or channel == grad.dim() - 1:
+        rest = [s for k, s in enumerate(grad.shape) if k != channel]
+        buffer = grad.new_zeros(*rest, c, grad.shape[channel])
+        return buffer.movedim((-2, -1), (1, channel + 1))
+    return grad.new_zeros(grad.shape[0], c, *grad.shape[1:])
+
+
+def _tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    for v in (*args, *kwargs.values()):
+        if isinstance(v, Tensor):
+            yield v
+        elif isinstance(v, (list, tuple)):
+            yield from (w for w in v if isinstance(w, Tensor))
+
+
+_TRANSPOSE = {Tensor.t, Tensor.T.__get__, Tensor.mT.__get__, Tensor.transpose, torch.t, torch.transpose}  # type: ignore[attr-defined]
+
+
+def _is_transpose(func: Any, args: Any, kwargs: Any) -> bool:
+    if not isinstance(args[0], Tensor) or args[0].dim() != 2:
+        return False
+    dims = (*args[1:], *kwargs.values())
+    return func not in (Tensor.transpose, torch.transpose) or {d % 2 for d in dims} == {0, 1}
+
+
+def _plain_attention(given: Mapping[str, Any]) -> bool:
+    """What `_attention` covers: everything but added key/value biases, zero attention and static keys."""
+    unusual = ("bias_k", "bias_v", "static_k", "static_v")
+    dropout = given["dropout_p"] > 0 and given["training"]
+    return (
+        given["query"].dim() == 3
+        and not given["add_zero_attn"]
+        and not dropout
+        and all(given[k] is None for k in unusual)
+    )
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    key_padding_mask: Tensor | None,
+    need_weights: bool,
+    attn_mask: Tensor | None,
+    use_separate_proj_weight: bool,
+    q_proj_weight: Tensor | None,
+    k_proj_weight: Tensor | None,
+    v_proj_weight: Tensor | None,
+    average_attn_weights: bool,
+    is_causal: bool = False,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """F.multi_head_attention_forward in terms of F.linear, so that its projections become taps. Tensors [t, n, e]."""
+    t, n, e = query.shape
+    s, heads = key.shape[0], num_heads
+    if use_separate_proj_weight:
+        # The packed bias [3e] belongs to three products: read by each through the same tap as a broadcast sum.
+        zero = query.new_zeros(3 * e)
+        bias = zero if in_proj_bias is None else zero.expand(1, n, -1) + in_proj_bias
+        parts = [F.linear(v, w) for v, w in ((query, q_proj_weight), (key, k_proj_weight), (value, v_proj_weight))]  # type: ignore[arg-type]
+        q, k, v = (p + b for p, b in zip(parts, bias.split(e, -1), strict=True))
+    elif query is key and key is value:
+        q, k, v = F.linear(query, in_proj_weight, in_proj_bias).split(e, -1)  # type: ignore[arg-type]
+    else:
+        each = (F.linear(v, in_proj_weight, in_proj_bias) for v in (query, key, value))  # type: ignore[arg-type]
+        q, k, v = (p[..., j * e : (j + 1) * e] for j, p in enumerate(each))
+    q, k, v = (p.reshape(p.shape[0], n, heads, -1).permute(1, 2, 0, 3) for p in (q, k, v))
+    mask = _mask(attn_mask, key_padding_mask, q, s, n, heads)
+    if not need_weights:
+        y = F.scaled_dot_product_attention(q, k, v, mask)
+        weights = None
+    else:
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        weights = torch.softmax(scores if mask is None else scores + mask, -1)
+        y = weights @ v
+        weights = weights.mean(1) if average_attn_weights else weights
+    y = y.permute(2, 0, 1, 3).reshape(t, n, -1)
+    return F.linear(y, out_proj_weight, out_proj_bias), weights
+
+
+def _mask(attn: Tensor | None, padding: Tensor | None, q: Tensor, s: int, n: int, heads: int) -> Tensor | None:
+    """Both masks as one float mask that is added to the scores [n, heads, t, s]."""
+
+    def floating(m: Tensor) -> Tensor:
+        return q.new_zeros(m.shape).masked_fill(m, float("-inf")) if m.dtype == torch.bool else m.to(q.dtype)
+
+    total = None
+    if attn is not None:
+        attn = floating(attn)
+        total = attn.view(n, heads, -1, s) if attn.dim() == 3 else attn
+    if padding is not None:
+        extra = floating(padding)[:, None, None]
+        total = extra if total is None else total + extra
+    return total

@@ -1,0 +1,255 @@
+"""From two blocks to their part of a Gram matrix, a tile at a time and within a workspace.
+
+Every method ends in one of two forms: products L Rᵀ of matrices whose rows are samples (`Sum.product`), or
+Σ_{t,s} (a·a')(δ·δ') over positions (`Sum.in_place`). `Sum` adds them up and, when both sides are the same samples,
+computes the upper half only.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .blocks import Block, Dense, Outer
+from .cost import choose
+
+# Bytes that the temporaries of one contraction may take when nobody says otherwise (heuristic).
+WORKSPACE = 1 << 28
+
+
+class Sum:
+    """A tile under construction: [n, m] for a trace, [n, c, m, d] for the full kernel."""
+
+    def __init__(self, x: Block, y: Block, *, trace: bool, differentiable: bool, workspace: int = WORKSPACE) -> None:
+        like = x.tensors()[-1]
+        dtype = torch.float32 if like.dtype == torch.float16 else like.dtype
+        self.n, self.m, self.c, self.d = x.n, y.n, (1 if trace else x.c), (1 if trace else y.c)
+        self.trace, self.symmetric, self.workspace = trace, x is y, workspace
+        self.differentiable = differentiable
+        self.value = torch.zeros(self.n * self.c, self.m * self.d, dtype=dtype, device=like.device)
+        self._cuda = like.device.type == "cuda"
+
+    def add(self, x: Block, y: Block, method: str | None = None) -> None:
+        """Add the part of one parameter."""
+        chosen = choose(x, y, self.trace, method).method
+        if isinstance(x, Dense) and isinstance(y, Dense):
+            self.product(self._wide(x.g), self._wide(y.g))
+        elif isinstance(x, Outer) and isinstance(y, Outer) and x.kind == y.kind:
+            scale = None if x.scale is None or y.scale is None else (x.scale, y.scale)
+            if chosen == "expand":
+                for left, right in _expanded(x, y, self):
+                    self.product(self._wide(left), self._wide(right), scale)
+            else:
+                self.in_place(x, y, scale)
+        else:
+            self._by_samples(x, y)
+
+    def result(self) -> Tensor:
+        """The tile; of a symmetric one the lower half is the mirrored upper half, exactly."""
+        k = self.value
+        if self.symmetric and not self.differentiable:
+            for rows, _ in self._tiles():
+                r = slice(rows.start * self.c, rows.stop * self.c)
+                k[r.stop :, r] = k[r, r.stop :].T
+                k[r, r] = torch.triu(k[r, r]) + torch.triu(k[r, r], 1).T
+        elif self.symmetric:
+            k = (k + k.T) / 2
+        return k if self.trace else k.view(self.n, self.c, self.m, self.d)
+
+    def product(self, left: Tensor, right: Tensor, scale: tuple[Tensor, Tensor] | None = None) -> None:
+        """K += L Rᵀ with rows (sample, output)."""
+        if self.differentiable:
+            self.value = self.value + left @ right.T
+            return
+        for rows, columns in self._tiles():
+            r, q = self._spans(rows, columns)
+            if left.dtype == torch.float16:
+                part = matmul(left[r], right[q].T)
+                self.value[r, q] += part if scale is None else part * self._scales(scale, rows, columns)
+            else:
+                self.value[r, q].addmm_(left[r], right[q].T)
+
+    def in_place(self, x: Outer, y: Outer, scale: tuple[Tensor, Tensor] | None = None) -> None:
+        """K += Σ_{t,s} (a_it·a_js)(δ_it·δ_js), without forming any gradient. Cost: t·s·(i + c·o) per pair."""
+        ax, dx = x.a(), x.d()
+        ay, dy = (ax, dx) if x is y else (y.a(), y.d())
+        for group in range(dx.shape[3]):
+            a = ax if x.indexed else ax[:, :, group].contiguous()
+            b = a if x is y else (ay if y.indexed else ay[:, :, group].contiguous())
+            d = self._stacked(dx[:, :, :, group])
+            e = d if x is y else self._stacked(dy[:, :, :, group])
+            for rows, columns in self._small_tiles(a.shape[1] * b.shape[1], dx.shape[1] * dy.shape[1]):
+                part = self._hadamard(a[rows], b[columns], d[rows], e[columns])
+                if scale is not None:
+                    part = part * self._scales(scale, rows, columns)
+                r, q = self._spans(rows, columns)
+                if self.differentiable:
+                    self.value = self.value + part
+                else:
+                    self.value[r, q] += part
+
+    def _stacked(self, d: Tensor) -> Tensor:
+        """[n, c, t, o] → [n, t, c·o] for a trace (outputs are summed by the product itself), else [n, c, t, o]."""
+        return d.transpose(1, 2).flatten(2).contiguous() if self.trace else d.contiguous()
+
+    def _hadamard(self, a: Tensor, b: Tensor, d: Tensor, e: Tensor) -> Tensor:
+        n, m, t, s = len(a), len(b), a.shape[1], b.shape[1]
+        if a.dtype == torch.long:
+            same = (a.reshape(-1, 1) == b.reshape(1, -1)) & (a.reshape(-1, 1) >= 0)
+            alike = same.to(self.value.dtype)
+        else:
+            alike = matmul(a.flatten(0, 1), b.flatten(0, 1).T)
+        if self.trace:
+            both = matmul(d.flatten(0, 1), e.flatten(0, 1).T)
+            both = both * alike if self.differentiable else both.mul_(alike)
+            if t == s == 1:
+                return both
+            return both.view(n * t, m, s).sum(2).view(n, t, m).sum(1)
+        c, q = d.shape[1], e.shape[1]
+        both = matmul(d.flatten(0, 2), e.flatten(0, 2).T).view(n, c, t, m, q, s)
+        return (both * alike.view(n, 1, t, m, 1, s)).sum((2, 5)).view(n * c, m * q)
+
+    def _by_samples(self, x: Block, y: Block) -> None:
+        """Blocks of different kinds: expand a few samples at a time in the parameter's own order."""
+        size = x.rows(slice(0, 1)).expand().numel() * self.value.element_size()
+        step = max(1, min(self.n, self.m, self.workspace // max(1, 2 * size)))
+        if self.differentiable:
+            step = max(self.n, self.m)
+        for i in range(0, self.n, step):
+            left = self._wide(x.rows(slice(i, i + step)).expand())
+            for j in range(i if self.symmetric else 0, self.m, step):
+                same = self.symmetric and i == j
+                right = left if same else self._wide(y.rows(slice(j, j + step)).expand())
+                part = left @ right.T
+                if self.differentiable:
+                    self.value = self.value + part
+                else:
+                    r, q = self._spans(slice(i, min(i + step, self.n)), slice(j, min(j + step, self.m)))
+                    self.value[r, q] += part
+
+    def _wide(self, g: Tensor) -> Tensor:
+        """[n, c, p] → rows: one per sample for a trace, one per (sample, output) for the full kernel."""
+        return g.flatten(1) if self.trace else g.flatten(0, 1)
+
+    def _scales(self, scale: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor:
+        left, right = scale[0][rows].repeat_interleave(self.c), scale[1][columns].repeat_interleave(self.d)
+        return left[:, None] * right
+
+    def _spans(self, rows: slice, columns: slice) -> tuple[slice, slice]:
+        return slice(rows.start * self.c, rows.stop * self.c), slice(columns.start * self.d, columns.stop * self.d)
+
+    def _tiles(self) -> Iterator[tuple[slice, slice]]:
+        """Row strips from the diagonal to the right where the tile is symmetric, else the whole."""
+        if not self.symmetric or self.differentiable:
+            yield slice(0, self.n), slice(0, self.m)
+            return
+        # Narrower strips save more of the lower half, but products of few rows run slower (heuristic).
+        strip = max(-(-self.n // 8), 1024 if self._cuda else 64)
+        for start in range(0, self.n, strip):
+            yield slice(start, min(start + strip, self.n)), slice(start, self.n)
+
+    def _small_tiles(self, positions: int, outputs: int) -> Iterator[tuple[slice, slice]]:
+        """Tiles whose position-by-position products fit the workspace; on a CPU, rather its cache."""
+        if self.differentiable:
+            yield slice(0, self.n), slice(0, self.m)
+            return
+        each = positions * (1 if self.trace else outputs) * 2 * self.value.element_size()
+        room = self.workspace if self._cuda or positions == 1 else min(self.workspace, 1 << 23)
+        width = max(1, room // each)
+        for rows, columns in self._tiles():
+            high = min(rows.stop - rows.start, max(1, int(width**0.5)) if width < self.n * self.m else self.n)
+            wide = max(1, width // high)
+            for i in range(rows.start, rows.stop, high):
+                for j in range(columns.start, columns.stop, wide):
+                    yield slice(i, min(i + high, rows.stop)), slice(j, min(j + wide, columns.stop))
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b with 32-bit accumulation and result for 16-bit factors."""
+    if a.dtype != torch.float16:
+        return a @ b
+    if a.device.type == "cuda":
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+def _expanded(x: Outer, y: Outer, total: Sum) -> Iterator[tuple[Tensor, Tensor]]:
+    """Weight gradients [n, c, …] of both sides, in slices of the output channels that fit the workspace."""
+    o = x.sizes()[3]
+    if x.indexed:
+        ax, ay, rows = _compact(x.a(), y.a() if x is not y else None)
+        size = x.n * x.c * rows
+    else:
+        _, g, i, _ = x.sizes()
+        ax, ay, rows = _activations(x), (None if x is y else _activations(y)), 0
+        size = x.n * x.c * g * i
+    item = 4 if x.dtype == torch.float16 and not total._cuda else x.uses[0].d.element_size()
+    step = o if total.differentiable else max(1, min(o, total.workspace // max(1, size * item)))
+    dx, dy = x.d(), (None if x is y else y.d())
+    for start in range(0, o, step):
+        left = _gradient(ax, dx[..., start : start + step], rows)
+        if dy is None:
+            yield left, left
+        else:
+            yield left, _gradient(ay if ay is not None else ax, dy[..., start : start + step], rows)
+
+
+def _activations(x: Outer) -> Tensor:
+    """[n, t, g, i] → [n, g, t, i]."""
+    return x.a().transpose(1, 2)
+
+
+def _gradient(a: Tensor, d: Tensor, rows: int) -> Tensor:
+    """Σ_t δ_t ⊗ a_t for a slice of output channels: [n, c, g·o·i]."""
+    n, c, t, g, o = d.shape
+    if rows:  # row numbers
+        out = d.new_zeros(n, c, rows + 1, o)
+        return out.scatter_add(2, a[:, None, :, None].expand(n, c, t, o), d[:, :, :, 0])[:, :, :rows].flatten(2)
+    if a.dtype == torch.float16 and a.device.type == "cpu":
+        return _gradient(a.float(), d.float(), rows).half()
+    # One product per sample (and group) that reads the activations once for all outputs.
+    deltas = d.permute(0, 3, 1, 4, 2).reshape(n * g, c * o, t)
+    gradient = torch.bmm(deltas, a.reshape(n * g, t, -1))
+    return gradient.view(n, g, c, -1).transpose(1, 2).flatten(2)
+
+
+def _compact(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
+    """Row numbers of both sides renumbered to those that occur; −1 becomes a row of its own, which is dropped."""
+    both = a.flatten() if b is None else torch.cat([a.flatten(), b.flatten()])
+    present = torch.unique(both[both >= 0])
+
+    def renumber(v: Tensor) -> Tensor:
+        return torch.where(v < 0, len(present), torch.searchsorted(present, v.clamp_min(0)))
+
+    return renumber(a), None if b is None else renumber(b), len(present)
+
+
+def diagonal(x: Block, workspace: int = WORKSPACE) -> Tensor:
+    """‖g_c‖² per sample and output: [n, c]."""
+    if isinstance(x, Dense):
+        return x.g.square().sum(2)
+    if isinstance(x, Outer) and not x.indexed:
+        return _outer_diagonal(x, workspace)
+    size = x.rows(slice(0, 1)).expand().numel() * 8
+    step = max(1, workspace // size)
+    return torch.cat([x.rows(slice(i, i + step)).expand().square().sum(2) for i in range(0, x.n, step)])
+
+
+def _outer_diagonal(x: Outer, workspace: int) -> Tensor:
+    t, g, i, o = x.sizes()
+    positions = t * t * (i + x.c * o) < t * i * x.c * o  # cheaper per sample than forming G
+    size = 8 * g * (t * (i + x.c * o) + (t * t * (1 + x.c) if positions else x.c * i * o))
+    step = max(1, workspace // size)
+    parts = []
+    for start in range(0, x.n, step):
+        b = x.rows(slice(start, start + step))
+        a, d = b.a(), b.d()
+        if d.dtype == torch.float16:
+            a, d = a.float(), d.float()
+        if positions:
+            alike = torch.einsum("ntgi,nsgi->ngts", a, a)
+            part = (torch.einsum("nctgo,ncsgo->ncgts", d, d) * alike[:, None]).sum((2, 3, 4))
+        else:
+            part = _gradient(a.transpose(1, 2), d, 0).square().sum(2)
+        parts.append(part if b.scale is None else part * b.scale[:, None] ** 2)
+    return torch.cat(parts)

@@ -1,0 +1,399 @@
+"""Feature maps: from inputs to per-sample gradients (or activations), one block per parameter.
+
+`Jacobian` is the tangent features ∂f/∂θ. Before its first use on a kind of input it probes the model with two samples
+(`probe.py`): that finds where the samples lie in every layer, refuses models that are random or mix samples, and
+compares every rule with plain autograd; what does not fit goes through `torch.func`, and is said once.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+
+from . import _check, _tree, blocks
+from ._types import Inputs, Params
+from .blocks import Block, Dense, Outer, Use
+from .capture import Layout, Recorder, Tap, cotangents
+from .errors import InputError, ModelError, NonFiniteError, PerformanceWarning
+from .network import Network
+from .structured import Broadcast, Rule
+
+# Bytes that one micro-batch of a capture may take when nobody says otherwise (heuristic).
+CAPTURE = {"cpu": 1 << 29, "cuda": 1 << 34}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the probe found out about a model on one kind of input."""
+
+    layouts: dict[tuple[str, int], Layout]
+    fallback: dict[str, str]  # parameter → why no rule covers it
+    rules: dict[str, str]  # parameter → the rule that covers it
+    unused: tuple[str, ...]
+    c: int
+    kept: int  # bytes per sample that the blocks take
+    transient: int  # bytes per sample that a forward and a backward pass take besides
+    seed: float = 1.0  # factor on the cotangents of a float16 pass
+
+
+class Features(ABC):
+    """φ(x): one block of per-sample features per name."""
+
+    network: Network
+
+    @abstractmethod
+    def __call__(self, x: Inputs, memory: int | None = None) -> dict[str, Block]: ...
+
+    @abstractmethod
+    def footprint(self, x: Inputs) -> tuple[int, int]:
+        """Bytes per sample: (kept in the blocks, transient while they are made)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Jacobian(Features):
+    """Tangent features ∂f_c(x)/∂θ_p, in factored form."""
+
+    network: Network
+    plans: dict[Any, Plan] = field(default_factory=dict, repr=False)
+
+    def plan(self, x: Inputs) -> Plan:
+        """What is known about the model on this kind of input; the first time, it is found out."""
+        from .probe import probe
+
+        key = _tree.signature(x)
+        if key not in self.plans:
+            plan, certain = probe(self, x)
+            self._say(plan)
+            if not certain:
+                return plan
+            self.plans[key] = plan
+        return self.plans[key]
+
+    def _say(self, plan: Plan) -> None:
+        said = {name for p in self.plans.values() for name in p.fallback}
+        new = {name: why for name, why in plan.fallback.items() if name not in said}
+        if new:
+            reasons = ", ".join(f"{name} ({why})" for name, why in list(new.items())[:6])
+            more = f" and {len(new) - 6} more" if len(new) > 6 else ""
+            warnings.warn(
+                f"no structured rule covers {reasons}{more}: exact, but through torch.func, which is slower.",
+                PerformanceWarning,
+                stacklevel=5,
+            )
+
+    def footprint(self, x: Inputs) -> tuple[int, int]:
+        plan = self.plan(x)
+        return plan.kept, plan.transient
+
+    def __call__(self, x: Inputs, memory: int | None = None) -> dict[str, Block]:
+        plan = self.plan(x)
+        differentiable = _tree.needs_grad(x)
+        state = self.network.state()
+        budget = memory or CAPTURE[next(iter(state.values())).device.type]
+        step = _tree.size(x) if differentiable else max(1, budget // max(1, plan.transient + plan.kept))
+        parts: list[dict[str, Block]] = []
+        for start, part in enumerate(_tree.split(x, step)):
+            try:
+                parts.append(self.capture(state, part, plan, differentiable=differentiable))
+            except NonFiniteError as e:
+                raise e.shifted(start * step) from None
+        return _joined(parts, self.network.train)
+
+    def capture(
+        self, state: Params, x: Inputs, plan: Plan, *, differentiable: bool = False, exact: bool = False
+    ) -> dict[str, Block]:
+        """Blocks of one micro-batch. `exact` keeps 32 bits where the precision asks for 16."""
+        half = self.network.precision == "float16" and not exact and not differentiable
+        seed = plan.seed if half else 1.0
+        while True:
+            found, largest = self._capture(state, x, plan, differentiable, half, seed)
+            if not half or largest < float("inf") or seed < 2.0**-24:
+                return found
+            seed /= 64  # a cotangent left the range of 16 bits: start lower
+
+    def _capture(
+        self, state: Params, x: Inputs, plan: Plan, differentiable: bool, half: bool, seed: float
+    ) -> tuple[dict[str, Block], float]:
+        n = _tree.size(x)
+        tracked = {id(state[k]): k for k in self.network.train if k not in plan.fallback}
+        recorder = Recorder(tracked, n, plan.layouts)
+        with torch.enable_grad(), self.network.modes(differentiable=differentiable, half=half):
+            with recorder:
+                out = self.network(state, x)
+            _check_outputs(out, recorder.taps)
+            _check_versions(recorder.taps)
+            taps = [tap for tap in recorder.taps if all(k not in plan.fallback for k in tap.names)]
+            found: dict[str, list[Block]] = {}
+            largest = 0.0
+            for tap, a, d in cotangents(out, recorder, taps, differentiable=differentiable, seed=seed):
+                with torch.set_grad_enabled(differentiable):
+                    for name, block in _blocks(tap, a, d, recorder.layout(tap)):
+                        if half:
+                            block, top = _halved(block, seed)
+                            largest = max(largest, top)
+                        found.setdefault(name, []).append(block)
+            del out, recorder, taps
+        result = {k: blocks.add(bs) for k, bs in found.items()}
+        if plan.fallback:
+            for name, g in fallback(self.network, state, x, tuple(plan.fallback), plan.transient).items():
+                result[name] = Dense(g if differentiable else g.detach())
+        return {k: result[k] for k in self.network.train if k in result}, largest
+
+
+def _blocks(tap: Tap, a: Tensor | None, d: Tensor, layout: Layout) -> Iterable[tuple[str, Block]]:
+    rule: Rule = tap.rule
+    if isinstance(rule, Broadcast):
+        rule = rule.aligned(len(tap.shape), layout.dim or 0)
+    if tap.weight is not None:
+        yield tap.weight, rule.weight(d if a is None else a, d)
+    if tap.bias is not None:
+        yield tap.bias, rule.bias(d)
+
+
+def _joined(parts: Sequence[dict[str, Block]], names: Iterable[str]) -> dict[str, Block]:
+    """Micro-batches → one block per parameter, freeing the pieces on the way."""
+    if len(parts) == 1:
+        return parts[0]
+    result: dict[str, Block] = {}
+    sizes = [next(iter(p.values())).n for p in parts]
+    for name in names:
+        pieces = [p.pop(name, None) for p in parts]
+        model = next((b for b in pieces if b is not None), None)
+        if model is None:
+            continue
+        # A parameter that some samples do not reach (a data-dependent branch) has gradient zero there.
+        result[name] = blocks.cat([_zeros(model, n) if b is None else b for b, n in zip(pieces, sizes, strict=True)])
+    return result
+
+
+def _zeros(model: Block, n: int) -> Block:
+    """A block of n samples without gradient, in the form of another."""
+
+    def zero(v: Tensor) -> Tensor:
+        return v.new_zeros(n, *v.shape[1:])
+
+    if isinstance(model, Dense):
+        return Dense(zero(model.g))
+    if isinstance(model, Outer):
+        scale = None if model.scale is None else zero(model.scale)
+        return replace(model, uses=tuple(Use(u.lift, zero(u.x), zero(u.d)) for u in model.uses), scale=scale)
+    assert isinstance(model, blocks.Mixed)
+    return blocks.Mixed(tuple(_zeros(b, n) for b in model.blocks))
+
+
+def _halved(block: Block, seed: float) -> tuple[Block, float]:
+    """A block with 16-bit factors, scaled per sample by powers of two so that no product of t terms overflows."""
+    if isinstance(block, Dense):
+        top = float(block.g.abs().max()) if block.g.numel() else 0.0
+        return Dense(block.g.float() / seed), top
+    assert isinstance(block, Outer)
+    (use,) = block.uses
+    t = block.sizes()[0]
+    room = (2.0**15 / max(t, 1)) ** 0.5
+    largest = use.d.abs().amax(tuple(range(1, use.d.dim()))).float()
+    factor = _power(room, largest)
+    d = use.d.mul_(_per_sample(factor, use.d)) if use.d.dtype == torch.float16 else _half(use.d, factor)
+    x, scale = use.x, 1 / (factor * seed)
+    if not block.indexed:
+        on_a = _power(room, use.x.abs().amax(tuple(range(1, use.x.dim()))).float())
+        x, scale = _half(use.x, on_a), scale / on_a
+    return replace(block, uses=(Use(use.lift, x, d),), scale=scale), float(largest.max())
+
+
+def _power(room: float, largest: Tensor) -> Tensor:
+    """The largest power of two that keeps `largest` below `room`."""
+    safe = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
+    return torch.exp2(torch.floor(torch.log2(room / safe)).clamp(-100, 100))
+
+
+def _per_sample(factor: Tensor, v: Tensor) -> Tensor:
+    return factor.view(-1, *[1] * (v.dim() - 1))
+
+
+def _half(v: Tensor, factor: Tensor) -> Tensor:
+    return (v * _per_sample(factor, v)).half()
+
+
+def fallback(network: Network, state: Params, x: Inputs, names: tuple[str, ...], sample: int) -> dict[str, Tensor]:
+    """[n, c, p] for a few parameters by torch.func; where a model cannot be vmapped, sample by sample."""
+    chosen = {k: state[k] for k in names}
+    rest = {k: v for k, v in state.items() if k not in chosen}
+
+    def f(p: dict[str, Tensor], one: Inputs) -> Tensor:
+        return network({**rest, **p}, _tree.transform(lambda v: v[None], one))[0]
+
+    n = _tree.size(x)
+    size = 4 * sample + sum(v.numel() for v in chosen.values()) * 16
+    chunk = max(1, min(n, CAPTURE["cpu"] // max(1, size)))
+    args, kwargs = _tree.arguments(x)
+
+    def one_sample(args: Any, kwargs: Any) -> dict[str, Tensor]:
+        one: Inputs = kwargs if kwargs else (args[0] if isinstance(x, Tensor) else args)
+        return jacrev(f)(chosen, one)
+
+    try:
+        with network.modes(differentiable=True):
+            found = vmap(one_sample, chunk_size=chunk)(args, kwargs)
+        return {k: g.flatten(2) for k, g in found.items()}
+    except (RuntimeError, NotImplementedError, ValueError, TypeError):
+        return jacobian_loop(network, state, x, names)
+
+
+def jacobian_loop(network: Network, state: Params, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
+    """[n, c, p] by plain autograd, one sample and one output at a time. The obvious reference, and the last resort."""
+    create = _tree.needs_grad(x)
+    rows: dict[str, list[Tensor]] = {k: [] for k in names}
+    with torch.enable_grad(), network.modes(differentiable=create):
+        own = {k: state[k].detach().requires_grad_() for k in names}
+        for one in _tree.split(x, 1):
+            out = network({**state, **own}, one)[0]
+            each: dict[str, list[Tensor]] = {k: [] for k in names}
+            for j in range(len(out)):
+                grads: Sequence[Tensor | None] = (
+                    torch.autograd.grad(
+                        out[j], list(own.values()), retain_graph=True, create_graph=create, allow_unused=True
+                    )
+                    if out.requires_grad
+                    else [None] * len(own)
+                )
+                for (k, p), g in zip(own.items(), grads, strict=True):
+                    each[k].append((torch.zeros_like(p) if g is None else g).flatten())
+            for k, gs in each.items():
+                rows[k].append(torch.stack(gs))
+    return {k: torch.stack(v) for k, v in rows.items()}
+
+
+def _check_outputs(out: Tensor, taps: list[Tap]) -> None:
+    good = out.detach().isfinite().all(1)
+    if not bool(good.all()):
+        sample = int((~good).nonzero()[0])
+        raise NonFiniteError(
+            f"the model's output for sample {sample} is not finite. Check that input and the parameters "
+            "(torch.isfinite), or use a wider dtype.",
+            sample,
+            "output",
+        )
+
+
+def _check_versions(taps: list[Tap]) -> None:
+    for tap in taps:
+        if tap.input is not None and not tap.input.is_inference() and tap.input._version != tap.version:
+            raise ModelError(
+                f"the input of the layer with {tap.names[0]} was changed in place after the layer had used it; such a "
+                "model cannot be trained by autograd either. Replace the in-place operation (x += …) by x = x + …"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Hidden(Features):
+    """Activations of layers, flattened per sample: blocks [n, 1, p], one per layer.
+
+    With `layers=None` it is the input of the last linear or convolutional layer. `bias` adds the constant feature 1.
+    """
+
+    network: Network
+    layers: tuple[str, ...] | None
+    bias: bool
+
+    def footprint(self, x: Inputs) -> tuple[int, int]:
+        found = self._blocks(_tree.take(x, slice(0, 1)))
+        kept = sum(b.nbytes for b in found.values())
+        return kept, 8 * kept + 64 * sum(v[0].numel() * v.element_size() for _, v in _tree.leaves(x))
+
+    def __call__(self, x: Inputs, memory: int | None = None) -> dict[str, Block]:
+        differentiable = _tree.needs_grad(x)
+        if differentiable:
+            return self._blocks(x)
+        kept, transient = self.footprint(x)
+        device = next(self.network.model.parameters()).device.type
+        step = max(1, (memory or CAPTURE[device]) // max(1, kept + transient))
+        parts = [self._blocks(part) for part in _tree.split(x, step)]
+        return _joined(parts, list(parts[0]))
+
+    def _blocks(self, x: Inputs) -> dict[str, Block]:
+        n, state = _tree.size(x), self.network.state()
+        with torch.set_grad_enabled(_tree.needs_grad(x)), self.network.modes(differentiable=_tree.needs_grad(x)):
+            values = self._last(state, x) if self.layers is None else self._named(state, x, self.layers)
+        found: dict[str, Block] = {}
+        for name, z in values.items():
+            if z.dim() == 0 or z.shape[0] != n:
+                raise ModelError(
+                    f"layer {name} gives a tensor of shape {tuple(z.shape)} for {n} samples; needed: the sample in the "
+                    "leading dimension. Choose another layer."
+                )
+            found[name] = Dense(z.reshape(n, 1, -1))
+        if self.bias:
+            some = next(iter(values.values()))
+            found["1"] = Dense(some.new_ones(n, 1, 1))
+        return found
+
+    def _last(self, state: Params, x: Inputs) -> dict[str, Tensor]:
+        names = {id(v): k for k, v in state.items() if isinstance(v, Tensor)}
+        recorder = Recorder(names, _tree.size(x))
+        with recorder:
+            self.network(state, x)
+        for tap in reversed(recorder.taps):
+            if tap.rule.name in ("linear", "conv") and tap.weight is not None and tap.input is not None:
+                return {f"input of {tap.weight.removesuffix('.weight')}": tap.input}
+        raise InputError(
+            "no linear or convolutional layer was found, so there is no last hidden layer to take. Name one: layer='…'."
+        )
+
+    def _named(self, state: Params, x: Inputs, layers: tuple[str, ...]) -> dict[str, Tensor]:
+        values: dict[str, Tensor] = {}
+
+        def keep(name: str) -> Any:
+            def hook(module: nn.Module, args: Any, out: Any) -> None:
+                values[name] = _first_tensor(out, name)
+
+            return hook
+
+        handles = [self.network.model.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
+        try:
+            args, kwargs = _tree.arguments(x)
+            functional_call(self.network.model, dict(state), args, kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        silent = [name for name in layers if name not in values]
+        if silent:
+            raise InputError(f"layer(s) {_check.some(silent)} were not called by the model. Choose others.")
+        return {name: values[name] for name in layers}
+
+
+def _first_tensor(out: Any, name: str) -> Tensor:
+    if isinstance(out, Tensor):
+        return out
+    if isinstance(out, (tuple, list)) and out and isinstance(out[0], Tensor):
+        return out[0]
+    first = getattr(out, "last_hidden_state", None)
+    if isinstance(first, Tensor):
+        return first
+    raise InputError(f"layer {name} returns a {type(out).__name__}; needed: a tensor. Choose another layer.")
+
+
+def layer_names(model: nn.Module, layers: str | Sequence[str]) -> tuple[str, ...]:
+    """The chosen layers, checked against the model's modules."""
+    names = (layers,) if isinstance(layers, str) else tuple(layers)
+    known = [n for n, _ in model.named_modules() if n]
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"the model has no layer {name!r}.{_check._suggest(str(name), known)} It has {_check.some(known)}."
+            )
+    if not names:
+        raise InputError("no layer was named; needed: at least one of the model's modules.")
+    return names
+
+
+def default_layers(model: nn.Module) -> tuple[str, ...]:
+    """The blocks that a model is made of, without its last: its children, or those of an only child."""
+    prefix, level = "", model
+    while len(children := list(level.named_children())) == 1:
+        prefix, level = f"{prefix}{children[0][0]}.", children[0][1]
+    return tuple(prefix + name for name, _ in children[:-1])

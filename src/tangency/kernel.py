@@ -1,0 +1,212 @@
+"""Kernels: inner products of per-sample features, and what can be made of them.
+
+A kernel has two halves: `prepare` does the work that depends on one batch, `pair` makes one tile of the Gram matrix
+from two prepared batches. Everything downstream uses only these two.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _check
+from ._types import Inputs
+from .blocks import Block
+from .contract import WORKSPACE, Sum, diagonal
+from .cost import Cost, choose
+from .errors import InputError, NonFiniteError
+from .explain import Explanation, Row
+from .features import Features, Jacobian
+
+Prepared = Any
+
+
+class Kernel(ABC):
+    """k(x, y). Frozen and picklable; `spec()` says everything that decides its numbers."""
+
+    @abstractmethod
+    def prepare(self, x: Inputs, memory: int | None = None) -> Prepared:
+        """The work that depends on one batch only. `memory` bounds the bytes that it may take besides its result."""
+
+    @abstractmethod
+    def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
+        """One tile. With `b is a` it is symmetric, and computed so."""
+
+    @abstractmethod
+    def diag(self, x: Inputs) -> Tensor:
+        """k(x_i, x_i): [n], or [n, c] for a kernel that is full over outputs."""
+
+    @abstractmethod
+    def spec(self) -> dict[str, Any]:
+        """Everything that decides the numbers, as JSON values."""
+
+    @abstractmethod
+    def ready(self, x: Inputs, name: str = "x") -> Inputs:
+        """x checked and cast, before any expensive work."""
+
+    @abstractmethod
+    def footprint(self, x: Inputs) -> tuple[int, int]:
+        """Bytes per sample of x: (kept in a prepared batch, transient while preparing)."""
+
+    def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
+        """The Gram matrix of x with y (with itself if y is left out), all at once; `tg.compute` goes by blocks."""
+        x = self.ready(x)
+        if y is None:
+            a = self.prepare(x)
+            return self.pair(a, a)
+        y = self.ready(y, "y")
+        _check.same_form(x, y)
+        return self.pair(self.prepare(x), self.prepare(y))
+
+    def parts(self, x: Inputs, y: Inputs | None = None) -> dict[str, Tensor]:
+        """The kernel split by parameter (or layer); the parts sum to the whole."""
+        raise InputError(f"{type(self).__name__} does not split into a sum over parameters; ask the kernel inside it.")
+
+
+@dataclass(frozen=True, eq=False)
+class Empirical(Kernel):
+    """Σ over parameters of ⟨φ(x), φ(y)⟩: traced over outputs [n, m], or full [n, c, m, d]."""
+
+    name: str
+    features: Features
+    trace: bool
+    method: str | None = None
+
+    def ready(self, x: Inputs, name: str = "x") -> Inputs:
+        return self.features.network.ready(x, name)
+
+    def footprint(self, x: Inputs) -> tuple[int, int]:
+        return self.features.footprint(x)
+
+    def prepare(self, x: Inputs, memory: int | None = None) -> dict[str, Block]:
+        return self.features(x, memory)
+
+    def pair(self, a: dict[str, Block], b: dict[str, Block], workspace: int | None = None) -> Tensor:
+        first, second = next(iter(a.values())), next(iter(b.values()))
+        differentiable = torch.is_grad_enabled() and any(
+            t.requires_grad for p in (a, b) for block in p.values() for t in block.tensors()
+        )
+        total = Sum(
+            first,
+            first if a is b else second,
+            trace=self.trace,
+            differentiable=differentiable,
+            workspace=workspace or WORKSPACE,
+        )
+        with self.features.network.modes(), torch.set_grad_enabled(differentiable):
+            for name in a:
+                if name in b:
+                    total.add(a[name], b[name], self.method)
+            k = total.result()
+        if not bool(k.detach().isfinite().all()):
+            _diagnose(a, b)
+        return k
+
+    def parts(self, x: Inputs, y: Inputs | None = None) -> dict[str, Tensor]:
+        x = self.ready(x)
+        a = self.prepare(x)
+        b = a
+        if y is not None:
+            y = self.ready(y, "y")
+            _check.same_form(x, y)
+            b = self.prepare(y)
+        names = self.features.network.train if isinstance(self.features, Jacobian) else tuple(a)
+        zero = None
+        found = {}
+        for name in names:
+            if name in a and name in b:
+                left = {name: a[name]}
+                found[name] = self.pair(left, left if a is b else {name: b[name]})
+                zero = torch.zeros_like(found[name])
+        assert zero is not None
+        return {name: found.get(name, zero) for name in names}
+
+    def diag(self, x: Inputs) -> Tensor:
+        return self.prepared_diag(self.prepare(self.ready(x)))
+
+    def prepared_diag(self, a: dict[str, Block]) -> Tensor:
+        with self.features.network.modes():
+            total = torch.stack([diagonal(block) for block in a.values()]).sum(0)
+        return total.sum(1) if self.trace else total
+
+    def explain(self, x: Inputs, y: Inputs | None = None) -> Explanation:
+        """Per parameter: rule, method, cost. Prints as a table. Cost: prepares the batches, contracts nothing."""
+        x = self.ready(x)
+        a = self.prepare(x)
+        b = a if y is None else self.prepare(self.ready(y, "y"))
+        plan = self.features.plan(x) if isinstance(self.features, Jacobian) else None
+        rows = []
+        for name in self.features.network.train if plan else a:
+            if name not in a:
+                rows.append(Row(name, "unused", "", (), None))
+                continue
+            rule = "activation" if plan is None else "torch.func" if name in plan.fallback else plan.rules[name]
+            cost: Cost = choose(a[name], b[name], self.trace, self.method)
+            sizes = a[name].sizes() if hasattr(a[name], "sizes") else ()  # type: ignore[attr-defined]
+            rows.append(Row(name, rule, cost.method, sizes, cost))
+        return Explanation(self.name, next(iter(a.values())).n, next(iter(b.values())).n, tuple(rows))
+
+    def spec(self) -> dict[str, Any]:
+        network = self.features.network
+        layers = getattr(self.features, "layers", None)
+        return {
+            "kernel": self.name,
+            "trace": self.trace,
+            "model": _architecture(network.model),
+            "parameters": list(network.train),
+            "weights": _digest(network.state()),
+            "outputs": _describe(network.outputs),
+            "head": _describe(network.head),
+            "dtype": network.precision or str(next(network.model.parameters()).dtype).removeprefix("torch."),
+            "layers": None if layers is None else list(layers),
+            "bias": getattr(self.features, "bias", None),
+            "method": self.method,
+        }
+
+
+def _diagnose(*prepared: dict[str, Block]) -> None:
+    """Find the first sample, and there the first layer, whose gradient is not finite."""
+    for a in prepared:
+        bad: list[tuple[int, str]] = []
+        for name, block in a.items():
+            for t in block.tensors():
+                good = t.flatten(1).isfinite().all(1) if t.is_floating_point() else None
+                if good is not None and not bool(good.all()):
+                    bad.append((int((~good).nonzero()[0]), name))
+        if bad:
+            sample = min(s for s, _ in bad)
+            name = next(n for s, n in bad if s == sample)
+            raise NonFiniteError(
+                f"the gradient for sample {sample} is not finite at parameter {name}. Check that input, or use a wider "
+                "dtype.",
+                sample,
+                name,
+            )
+    raise NonFiniteError("the kernel overflowed although all gradients are finite; use a wider dtype.", 0, "")
+
+
+def _architecture(model: nn.Module) -> str:
+    shapes = [(k, tuple(v.shape), str(v.dtype)) for k, v in model.state_dict(keep_vars=True).items() if v is not None]
+    return hashlib.sha256(repr((repr(model), shapes)).encode()).hexdigest()[:16]
+
+
+def _digest(state: Mapping[str, Tensor]) -> str:
+    h = hashlib.sha256()
+    for k, v in state.items():
+        h.update(k.encode())
+        h.update(v.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()[:16]
+
+
+def _describe(thing: object) -> Any:
+    if thing is None or isinstance(thing, (int, str)):
+        return thing
+    if isinstance(thing, tuple):
+        return list(thing)
+    code = getattr(thing, "__code__", None)
+    body = "" if code is None else hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:8]
+    return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}:{body}"

@@ -1,0 +1,197 @@
+"""A model at a point in parameter space, as a plain function from inputs to outputs [n, c]."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from . import _check, _tree
+from ._types import Float, Inputs, Outputs, Params
+from .errors import InputError, ModelError
+
+Head = int | tuple[int, int] | Callable[..., Tensor] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """f(params, x) → [n, c]: the model, where its parameters come from, which count, and what is made of its outputs.
+
+    With `params=None` the model's own parameters are read at every call (they may go on training); a state dict that
+    was given is copied once and never changes.
+    """
+
+    model: nn.Module
+    params: Params | None
+    train: tuple[str, ...]
+    outputs: Outputs
+    head: Head
+    precision: str | None
+
+    @staticmethod
+    def of(
+        model: nn.Module,
+        *,
+        params: Params | None = None,
+        train: _check.Train = None,
+        outputs: Outputs = None,
+        head: Head = None,
+        dtype: object = None,
+    ) -> "Network":
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
+        model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
+        for name, p in model.named_parameters():
+            if isinstance(p, nn.parameter.UninitializedParameter):
+                raise InputError(f"parameter {name} is not initialised yet (a lazy module). Run the model once first.")
+        if params is not None:
+            _check.state_dict(params, model)
+            params = {k: v.detach().clone() for k, v in params.items()}
+        return Network(model, params, _check.trained(model, train), outputs, head, _check.precision(dtype))
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers as this function takes them: detached, cast, buffers copied."""
+        given = self.params or {}
+        dtype = _check.storage(self.precision)
+
+        def ready(v: Tensor) -> Tensor:
+            v = v.detach()
+            return v.to(dtype) if dtype is not None and v.is_floating_point() else v
+
+        state = {k: ready(given.get(k, p)) for k, p in self.model.named_parameters()}
+        # An own object per parameter: its identity is how the recorder knows it.
+        state = {k: v.view_as(v) for k, v in state.items()}
+        state |= {k: ready(given.get(k, b)).clone() for k, b in self.model.named_buffers()}
+        return state
+
+    def ready(self, x: Inputs, name: str = "x") -> Inputs:
+        """x checked and cast."""
+        _check.inputs(x, name)
+        _check.evaluation_mode(self.model)
+        dtype = _check.storage(self.precision)
+        x = _tree.cast(x, dtype)
+        own = [p for p in self.model.parameters() if p.is_floating_point()]
+        _check.same_place(x, own[0].device, {dtype} if dtype else {p.dtype for p in own})
+        return x
+
+    def __call__(self, state: Params, x: Inputs) -> Float[Tensor, "n c"]:
+        n = _tree.size(x)
+        inputs, extra = self._split(x)
+        args, kwargs = _tree.arguments(inputs)
+        out = _pick(functional_call(self.model, dict(state), args, kwargs), self.outputs)
+        if out.dim() == 0 and n == 1:
+            out = out[None]
+        if out.dim() == 0 or out.shape[0] != n:
+            raise ModelError(
+                f"for {n} samples the model returned a tensor of shape {tuple(out.shape)}; needed: the sample in the "
+                "leading dimension. Pass outputs=… to pick or reshape."
+            )
+        if not out.is_floating_point():
+            raise ModelError(f"the model's output is {out.dtype}; needed: a real floating-point tensor.")
+        out = self._headed(out, n, extra)
+        return out.reshape(n, -1)
+
+    def _headed(self, out: Tensor, n: int, extra: tuple[Any, ...]) -> Tensor:
+        if self.head is None:
+            return out
+        flat = out.reshape(n, -1)
+        if isinstance(self.head, int):
+            return flat[:, _output(self.head, flat)]
+        if isinstance(self.head, tuple):
+            first, second = self.head
+            return flat[:, _output(first, flat)] - flat[:, _output(second, flat)]
+        out = self.head(out, *extra)
+        if not isinstance(out, Tensor) or out.dim() == 0 or out.shape[0] != n:
+            given = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise InputError(
+                f"the head returned {given} for {n} samples; needed: [n] or [n, c]. A loss needs reduction='none'."
+            )
+        return out
+
+    def _split(self, x: Inputs) -> tuple[Inputs, tuple[Any, ...]]:
+        """The model's inputs and, for a head of several arguments, the trailing ones that go to the head."""
+        extra = head_arity(self.head) - 1
+        if extra <= 0:
+            return x, ()
+        if not isinstance(x, (tuple, list)) or len(x) <= extra:
+            raise InputError(
+                f"the head takes {extra} more argument(s) than the outputs; needed: inputs as a tuple whose last "
+                f"{extra} element(s) are for the head, e.g. k((x, y))."
+            )
+        return tuple(x[:-extra]), tuple(x[-extra:])
+
+    @contextmanager
+    def modes(self, *, differentiable: bool = False, half: bool = False) -> Iterator[None]:
+        """The numerical modes that this precision asks for, for as long as the context lasts."""
+        device = next(self.model.parameters()).device.type
+        cuda = device == "cuda"
+        math = sdpa_kernel(SDPBackend.MATH) if differentiable else nullcontext()
+        cast = torch.autocast("cuda", torch.float16) if half and cuda else nullcontext()
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = (matmul.allow_tf32, cudnn.allow_tf32) if cuda else None
+        try:
+            if cuda:
+                matmul.allow_tf32 = cudnn.allow_tf32 = self.precision in ("tf32", "float16")
+            with math, cast:
+                yield
+        finally:
+            if before is not None:
+                matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def head_arity(head: Head) -> int:
+    """How many positional arguments a head requires."""
+    if head is None or isinstance(head, (int, tuple)):
+        return 1
+    if not callable(head):
+        raise InputError(
+            f"head={head!r}; needed: an output's number, a pair of them (their difference), or a function of the "
+            "outputs."
+        )
+    try:
+        params = inspect.signature(head).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in params)
+
+
+def _output(j: int, out: Tensor) -> int:
+    if not -out.shape[1] <= j < out.shape[1]:
+        raise InputError(f"head={j}: the model has {out.shape[1]} outputs, numbered from 0.")
+    return j
+
+
+def _pick(returned: Any, outputs: Outputs) -> Tensor:
+    """The tensor out of what a model returns."""
+    if callable(outputs):
+        returned = outputs(returned)
+    elif outputs is not None:
+        try:
+            returned = returned[outputs]
+        except (KeyError, IndexError, TypeError) as e:
+            raise InputError(
+                f"outputs={outputs!r} does not pick from what the model returns ({_form(returned)})."
+            ) from e
+    elif isinstance(returned, Mapping) and isinstance(returned.get("logits"), Tensor):
+        returned = returned["logits"]
+    elif isinstance(getattr(returned, "logits", None), Tensor):
+        returned = returned.logits
+    if not isinstance(returned, Tensor):
+        raise InputError(
+            f"the model returned {_form(returned)}; needed: one tensor. Pick it: outputs='key', outputs=0 or "
+            "outputs=lambda r: …"
+        )
+    return returned
+
+
+def _form(returned: Any) -> str:
+    if isinstance(returned, Mapping):
+        return f"a {type(returned).__name__} with keys {list(returned)}"
+    if isinstance(returned, (tuple, list)):
+        return f"a {type(returned).__name__} of {len(returned)}"
+    return f"a {type(returned).__name__}"

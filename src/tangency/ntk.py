@@ -1,0 +1,136 @@
+"""The kernels of a finite network, as users call them."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from . import _check
+from ._types import Outputs, Params
+from .cost import check_method
+from .errors import InputError
+from .features import Hidden, Jacobian, default_layers, layer_names
+from .kernel import Empirical
+from .network import Head, Network, head_arity
+
+
+def full_ntk(
+    model: nn.Module,
+    *,
+    params: Params | None = None,
+    train: _check.Train = None,
+    outputs: Outputs = None,
+    dtype: object = None,
+    method: str | None = None,
+) -> Empirical:
+    """Θ(x, y)[n, c, m, d] = ⟨∂f_c(x_n)/∂θ, ∂f_d(y_m)/∂θ⟩, so that reshape(n·c, m·d) is J Jᵀ.
+
+    `params`: a state dict, for the kernel at a checkpoint. `train`: which parameters count, by name, module, predicate
+    or a list of these (default: those with requires_grad). `outputs`: picks the tensor out of what the model returns.
+    `dtype`: float64, float32, and on CUDA 'tf32' and float16. `method`: forces 'expand' or 'in place' on every layer.
+    """
+    check_method(method)
+    network = Network.of(model, params=params, train=train, outputs=outputs, dtype=dtype)
+    return Empirical("full ntk", Jacobian(network), trace=False, method=method)
+
+
+def trace_ntk(
+    model: nn.Module,
+    *,
+    params: Params | None = None,
+    train: _check.Train = None,
+    outputs: Outputs = None,
+    dtype: object = None,
+    method: str | None = None,
+) -> Empirical:
+    """trNTK⁰(x, y)[n, m] = Σ_c ⟨∂f_c(x)/∂θ, ∂f_c(y)/∂θ⟩, a sum over outputs; `cosine` of it is trNTK.
+
+    Options as for `full_ntk`. Qadeer et al. 2024, "Faithful and efficient explanations…", (4).
+    """
+    check_method(method)
+    network = Network.of(model, params=params, train=train, outputs=outputs, dtype=dtype)
+    return Empirical("trace ntk", Jacobian(network), trace=True, method=method)
+
+
+def pseudo_ntk(
+    model: nn.Module,
+    *,
+    params: Params | None = None,
+    train: _check.Train = None,
+    outputs: Outputs = None,
+    dtype: object = None,
+    method: str | None = None,
+) -> Empirical:
+    """pNTK(x, y)[n, m] = ⟨∂F(x)/∂θ, ∂F(y)/∂θ⟩ with F = Σ_c f_c/√C: one backward pass whatever C is.
+
+    Options as for `full_ntk`. Mohamadi, Bae & Sutherland 2023, "A fast, well-founded approximation to the eNTK".
+    """
+    check_method(method)
+    network = Network.of(model, params=params, train=train, outputs=outputs, head=_mean_head, dtype=dtype)
+    return Empirical("pseudo ntk", Jacobian(network), trace=True, method=method)
+
+
+def _mean_head(out: Tensor) -> Tensor:
+    flat = out.flatten(1) if out.dim() > 1 else out[:, None]
+    return flat.sum(1) / flat.shape[1] ** 0.5
+
+
+def head_ntk(
+    model: nn.Module,
+    head: Head,
+    *,
+    params: Params | None = None,
+    train: _check.Train = None,
+    outputs: Outputs = None,
+    dtype: object = None,
+    method: str | None = None,
+) -> Empirical:
+    """k(x, y)[n, m] = Σ_h ⟨∂h(f(x))/∂θ, ∂h(f(y))/∂θ⟩ for any differentiable function h of the outputs.
+
+    `head` is an output's number, a pair (a, b) for f_a − f_b, or a function from outputs [n, …] to [n] or [n, c]. One
+    that takes more arguments (a loss takes labels) gets the last elements of the inputs: `k((x, labels))`.
+    Other options as for `full_ntk`.
+    """
+    check_method(method)
+    if head is None:
+        raise InputError("head=None; needed: an output's number, a pair of them, or a function of the outputs.")
+    if isinstance(head, tuple) and (len(head) != 2 or not all(isinstance(j, int) for j in head)):
+        raise InputError(f"head={head!r}; a tuple must be two output numbers (a, b) for f_a − f_b.")
+    head_arity(head)
+    network = Network.of(model, params=params, train=train, outputs=outputs, head=head, dtype=dtype)
+    return Empirical("head ntk", Jacobian(network), trace=True, method=method)
+
+
+def conjugate_kernel(
+    model: nn.Module,
+    *,
+    layer: str | None = None,
+    bias: bool = True,
+    params: Params | None = None,
+    outputs: Outputs = None,
+    dtype: object = None,
+) -> Empirical:
+    """CK(x, y)[n, m] = 1 + z(x)·z(y), z the last hidden layer (the input of the last linear or convolutional one).
+
+    `layer` names a module whose output is z instead; `bias=False` leaves the 1 out. Cost: one forward pass.
+    Qadeer et al. 2024, (29); Fan & Wang 2020.
+    """
+    network = Network.of(model, params=params, train=lambda name, p: True, outputs=outputs, dtype=dtype)
+    layers = None if layer is None else layer_names(network.model, layer)
+    return Empirical("conjugate kernel", Hidden(network, layers, bias), trace=True)
+
+
+def embedding_kernel(
+    model: nn.Module,
+    *,
+    layers: Sequence[str] | str | None = None,
+    params: Params | None = None,
+    outputs: Outputs = None,
+    dtype: object = None,
+) -> Empirical:
+    """Em(x, y)[n, m] = Σ_l z_l(x)·z_l(y) over the outputs z_l of the chosen modules.
+
+    By default the model's children but the last. `k.parts` gives each layer's Gram matrix. Cost: one forward pass.
+    """
+    network = Network.of(model, params=params, train=lambda name, p: True, outputs=outputs, dtype=dtype)
+    chosen = default_layers(network.model) if layers is None else layers
+    return Empirical("embedding kernel", Hidden(network, layer_names(network.model, chosen), bias=False), trace=True)

@@ -1,0 +1,1 @@
+"""Large Gram matrices, block by block."""
