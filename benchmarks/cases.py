@@ -1,7 +1,7 @@
 """The benchmark's cases: networks, sample counts, and how each peer is best run on them within 16 GB and 400 s."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ class Case:
     build: Callable[[], nn.Module]
     chunk: int  # samples in one vmap(jacrev)
     pairs_n: int  # samples for torch.func's NTK-vector products
-    variants: Mapping[str, tuple[Variant, ...]] = field(default_factory=dict)
+    variants: Mapping[str, tuple[Variant, ...]]  # by neural-tangents implementation
 
     def model(self) -> nn.Module:
         torch.manual_seed(SEED)
@@ -74,9 +74,16 @@ def transformer() -> nn.Module:
     return model
 
 
-def both(*choices: tuple[int, int]) -> tuple[Variant, ...]:
-    """Each (batch, n) with and without vmap_axes=0."""
-    return tuple(Variant(vmap, batch, n) for batch, n in choices for vmap in (True, False))
+def plan(with_axes: int, without: int, pairs: int, *batches: int) -> dict[str, tuple[Variant, ...]]:
+    """neural-tangents' variants; without vmap_axes it differentiates every output by every sample: small n only."""
+    main = (Variant(True, 0, with_axes), *(Variant(True, batch, with_axes) for batch in batches))
+    bare = Variant(False, 0, without)
+    return {
+        "JACOBIAN_CONTRACTION": (*main, bare),
+        "NTK_VECTOR_PRODUCTS": (Variant(True, 0, pairs), bare),
+        "STRUCTURED_DERIVATIVES": (*main, bare),
+        "AUTO": (*main[:1], bare),
+    }
 
 
 CASES = {
@@ -87,6 +94,7 @@ CASES = {
         build=lambda: models.mlp([784, 100, 100, 10]),
         chunk=100,
         pairs_n=32,
+        variants=plan(2000, 100, 100, 500),
     ),
     "lenet5": Case(
         title="LeNet5, 3x32x32, ReLU, max pooling",
@@ -94,7 +102,8 @@ CASES = {
         shape=(3, 32, 32),
         build=lambda: models.lenet5(10, 3, 32),
         chunk=50,
-        pairs_n=16,
+        pairs_n=32,
+        variants=plan(500, 20, 32, 100),
     ),
     "resnet18": Case(
         title="ResNet18, 3x32x32, evaluation-mode batch norm",
@@ -103,6 +112,7 @@ CASES = {
         build=lambda: models.resnet18(10, "batch"),
         chunk=8,
         pairs_n=4,
+        variants=plan(64, 2, 4),
     ),
     "transformer": Case(
         title="transformer encoder, 2 layers, d=128, length 32",
@@ -111,5 +121,6 @@ CASES = {
         build=transformer,
         chunk=25,
         pairs_n=16,
+        variants=plan(200, 16, 32, 50),
     ),
 }

@@ -88,6 +88,7 @@ def stamp() -> Row:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": git.stdout.strip() or None,
         "command": " ".join(["python", *sys.argv]),
+        "load": os.getloadavg()[0],  # of the minute before; above the number of cores, something else was running
     }
 
 
@@ -103,14 +104,14 @@ def run_case(key: str, methods: list[str], quick: bool, earlier: dict[str, Row])
         for method in methods:
             attempts = []
             for attempt in run_method(key, method, data, quick):
-                attempts.append(finish(attempt, case, reference["kernel"]))
+                attempts.append(finish(attempt, case, reference["kernel"], scale=not quick))
                 print(f"{key}, {method}: {brief(attempts[-1])}", file=sys.stderr, flush=True)
             rows[method] = best(attempts) | stamp()
     return {
         "title": case.title,
         "n": case.n,
         "reference": f"torch.func vmap(jacrev) in float64, on {BLOCK} random samples",
-        "tangency_float64": finish(own, case, reference["kernel"]),
+        "tangency_float64": finish(own, case, reference["kernel"], scale=False),
         "methods": {method: rows[method] for method in METHODS if method in rows},
     }
 
@@ -144,7 +145,7 @@ def run_method(key: str, method: str, data: Path, quick: bool) -> Iterator[Row]:
         yield run_nt(key, method, variant, BLOCK if quick else variant.n or case.n, data)
 
 
-def finish(row: Row, case: Case, reference: np.ndarray) -> Row:
+def finish(row: Row, case: Case, reference: np.ndarray, scale: bool) -> Row:
     """The row with its kernel replaced by its errors, and its time brought to the case's number of samples."""
     if "error" in row:
         return row
@@ -154,8 +155,8 @@ def finish(row: Row, case: Case, reference: np.ndarray) -> Row:
     expected = reference[np.ix_(there, there)]
     difference = kernel[np.ix_(here, here)].astype(np.float64) - expected
     return row | {
-        "extrapolated": n < case.n,
-        "seconds_at_n": row["seconds"] * (case.n / n) ** 2,
+        "extrapolated": scale and n < case.n,
+        "seconds_at_n": row["seconds"] * ((case.n / n) ** 2 if scale else 1),
         "error_frobenius": float(np.linalg.norm(difference) / np.linalg.norm(expected)),
         "error_max": float(np.abs(difference).max() / np.abs(expected).max()),
     }

@@ -15,13 +15,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 Jacobians = dict[str, Tensor]  # name -> [n, c, *parameter.shape]
 Head = Callable[[Any], Any]
 
+# vmap of jacrev refuses these or, where n happens to equal c, is silently wrong: PReLU's weight gradient in torch 2.13.
+NO_VMAP = (nn.PReLU, nn.RNNBase)
+
 
 def jacobians(model: nn.Module, x: Any, *, head: Head | None = None, names: Iterable[str] | None = None) -> Jacobians:
     """Jacobian of each sample's outputs in each parameter, by `jacobians_vmap` or, where vmap cannot, the loop.
 
     `names` defaults to the parameters that require gradients. `head` maps what the model returns to the outputs.
     """
-    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+    if any(isinstance(module, NO_VMAP) for module in model.modules()):
         return jacobians_loop(model, x, head=head, names=names)
     try:
         return jacobians_vmap(model, x, head=head, names=names)
@@ -40,7 +43,7 @@ def jacobians_vmap(
         return flatten(functional_call(model, parameters, args, kwargs), head)
 
     result: Jacobians = vmap(jacrev(outputs), in_dims=(None, 0))(chosen, x)
-    return result
+    return {name: jacobian.detach() for name, jacobian in result.items()}
 
 
 def jacobians_loop(
@@ -61,7 +64,7 @@ def jacobians_loop(
 
 def parts(j1: Jacobians, j2: Jacobians) -> dict[str, Tensor]:
     """The kernel of each parameter alone, [n, c, m, d]."""
-    return {name: torch.einsum("ncp,mdp->ncmd", j1[name].flatten(2), j2[name].flatten(2)) for name in j1}
+    return {name: torch.einsum("ncp,mdp->ncmd", matrix(j1[name]), matrix(j2[name])) for name in j1}
 
 
 def full(j1: Jacobians, j2: Jacobians) -> Tensor:
@@ -78,6 +81,11 @@ def pseudo(j1: Jacobians, j2: Jacobians) -> Tensor:
     """The kernel of the one output Σ f_c / √c, [n, m]: the pseudo-NTK of Mohamadi, Bae and Sutherland (2023)."""
     kernel = full(j1, j2)
     return kernel.sum((1, 3)) / kernel.shape[1]
+
+
+def matrix(jacobian: Tensor) -> Tensor:
+    """A parameter's Jacobian as [n, c, p], also that of a scalar."""
+    return jacobian.reshape(*jacobian.shape[:2], -1)
 
 
 def select(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
@@ -124,9 +132,10 @@ def requiring_grad(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 def difference(j1: Jacobians, j2: Jacobians) -> float:
-    """The largest difference of two Jacobians, relative to the largest entry of the parameter."""
+    """The largest difference of two Jacobians, relative to the largest entry of any parameter."""
     assert j1.keys() == j2.keys()
-    return max(float((j1[name] - j2[name]).abs().max() / (j2[name].abs().max() + 1e-300)) for name in j1)
+    scale = max(float(jacobian.abs().max()) for jacobian in j2.values())
+    return max(float((j1[name] - j2[name]).abs().max()) for name in j1) / scale
 
 
 def check() -> None:

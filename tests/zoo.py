@@ -65,7 +65,7 @@ def randomise(model: nn.Module) -> None:
     """Perturb every constant parameter (norms, zero biases) and all running statistics, so that no bug hides there."""
     for parameter in model.parameters():
         if (parameter == parameter.flatten()[0]).all():
-            parameter += 0.3 * torch.randn_like(parameter)
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
     for name, buffer in model.named_buffers():
         if name.endswith("running_mean"):
             buffer.normal_(std=0.3)
@@ -76,13 +76,13 @@ def randomise(model: nn.Module) -> None:
 class Net(nn.Module):
     """Named modules and parameters, and the function of them and the inputs that is the network."""
 
-    def __init__(self, function: Callable[..., Tensor], **members: nn.Module | nn.Parameter) -> None:
+    def __init__(self, function: Callable[..., Any], **members: nn.Module | nn.Parameter) -> None:
         super().__init__()
         self.function = function
         for name, member in members.items():
             setattr(self, name, member)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self, *args, **kwargs)
 
 
@@ -165,7 +165,7 @@ def linear_leading_dimensions() -> nn.Module:
 
 @case(floats(3, 4))
 def flat_samples_major() -> nn.Module:
-    def forward(net: Any, x: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor) -> Any:
         n, t, i = x.shape
         hidden = net.first(x.reshape(n * t, i)).tanh()
         return net.second(hidden).reshape(n, t, 2).sum(1)
@@ -175,7 +175,7 @@ def flat_samples_major() -> nn.Module:
 
 @case(floats(3, 4))
 def flat_positions_major() -> nn.Module:
-    def forward(net: Any, x: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor) -> Any:
         n, t, i = x.shape
         hidden = net.first(x.transpose(0, 1).reshape(t * n, i)).tanh()
         return net.second(hidden).reshape(t, n, 2).sum(0)
@@ -299,7 +299,7 @@ def depthwise_multiplier() -> nn.Module:
 
 @case(floats(1, 8, 8))
 def unet() -> nn.Module:
-    def forward(net: Any, x: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor) -> Any:
         fine = F.relu(net.fine(x))
         coarse = F.relu(net.coarse(F.max_pool2d(fine, 2)))
         y = net.out(torch.cat([fine, net.up(coarse)], 1))
@@ -380,7 +380,7 @@ def weight_normed() -> nn.Module:
 
 @case(floats(3, 8, 8), fallback=["token", "position"])
 def vit() -> nn.Module:
-    def forward(net: Any, x: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor) -> Any:
         patches = net.patch(x).flatten(2).transpose(1, 2)
         y = torch.cat([net.token.expand(len(x), -1, -1), patches], 1) + net.position
         return net.head(net.norm(net.encoder(y))[:, 0])
@@ -430,7 +430,7 @@ def packed(prefix: str, *names: str) -> list[str]:
 
 @case(together(floats(3, 6), floats(4, 6)), fallback=packed("body.multihead_attn"))
 def decoder() -> nn.Module:
-    def forward(net: Any, x: Tensor, memory: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor, memory: Tensor) -> Any:
         causal = nn.Transformer.generate_square_subsequent_mask(3, dtype=x.dtype)
         return net.head(net.body(x, memory, tgt_mask=causal)[:, -1])
 
@@ -462,7 +462,7 @@ def attention_dimensions() -> nn.Module:
 def attention_masked() -> nn.Module:
     """A causal mask, shared by the samples, and a padding mask of each sample's own."""
 
-    def forward(net: Any, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor, mask: Tensor) -> Any:
         causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
         return net.body(x, x, x, attn_mask=causal, key_padding_mask=~mask)[0].mean(1)
 
@@ -483,29 +483,34 @@ def bert() -> nn.Module:
             intermediate_size=12,
             max_position_embeddings=6,
             pad_token_id=0,
-            num_labels=3,
         )
     )
 
 
-def gpt2(**settings: Any) -> transformers.GPT2Config:
+def gpt2() -> transformers.GPT2Config:
     return transformers.GPT2Config(
-        vocab_size=11, n_positions=6, n_embd=8, n_layer=2, n_head=2, n_inner=12, pad_token_id=0, **settings
+        vocab_size=11,
+        n_positions=6,
+        n_embd=8,
+        n_layer=2,
+        n_head=2,
+        n_inner=12,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        use_cache=False,
     )
 
 
 @case(text, fallback=["model.transformer.wpe.weight"])
 def gpt2_last_token() -> nn.Module:
     """Logits after the last token, of an output that is tied to the embedding."""
-    return Net(
-        lambda net, **inputs: net.model(**inputs, use_cache=False).logits[:, -1],
-        model=transformers.GPT2LMHeadModel(gpt2()),
-    )
+    return Net(lambda net, **inputs: net.model(**inputs).logits[:, -1], model=transformers.GPT2LMHeadModel(gpt2()))
 
 
 @case(text, fallback=["transformer.wpe.weight"])
 def gpt2_classifier() -> nn.Module:
-    return transformers.GPT2ForSequenceClassification(gpt2(num_labels=3, use_cache=False))
+    return transformers.GPT2ForSequenceClassification(gpt2())
 
 
 @case(text)
@@ -521,7 +526,6 @@ def llama() -> nn.Module:
             num_key_value_heads=2,
             max_position_embeddings=6,
             pad_token_id=0,
-            num_labels=3,
             use_cache=False,
         )
     )
@@ -567,7 +571,7 @@ def siamese() -> nn.Module:
 
 @case(floats(5))
 def looped() -> nn.Module:
-    def forward(net: Any, x: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor) -> Any:
         hidden = x
         for _ in range(3):
             hidden = torch.tanh(net.body(hidden) + x)
@@ -578,7 +582,7 @@ def looped() -> nn.Module:
 
 @case(floats(2, 4, 5))
 def looped_conv() -> nn.Module:
-    def forward(net: Any, x: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor) -> Any:
         return net.body(F.relu(net.body(x))).mean((-2, -1))
 
     return Net(forward, body=nn.Conv2d(2, 2, 3, padding=1))
@@ -588,7 +592,7 @@ def looped_conv() -> nn.Module:
 def fixed_point() -> nn.Module:
     """A deep equilibrium network: z = tanh(A z + B x), iterated until it settles."""
 
-    def forward(net: Any, x: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor) -> Any:
         drive = net.drive(x)
         z = torch.zeros_like(drive)
         for _ in range(20):
@@ -634,7 +638,7 @@ def tied_embedding() -> nn.Module:
 @case(ids(5, 6))
 def embedding_padded() -> nn.Module:
     """Tokens repeat, and one of them, the padding, has no gradient."""
-    return nn.Sequential(nn.Embedding(5, 3, padding_idx=1), nn.Flatten(), nn.Tanh(), nn.Linear(18, 4))
+    return nn.Sequential(nn.Embedding(5, 3, padding_idx=4), nn.Flatten(), nn.Tanh(), nn.Linear(18, 4))
 
 
 @case(ids(7, 4))
@@ -689,7 +693,7 @@ def frozen_and_unused() -> nn.Module:
 def no_grad_backbone() -> nn.Module:
     """The backbone's parameters ask for gradients, which are zero."""
 
-    def forward(net: Any, x: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor) -> Any:
         with torch.no_grad():
             features = net.backbone(x)
         return net.head(features)
@@ -715,7 +719,7 @@ def tuple_inputs() -> nn.Module:
 def dict_inputs() -> nn.Module:
     """Images with metadata: a category, three tags and a number."""
 
-    def forward(net: Any, image: Tensor, kind: Tensor, tags: Tensor, age: Tensor) -> Tensor:
+    def forward(net: Any, image: Tensor, kind: Tensor, tags: Tensor, age: Tensor) -> Any:
         features = [F.relu(net.image(image)).mean((-2, -1)), net.kind(kind), net.tags(tags).sum(1), age[:, None]]
         return net.out(torch.cat(features, -1))
 

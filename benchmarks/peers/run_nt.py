@@ -29,10 +29,7 @@ def main() -> None:
     implementation = nt.NtkImplementation[args.method]
     axes = 0 if args.vmap else None
     kernel_fn = nt.empirical_ntk_fn(f, trace_axes=(-1,), vmap_axes=axes, implementation=implementation)
-    if args.batch:
-        kernel_fn = nt.batch(kernel_fn, batch_size=args.batch, device_count=0)
-    else:
-        kernel_fn = jax.jit(kernel_fn)
+    kernel_fn = nt.batch(kernel_fn, batch_size=args.batch, device_count=0) if args.batch else jax.jit(kernel_fn)
     outputs = data["y"].shape[1]
 
     def run(x: jax.Array = x) -> np.ndarray:

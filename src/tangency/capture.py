@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
+from . import fused
+from .blocks import Block, Dense
 from .structured import Broadcast, Call, Linear, NoRule, Rule, read
 
 
@@ -67,6 +69,7 @@ class Recorder(TorchFunctionMode):
     n: int
     layouts: Mapping[tuple[str, int], Layout] = field(default_factory=dict)
     keep_outputs: bool = False
+    half: bool = False  # 16-bit passes, of first order only
     taps: list[Tap] = field(default_factory=list)
     unexplained: dict[str, str] = field(default_factory=dict)
     _counts: dict[str, int] = field(default_factory=dict)
@@ -92,6 +95,8 @@ class Recorder(TorchFunctionMode):
             return out
         call = read(func, args, kwargs)
         tap = None if call is None else self._tap(call, tracked)
+        if self.half and func is F.batch_norm and tap is not None:
+            func = fused.batch_norm
         out = func(*args, **kwargs)
         if tap is None:
             if any(isinstance(v, Tensor) and not any(v is w for w in tracked) for v in _tensors((out,), {})):
@@ -153,47 +158,100 @@ class Recorder(TorchFunctionMode):
     def layout(self, tap: Tap) -> Layout:
         found = self._layout(tap.key)
         if found is None:
-            raise NoRule
+            raise NoRule(tap.names)
         return found
 
 
-def cotangents(
+def collect(
     out: Tensor, recorder: Recorder, taps: list[Tap], *, differentiable: bool, seed: float = 1.0
-) -> Iterator[tuple[Tap, Tensor | None, Tensor]]:
-    """(tap, input [n, r, …], cotangents [n, c, r, …]) for every tap that the outputs [n, c] depend on.
+) -> Iterator[tuple[str, Block]]:
+    """(parameter, block) for every use of a parameter that the outputs [n, c] depend on.
 
-    Cost: c backward passes that stop at layer outputs; no weight gradient is formed.
+    Cost: c backward passes that stop at layer outputs; no weight gradient of a layer with factors is formed. Rules
+    whose gradients are small sums are applied output by output, so that their cotangents need not be kept.
     """
     n, c = out.shape
     live = [tap for tap in taps if tap.edge is not None]
-    kept: list[list[Tensor | None]] = [[] for _ in live]
-    buffers: list[Tensor | None] = [None] * len(live)
     edges = [tap.edge for tap in live if tap.edge is not None]
+    inputs = [None if tap.input is None else _input(tap, recorder.layout(tap), n) for tap in live]
+    if not differentiable:
+        inputs = [None if x is None else x.detach() for x in inputs]
+    kept = [_Cotangents(tap, recorder.layout(tap), x, c, differentiable) for tap, x in zip(live, inputs, strict=True)]
     for j in range(c if live and out.requires_grad else 0):
         one = torch.zeros_like(out)
         one[:, j] = seed
         grads = torch.autograd.grad(
             out, edges, one, retain_graph=j < c - 1 or differentiable, create_graph=differentiable, allow_unused=True
         )
-        for k, (tap, grad) in enumerate(zip(live, grads, strict=True)):
-            if grad is None:
-                continue
-            grad = recorder.layout(tap).samples_first(grad, n)
-            if differentiable:
-                kept[k] += [None] * (j - len(kept[k])) + [grad]
-                continue
-            if buffers[k] is None:
-                buffers[k] = _buffer(grad, c, tap.rule.channel(grad.dim()))
-            buffers[k][:, j] = grad  # type: ignore[index]
-    for k, tap in enumerate(live):
-        buffer = buffers[k]
-        if differentiable and any(g is not None for g in kept[k]):
-            some = next(g for g in kept[k] if g is not None)
-            buffer = torch.stack([torch.zeros_like(some) if g is None else g for g in kept[k]], 1)
-        if buffer is not None:
-            x = None if tap.input is None else _input(tap, recorder.layout(tap), n)
-            yield tap, x if differentiable or x is None else x.detach(), buffer
-        buffers[k], kept[k] = None, []
+        with torch.set_grad_enabled(differentiable):
+            for k, grad in zip(kept, grads, strict=True):
+                if grad is not None:
+                    k.add(j, k.layout.samples_first(grad, n))
+    while kept:
+        yield from kept.pop(0).blocks()
+
+
+@dataclass
+class _Cotangents:
+    """What came back to one tap, gathered over the c outputs."""
+
+    tap: Tap
+    layout: Layout
+    x: Tensor | None
+    c: int
+    differentiable: bool
+    parts: dict[int, Any] = field(default_factory=dict)  # of outputs, where nothing is written into a buffer
+    buffer: Tensor | None = None
+
+    def add(self, j: int, grad: Tensor) -> None:
+        if self.tap.rule.small:
+            if self.x is not None and not self.parts and self.tap.weight is not None:
+                self.x = self.tap.rule.ready(self.x)
+            self.parts[j] = self._apply(grad[:, None])
+        elif self.differentiable or grad.device.type == "cuda":  # on a GPU, one stack is faster than c strided copies
+            self.parts[j] = grad
+        else:
+            if self.buffer is None:
+                self.buffer = _buffer(grad, self.c, self.tap.rule.channel(grad.dim()))
+                self.buffer[:, :j] = 0
+            self.buffer[:, j] = grad
+            self.parts[j] = None
+
+    def blocks(self) -> Iterator[tuple[str, Block]]:
+        if not self.parts:
+            return
+        if self.tap.rule.small:
+            some: dict[str, Tensor] = next(iter(self.parts.values()))
+            for name, g in some.items():
+                each = [self.parts[j][name] if j in self.parts else torch.zeros_like(g) for j in range(self.c)]
+                yield name, Dense(torch.cat(each, 1))
+            return
+        if self.buffer is None:
+            some_grad = next(iter(self.parts.values()))
+            each = [self.parts.get(j, torch.zeros_like(some_grad)) for j in range(self.c)]
+            d = each[0][:, None] if self.c == 1 else _stack(each, self.tap.rule.channel(some_grad.dim()))
+            self.parts.clear()
+        else:
+            d = self.buffer
+            for j in range(self.c):
+                if j not in self.parts:
+                    d[:, j] = 0
+        yield from self._blocks(d)
+
+    def _blocks(self, d: Tensor) -> Iterator[tuple[str, Block]]:
+        rule: Rule = self.tap.rule
+        try:
+            if isinstance(rule, Broadcast):
+                rule = rule.aligned(len(self.tap.shape), self.layout.dim or 0)
+            if self.tap.weight is not None:
+                yield self.tap.weight, rule.weight(d if self.x is None else self.x, d)
+            if self.tap.bias is not None:
+                yield self.tap.bias, rule.bias(d)
+        except (NoRule, IndexError, ValueError) as e:
+            raise NoRule(self.tap.names) from e
+
+    def _apply(self, d: Tensor) -> dict[str, Tensor]:
+        return {name: block.expand() for name, block in self._blocks(d)}
 
 
 def _input(tap: Tap, layout: Layout, n: int) -> Tensor:
@@ -208,15 +266,23 @@ def _input(tap: Tap, layout: Layout, n: int) -> Tensor:
 
 
 def _buffer(grad: Tensor, c: int, channel: int) -> Tensor:
-    """Zeros [n, c, r, …] laid out so that outputs and channels lie side by side: [n, …, c, o] or [n, c, o, …].
+    """Room for [n, c, r, …], laid out so that outputs and channels are neighbours: [n, …, c, o] or [n, c, o, …].
 
     Either way (c, o) is one dimension of stride, so that all outputs go through one product with the activations.
     """
     if grad.stride(channel) == 1 or channel == grad.dim() - 1:
         rest = [s for k, s in enumerate(grad.shape) if k != channel]
-        buffer = grad.new_zeros(*rest, c, grad.shape[channel])
+        buffer = grad.new_empty(*rest, c, grad.shape[channel])
         return buffer.movedim((-2, -1), (1, channel + 1))
-    return grad.new_zeros(grad.shape[0], c, *grad.shape[1:])
+    return grad.new_empty(grad.shape[0], c, *grad.shape[1:])
+
+
+def _stack(grads: list[Tensor], channel: int) -> Tensor:
+    """c times [n, r, …] → [n, c, r, …] in the memory order of `_buffer`."""
+    if grads[0].stride(channel) != 1 and channel != grads[0].dim() - 1:
+        return torch.stack(grads, 1)
+    stacked = torch.stack([g.movedim(channel, -1) for g in grads], -2)
+    return stacked.movedim((-2, -1), (1, channel + 1))
 
 
 def _tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

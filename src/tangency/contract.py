@@ -10,21 +10,23 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from . import fused
 from .blocks import Block, Dense, Outer
 from .cost import choose
 
-# Bytes that the temporaries of one contraction may take when nobody says otherwise (heuristic).
-WORKSPACE = 1 << 28
+# Bytes that each large temporary of a contraction may take when nobody says otherwise (heuristic).
+WORKSPACE = {"cpu": 1 << 28, "cuda": 1 << 32}
 
 
 class Sum:
     """A tile under construction: [n, m] for a trace, [n, c, m, d] for the full kernel."""
 
-    def __init__(self, x: Block, y: Block, *, trace: bool, differentiable: bool, workspace: int = WORKSPACE) -> None:
+    def __init__(self, x: Block, y: Block, *, trace: bool, differentiable: bool, workspace: int | None = None) -> None:
         like = x.tensors()[-1]
         dtype = torch.float32 if like.dtype == torch.float16 else like.dtype
         self.n, self.m, self.c, self.d = x.n, y.n, (1 if trace else x.c), (1 if trace else y.c)
-        self.trace, self.symmetric, self.workspace = trace, x is y, workspace
+        self.trace, self.symmetric = trace, x is y
+        self.workspace = workspace or WORKSPACE[like.device.type]
         self.differentiable = differentiable
         self.value = torch.zeros(self.n * self.c, self.m * self.d, dtype=dtype, device=like.device)
         self._cuda = like.device.type == "cuda"
@@ -101,10 +103,10 @@ class Sum:
             alike = matmul(a.flatten(0, 1), b.flatten(0, 1).T)
         if self.trace:
             both = matmul(d.flatten(0, 1), e.flatten(0, 1).T)
-            both = both * alike if self.differentiable else both.mul_(alike)
-            if t == s == 1:
-                return both
-            return both.view(n * t, m, s).sum(2).view(n, t, m).sum(1)
+            if t == s == 1 or self.differentiable:
+                both = both * alike if self.differentiable else both.mul_(alike)
+                return both if t == s == 1 else both.view(n, t, m, s).sum((1, 3))
+            return fused.sum_products(both, alike, n, t, m, s)
         c, q = d.shape[1], e.shape[1]
         both = matmul(d.flatten(0, 2), e.flatten(0, 2).T).view(n, c, t, m, q, s)
         return (both * alike.view(n, 1, t, m, 1, s)).sum((2, 5)).view(n * c, m * q)
@@ -183,15 +185,40 @@ def _expanded(x: Outer, y: Outer, total: Sum) -> Iterator[tuple[Tensor, Tensor]]
         _, g, i, _ = x.sizes()
         ax, ay, rows = _activations(x), (None if x is y else _activations(y)), 0
         size = x.n * x.c * g * i
-    item = 4 if x.dtype == torch.float16 and not total._cuda else x.uses[0].d.element_size()
-    step = o if total.differentiable else max(1, min(o, total.workspace // max(1, size * item)))
     dx, dy = x.d(), (None if x is y else y.d())
-    for start in range(0, o, step):
-        left = _gradient(ax, dx[..., start : start + step], rows)
-        if dy is None:
-            yield left, left
-        else:
-            yield left, _gradient(ay if ay is not None else ax, dy[..., start : start + step], rows)
+    for part in _slices(x, o, size, total):
+        left = _gradient(ax, dx[part], rows)
+        yield left, left if dy is None else _gradient(ax if ay is None else ay, dy[part], rows)
+
+
+def _slices(x: Outer, o: int, size: int, total: Sum) -> Iterator[tuple[slice, ...]]:
+    """Cuts of the cotangents [n, c, t, g, o], each `size` bytes per output channel, that fit the workspace.
+
+    A trace is cut by outputs first, which keeps (c, o) one dimension in memory, and by channels only if it must be.
+    """
+    every = slice(None)
+    item = 4 if x.dtype == torch.float16 and not total._cuda else x.uses[0].d.element_size()
+    fit = total.workspace // max(1, size * item)  # channels of all outputs
+    if total.differentiable or fit >= o:
+        yield (every,)
+        return
+    if total.trace and x.c > 1:
+        outputs = max(1, fit * x.c // o)
+        fit = _even(o, max(1, fit * x.c // outputs))
+        for j in range(0, x.c, outputs):
+            for start in range(0, o, fit):
+                channels = every if fit == o else slice(start, start + fit)
+                yield every, slice(j, j + outputs), every, every, channels
+        return
+    fit = _even(o, max(1, fit))
+    for start in range(0, o, fit):
+        yield every, every, every, every, slice(start, start + fit)
+
+
+def _even(o: int, fit: int) -> int:
+    """Channels per cut: at most `fit`, about equal, and aligned (matrix units want multiples of 8)."""
+    step = -(-o // -(-o // min(o, fit)))
+    return o if step >= o else min(fit, -(-step // 64) * 64) if fit >= 64 else step
 
 
 def _activations(x: Outer) -> Tensor:
@@ -224,8 +251,9 @@ def _compact(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
     return renumber(a), None if b is None else renumber(b), len(present)
 
 
-def diagonal(x: Block, workspace: int = WORKSPACE) -> Tensor:
+def diagonal(x: Block) -> Tensor:
     """‖g_c‖² per sample and output: [n, c]."""
+    workspace = WORKSPACE[x.tensors()[-1].device.type]
     if isinstance(x, Dense):
         return x.g.square().sum(2)
     if isinstance(x, Outer) and not x.indexed:

@@ -18,13 +18,12 @@ from torch.func import functional_call, jacrev, vmap
 from . import _check, _tree, blocks
 from ._types import Inputs, Params
 from .blocks import Block, Dense, Outer, Use
-from .capture import Layout, Recorder, Tap, cotangents
+from .capture import Layout, Recorder, Tap, collect
 from .errors import InputError, ModelError, NonFiniteError, PerformanceWarning
 from .network import Network
-from .structured import Broadcast, Rule
 
-# Bytes that one micro-batch of a capture may take when nobody says otherwise (heuristic).
-CAPTURE = {"cpu": 1 << 29, "cuda": 1 << 34}
+# Bytes that one micro-batch of a capture may take on a CPU when nobody says otherwise (heuristic).
+CAPTURE = 1 << 29
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,21 @@ class Plan:
 
     layouts: dict[tuple[str, int], Layout]
     fallback: dict[str, str]  # parameter → why no rule covers it
+    looped: frozenset[str]  # of these, the ones that torch.func gets wrong: plain autograd, sample by sample
     rules: dict[str, str]  # parameter → the rule that covers it
     unused: tuple[str, ...]
     c: int
     kept: int  # bytes per sample that the blocks take
     transient: int  # bytes per sample that a forward and a backward pass take besides
     seed: float = 1.0  # factor on the cotangents of a float16 pass
+
+
+def _room(device: torch.device) -> int:
+    """Bytes for one micro-batch: a third of what a GPU has free, torch's own cache included."""
+    if device.type != "cuda":
+        return CAPTURE
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (torch.cuda.mem_get_info(device)[0] + cached) // 3
 
 
 class Features(ABC):
@@ -94,7 +102,7 @@ class Jacobian(Features):
         plan = self.plan(x)
         differentiable = _tree.needs_grad(x)
         state = self.network.state()
-        budget = memory or CAPTURE[next(iter(state.values())).device.type]
+        budget = memory or _room(next(iter(state.values())).device)
         step = _tree.size(x) if differentiable else max(1, budget // max(1, plan.transient + plan.kept))
         parts: list[dict[str, Block]] = []
         for start, part in enumerate(_tree.split(x, step)):
@@ -111,48 +119,37 @@ class Jacobian(Features):
         half = self.network.precision == "float16" and not exact and not differentiable
         seed = plan.seed if half else 1.0
         while True:
-            found, largest = self._capture(state, x, plan, differentiable, half, seed)
+            found, largest = self._capture(state, x, plan, differentiable, half, seed, exact)
             if not half or largest < float("inf") or seed < 2.0**-24:
                 return found
             seed /= 64  # a cotangent left the range of 16 bits: start lower
 
     def _capture(
-        self, state: Params, x: Inputs, plan: Plan, differentiable: bool, half: bool, seed: float
+        self, state: Params, x: Inputs, plan: Plan, differentiable: bool, half: bool, seed: float, exact: bool
     ) -> tuple[dict[str, Block], float]:
         n = _tree.size(x)
         tracked = {id(state[k]): k for k in self.network.train if k not in plan.fallback}
-        recorder = Recorder(tracked, n, plan.layouts)
-        with torch.enable_grad(), self.network.modes(differentiable=differentiable, half=half):
-            with recorder:
+        recorder = Recorder(tracked, n, plan.layouts, half=half)
+        with self.network.modes(differentiable=differentiable, half=half, exact=exact):
+            with torch.enable_grad(), recorder:
                 out = self.network(state, x)
             _check_outputs(out, recorder.taps)
             _check_versions(recorder.taps)
             taps = [tap for tap in recorder.taps if all(k not in plan.fallback for k in tap.names)]
             found: dict[str, list[Block]] = {}
-            largest = 0.0
-            for tap, a, d in cotangents(out, recorder, taps, differentiable=differentiable, seed=seed):
-                with torch.set_grad_enabled(differentiable):
-                    for name, block in _blocks(tap, a, d, recorder.layout(tap)):
-                        if half:
-                            block, top = _halved(block, seed)
-                            largest = max(largest, top)
-                        found.setdefault(name, []).append(block)
+            tops: list[Tensor] = []
+            with torch.set_grad_enabled(differentiable):
+                for name, block in collect(out, recorder, taps, differentiable=differentiable, seed=seed):
+                    if half:
+                        block, top = _halved(block, seed)
+                        tops.append(top)
+                    found.setdefault(name, []).append(block)
             del out, recorder, taps
+        largest = float(torch.stack(tops).max()) if tops else 0.0
         result = {k: blocks.add(bs) for k, bs in found.items()}
-        if plan.fallback:
-            for name, g in fallback(self.network, state, x, tuple(plan.fallback), plan.transient).items():
-                result[name] = Dense(g if differentiable else g.detach())
+        for name, g in fallback(self.network, state, x, plan).items():
+            result[name] = Dense(g if differentiable else g.detach())
         return {k: result[k] for k in self.network.train if k in result}, largest
-
-
-def _blocks(tap: Tap, a: Tensor | None, d: Tensor, layout: Layout) -> Iterable[tuple[str, Block]]:
-    rule: Rule = tap.rule
-    if isinstance(rule, Broadcast):
-        rule = rule.aligned(len(tap.shape), layout.dim or 0)
-    if tap.weight is not None:
-        yield tap.weight, rule.weight(d if a is None else a, d)
-    if tap.bias is not None:
-        yield tap.bias, rule.bias(d)
 
 
 def _joined(parts: Sequence[dict[str, Block]], names: Iterable[str]) -> dict[str, Block]:
@@ -186,23 +183,23 @@ def _zeros(model: Block, n: int) -> Block:
     return blocks.Mixed(tuple(_zeros(b, n) for b in model.blocks))
 
 
-def _halved(block: Block, seed: float) -> tuple[Block, float]:
-    """A block with 16-bit factors, scaled per sample by powers of two so that no product of t terms overflows."""
+def _halved(block: Block, seed: float) -> tuple[Block, Tensor]:
+    """A block with 16-bit factors and the largest cotangent in it.
+
+    The activations are scaled per sample by a power of two such that no sum of t products can overflow; the cotangents
+    were put into range by `seed` before the backward pass. Small sums stay in 32 bits.
+    """
     if isinstance(block, Dense):
-        top = float(block.g.abs().max()) if block.g.numel() else 0.0
-        return Dense(block.g.float() / seed), top
+        return Dense(block.g.float() / seed), torch.linalg.vector_norm(block.g, torch.inf).float()
     assert isinstance(block, Outer)
     (use,) = block.uses
-    t = block.sizes()[0]
-    room = (2.0**15 / max(t, 1)) ** 0.5
-    largest = use.d.abs().amax(tuple(range(1, use.d.dim()))).float()
-    factor = _power(room, largest)
-    d = use.d.mul_(_per_sample(factor, use.d)) if use.d.dtype == torch.float16 else _half(use.d, factor)
-    x, scale = use.x, 1 / (factor * seed)
+    largest = torch.linalg.vector_norm(use.d, torch.inf, tuple(range(1, use.d.dim()))).float()
+    x, scale = use.x, torch.full_like(largest, 1 / seed)
     if not block.indexed:
-        on_a = _power(room, use.x.abs().amax(tuple(range(1, use.x.dim()))).float())
-        x, scale = _half(use.x, on_a), scale / on_a
-    return replace(block, uses=(Use(use.lift, x, d),), scale=scale), float(largest.max())
+        on_a = torch.linalg.vector_norm(use.x, torch.inf, tuple(range(1, use.x.dim()))).float()
+        factor = _power(2.0**15 / block.sizes()[0], on_a * largest)
+        x, scale = (use.x * factor.view(-1, *[1] * (use.x.dim() - 1))).half(), scale / factor
+    return replace(block, uses=(Use(use.lift, x, use.d.half()),), scale=scale), largest.max()
 
 
 def _power(room: float, largest: Tensor) -> Tensor:
@@ -211,44 +208,48 @@ def _power(room: float, largest: Tensor) -> Tensor:
     return torch.exp2(torch.floor(torch.log2(room / safe)).clamp(-100, 100))
 
 
-def _per_sample(factor: Tensor, v: Tensor) -> Tensor:
-    return factor.view(-1, *[1] * (v.dim() - 1))
+def fallback(network: Network, state: Params, x: Inputs, plan: Plan) -> dict[str, Tensor]:
+    """[n, c, p] for the parameters without a rule, by torch.func; where that cannot run, sample by sample."""
+    found: dict[str, Tensor] = {}
+    looped = set(plan.looped)
+    mapped = [k for k in plan.fallback if k not in looped]
+    if mapped:
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "There is a performance drop")  # said by our own warning
+                found = jacobian_vmap(network, state, x, mapped, plan.transient)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError):
+            looped |= set(mapped)
+    if looped:
+        found |= jacobian_loop(network, state, x, [k for k in plan.fallback if k in looped])
+    return found
 
 
-def _half(v: Tensor, factor: Tensor) -> Tensor:
-    return (v * _per_sample(factor, v)).half()
-
-
-def fallback(network: Network, state: Params, x: Inputs, names: tuple[str, ...], sample: int) -> dict[str, Tensor]:
-    """[n, c, p] for a few parameters by torch.func; where a model cannot be vmapped, sample by sample."""
+def jacobian_vmap(network: Network, state: Params, x: Inputs, names: Sequence[str], sample: int) -> dict[str, Tensor]:
+    """[n, c, p] by torch.func: vmap over samples (in chunks) of jacrev. `sample`: bytes that one sample takes."""
     chosen = {k: state[k] for k in names}
     rest = {k: v for k, v in state.items() if k not in chosen}
+    args, kwargs = _tree.arguments(x)
 
     def f(p: dict[str, Tensor], one: Inputs) -> Tensor:
         return network({**rest, **p}, _tree.transform(lambda v: v[None], one))[0]
 
-    n = _tree.size(x)
-    size = 4 * sample + sum(v.numel() for v in chosen.values()) * 16
-    chunk = max(1, min(n, CAPTURE["cpu"] // max(1, size)))
-    args, kwargs = _tree.arguments(x)
-
-    def one_sample(args: Any, kwargs: Any) -> dict[str, Tensor]:
+    def one_sample(args: Any, kwargs: Any) -> Any:
         one: Inputs = kwargs if kwargs else (args[0] if isinstance(x, Tensor) else args)
         return jacrev(f)(chosen, one)
 
-    try:
-        with network.modes(differentiable=True):
-            found = vmap(one_sample, chunk_size=chunk)(args, kwargs)
-        return {k: g.flatten(2) for k, g in found.items()}
-    except (RuntimeError, NotImplementedError, ValueError, TypeError):
-        return jacobian_loop(network, state, x, names)
+    size = 4 * sample + 16 * sum(v.numel() for v in chosen.values())
+    chunk = max(1, min(_tree.size(x), CAPTURE // size))
+    with network.modes(differentiable=True, exact=True):
+        found = vmap(one_sample, chunk_size=chunk)(args, kwargs)
+    return {k: g.reshape(*g.shape[:2], -1) for k, g in found.items()}
 
 
 def jacobian_loop(network: Network, state: Params, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
     """[n, c, p] by plain autograd, one sample and one output at a time. The obvious reference, and the last resort."""
     create = _tree.needs_grad(x)
     rows: dict[str, list[Tensor]] = {k: [] for k in names}
-    with torch.enable_grad(), network.modes(differentiable=create):
+    with torch.enable_grad(), network.modes(differentiable=create, exact=True):
         own = {k: state[k].detach().requires_grad_() for k in names}
         for one in _tree.split(x, 1):
             out = network({**state, **own}, one)[0]
@@ -310,8 +311,8 @@ class Hidden(Features):
         if differentiable:
             return self._blocks(x)
         kept, transient = self.footprint(x)
-        device = next(self.network.model.parameters()).device.type
-        step = max(1, (memory or CAPTURE[device]) // max(1, kept + transient))
+        device = next(self.network.model.parameters()).device
+        step = max(1, (memory or _room(device)) // max(1, kept + transient))
         parts = [self._blocks(part) for part in _tree.split(x, step)]
         return _joined(parts, list(parts[0]))
 

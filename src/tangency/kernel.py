@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from . import _check
 from ._types import Inputs
 from .blocks import Block
-from .contract import WORKSPACE, Sum, diagonal
+from .contract import Sum, diagonal
 from .cost import Cost, choose
 from .errors import InputError, NonFiniteError
 from .explain import Explanation, Row
@@ -91,11 +91,7 @@ class Empirical(Kernel):
             t.requires_grad for p in (a, b) for block in p.values() for t in block.tensors()
         )
         total = Sum(
-            first,
-            first if a is b else second,
-            trace=self.trace,
-            differentiable=differentiable,
-            workspace=workspace or WORKSPACE,
+            first, first if a is b else second, trace=self.trace, differentiable=differentiable, workspace=workspace
         )
         with self.features.network.modes(), torch.set_grad_enabled(differentiable):
             for name in a:

@@ -66,8 +66,15 @@ class Network:
         state = {k: ready(given.get(k, p)) for k, p in self.model.named_parameters()}
         # An own object per parameter: its identity is how the recorder knows it.
         state = {k: v.view_as(v) for k, v in state.items()}
+        if self.channels_last:
+            state = {k: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v for k, v in state.items()}
         state |= {k: ready(given.get(k, b)).clone() for k, b in self.model.named_buffers()}
         return state
+
+    @property
+    def channels_last(self) -> bool:
+        """The memory order in which 16-bit convolutions are fastest on a GPU."""
+        return self.precision == "float16" and next(self.model.parameters()).device.type == "cuda"
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         """x checked and cast."""
@@ -82,6 +89,8 @@ class Network:
     def __call__(self, state: Params, x: Inputs) -> Float[Tensor, "n c"]:
         n = _tree.size(x)
         inputs, extra = self._split(x)
+        if self.channels_last:
+            inputs = _tree.transform(lambda v: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v, inputs)
         args, kwargs = _tree.arguments(inputs)
         out = _pick(functional_call(self.model, dict(state), args, kwargs), self.outputs)
         if out.dim() == 0 and n == 1:
@@ -126,17 +135,16 @@ class Network:
         return tuple(x[:-extra]), tuple(x[-extra:])
 
     @contextmanager
-    def modes(self, *, differentiable: bool = False, half: bool = False) -> Iterator[None]:
-        """The numerical modes that this precision asks for, for as long as the context lasts."""
-        device = next(self.model.parameters()).device.type
-        cuda = device == "cuda"
+    def modes(self, *, differentiable: bool = False, half: bool = False, exact: bool = False) -> Iterator[None]:
+        """The numerical modes that this precision asks for, for as long as the context lasts; none if `exact`."""
+        cuda = next(self.model.parameters()).device.type == "cuda"
         math = sdpa_kernel(SDPBackend.MATH) if differentiable else nullcontext()
         cast = torch.autocast("cuda", torch.float16) if half and cuda else nullcontext()
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         before = (matmul.allow_tf32, cudnn.allow_tf32) if cuda else None
         try:
             if cuda:
-                matmul.allow_tf32 = cudnn.allow_tf32 = self.precision in ("tf32", "float16")
+                matmul.allow_tf32 = cudnn.allow_tf32 = self.precision in ("tf32", "float16") and not exact
             with math, cast:
                 yield
         finally:

@@ -32,7 +32,7 @@ def probe(features: Jacobian, x: Inputs) -> tuple[Plan, bool]:
     pair, certain = _two_samples(x)
     state = network.state()
     first, second = (_tree.take(pair, slice(k, k + 1)) for k in range(2))
-    with torch.no_grad(), network.modes():
+    with torch.no_grad(), network.modes(exact=True):
         alone = [_record(features, state, one) for one in (first, second)]
         both, again = _record(features, state, pair), _record(features, state, pair)
     _deterministic(both[0], again[0])
@@ -48,7 +48,7 @@ def probe(features: Jacobian, x: Inputs) -> tuple[Plan, bool]:
         else:
             layouts[tap.key] = layout
     rules = {k: tap.rule.name for tap in both[1].taps for k in tap.names}
-    plan = Plan(layouts, {k: v for k, v in fallback.items() if k in network.train}, rules, (), both[0].shape[1], 1, 1)
+    plan = Plan(layouts, fallback, frozenset(), rules, (), both[0].shape[1], 1, 1)
     return _verified(features, state, pair, plan), certain
 
 
@@ -129,37 +129,46 @@ def _verified(features: Jacobian, state: Params, pair: Inputs, plan: Plan) -> Pl
             "the outputs do not depend on any of the parameters that count, so the kernel is zero. Check train=, "
             "torch.no_grad() and .detach() in the model."
         )
-    quiet = replace(plan, fallback={})
     try:
-        found, transient = _measured(features, state, pair, replace(quiet, fallback=plan.fallback))
-    except (NoRule, RuntimeError) as e:
-        # A layer that was called once for the batch could not be given a copy per sample, or the like.
-        shared = {name for (name, _), layout in plan.layouts.items() if layout.dim is None}
-        suspects = shared - set(plan.fallback) or set(network.train) - set(plan.fallback)
-        if not suspects:
+        found, transient = _measured(features, state, pair, plan)
+    except NoRule as e:
+        return _verified(features, state, pair, _without(plan, e.names, "its rule does not fit"))
+    except RuntimeError:
+        # A layer that was called once for the whole batch could not be given a copy per sample.
+        shared = {name for (name, _), layout in plan.layouts.items() if layout.dim is None} - set(plan.fallback)
+        if not shared:
             raise
-        why = "its rule does not fit" if isinstance(e, NoRule) else "called once for the whole batch"
-        layouts = {k: w for k, w in plan.layouts.items() if k[0] not in suspects}
-        return _verified(
-            features, state, pair, replace(plan, layouts=layouts, fallback=plan.fallback | dict.fromkeys(suspects, why))
-        )
+        return _verified(features, state, pair, _without(plan, shared, "called once for the whole batch"))
     tolerance = _FITS.get(next(iter(expected.values())).dtype, 2e-3)
     wrong = {}
     for name, want in expected.items():
-        if name in plan.fallback or name in unused:
+        if name in unused:
             continue
         block = found.get(name)
         got = torch.zeros_like(want) if block is None else torch.einsum("ncp,c->np", block.expand(), v.to(want))
         if float((got - want).norm()) > tolerance * (float(want.norm()) + 1e-3 * scale):
             wrong[name] = "its rule disagrees with autograd"
     if wrong:
-        return _verified(features, state, pair, replace(plan, fallback=plan.fallback | wrong))
+        looped = plan.looped | {k for k in wrong if k in plan.fallback}  # torch.func's own batching can be wrong
+        again = replace(plan, fallback=wrong | plan.fallback, looped=looped)
+        if again == plan:
+            raise ModelError(
+                f"two ways to take the gradient of {', '.join(wrong)} by autograd disagree: the model is not a "
+                "deterministic function of one sample."
+            )
+        return _verified(features, state, pair, again)
     kept = sum(b.nbytes for b in found.values()) // 2
     top = max((float(t.abs().max()) for b in found.values() for t in b.tensors()[1::2]), default=1.0)
     seed = 2.0 ** round(8 - float(torch.log2(torch.tensor(max(top, 1e-30)))))  # room for 256 times larger ones
     if network.precision == "float16":
-        kept //= 2
+        kept, transient = kept // 2, transient // 2
     return replace(plan, kept=max(kept, 1), transient=max(transient, 1), seed=min(max(seed, 2.0**-14), 2.0**14))
+
+
+def _without(plan: Plan, names: Iterable[str], why: str) -> Plan:
+    """The plan with these parameters in the fallback."""
+    layouts = {key: layout for key, layout in plan.layouts.items() if key[0] not in names}
+    return replace(plan, layouts=layouts, fallback=plan.fallback | dict.fromkeys(names, why))
 
 
 def _reference(features: Jacobian, state: Params, pair: Inputs, v: Tensor) -> tuple[dict[str, Tensor], tuple[str, ...]]:
@@ -168,7 +177,7 @@ def _reference(features: Jacobian, state: Params, pair: Inputs, v: Tensor) -> tu
     own = {k: state[k].detach().requires_grad_() for k in network.train}
     rows: dict[str, list[Tensor]] = {k: [] for k in own}
     reached: set[str] = set()
-    with torch.enable_grad(), network.modes():
+    with torch.enable_grad(), network.modes(exact=True):
         for one in _tree.split(pair, 1):
             out = network({**state, **own}, one)[0]
             grads: Iterable[Any] = [None] * len(own)

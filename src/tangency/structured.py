@@ -9,25 +9,31 @@ where r counts whatever a model folded into the batch dimension.
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import fused
 from .blocks import Block, Dense, Lift, Outer, Use
 
 
 class NoRule(Exception):  # noqa: N818 - a signal between capture and rules, never shown to users
-    """This particular call does not fit the rule."""
+    """This particular call does not fit the rule. `names`: the parameters concerned, where they are known."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        super().__init__()
+        self.names = frozenset(names)
 
 
 class Rule(ABC):
     """The Jacobian of one call y = f(x; weight, bias)."""
 
     name: ClassVar[str]
+    small: ClassVar[bool] = False  # the gradients are sums no larger than the parameter's few entries: kept dense
 
     @abstractmethod
     def weight(self, x: Tensor, d: Tensor) -> Block: ...
@@ -38,6 +44,10 @@ class Rule(ABC):
     def channel(self, rank: int) -> int:
         """Which dimension of the output is the one that the weight acts on."""
         return rank - 1
+
+    def ready(self, x: Tensor) -> Tensor:
+        """What `weight` takes, made once for all outputs from the captured input [n, r, …]."""
+        return x
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class Linear(Rule, Lift):
         return Outer((Use(self, x, d),))
 
     def bias(self, d: Tensor) -> Block:
-        return Dense(self.d(d).sum(2).flatten(2))
+        return Dense(_sum(self.d(d), 2).flatten(2))
 
     def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
         return math.prod(x.shape[1:-1]), 1, x.shape[-1], 1 if self.vector else d.shape[-1]
@@ -133,7 +143,7 @@ class Conv(Rule, Lift):
         return Outer((Use(self, x, d),))
 
     def bias(self, d: Tensor) -> Block:
-        return Dense(d.sum((2, *range(4, d.dim()))))
+        return Dense(_sum(d, 2, *range(4, d.dim())))
 
     def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
         w = self.windows
@@ -170,20 +180,18 @@ class ConvTranspose(Rule, Lift):
         return g.movedim((-1, -2), (3, 4)).flatten(2, 3)
 
     def weight(self, x: Tensor, d: Tensor) -> Block:
-        return Outer((Use(self, x, self._trim(x, d)),))
-
-    def _trim(self, x: Tensor, d: Tensor) -> Tensor:
-        """Cut what output_padding added beyond the last window, so that the windows are exactly the inputs."""
-        w = self.windows
+        # Pad δ (or crop what output_padding added) so that its windows are exactly the positions of x.
+        w, sides = self.windows, []
         for k, size in enumerate(x.shape[3:]):
-            before, after = w.padding[k]
-            reach = (size - 1) * w.stride[k] + w.dilation[k] * (w.kernel[k] - 1) + 1 - before - after
-            if d.shape[4 + k] > reach:
-                d = d.narrow(4 + k, 0, reach)
-        return d
+            reach = (size - 1) * w.stride[k] + w.dilation[k] * (w.kernel[k] - 1) + 1
+            before = w.padding[k][0]
+            sides.append((before, reach - before - d.shape[4 + k]))
+        d = F.pad(d, [v for side in reversed(sides) for v in side])
+        unpadded = replace(w, padding=((0, 0),) * len(sides))
+        return Outer((Use(ConvTranspose(unpadded), x, d),))
 
     def bias(self, d: Tensor) -> Block:
-        return Dense(d.sum((2, *range(4, d.dim()))))
+        return Dense(_sum(d, 2, *range(4, d.dim())))
 
     def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
         w = self.windows
@@ -233,21 +241,37 @@ class Affine(Rule):
     """
 
     name = "norm"
+    small = True
     normalise: Callable[[Tensor], Tensor]
     trailing: int = 0
-    rank: int = 0  # of the input, for channel-wise norms
+    rank: int = 0  # of the input, for channel-wise weights
+    single: bool = False  # one weight for all channels
 
     def channel(self, rank: int) -> int:
         return rank - 1 if self.trailing else rank - self.rank + 1
 
+    def ready(self, x: Tensor) -> Tensor:
+        return self.normalise(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
     def weight(self, x: Tensor, d: Tensor) -> Block:
-        flat = self.normalise(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-        return self.bias(d * flat[:, None])
+        if d.dtype == torch.float16 and d.shape[1] == 1 and not self.single:
+            first, second = self._by_position(d[:, 0]), self._by_position(x)
+            return Dense(fused.dot_positions(first, second)[:, None])
+        return self.bias(_wide(d) * x[:, None])
+
+    def _by_position(self, v: Tensor) -> Tensor:
+        """[n, r, …] → [n, t, p]."""
+        if self.trailing:
+            return v.flatten(-self.trailing).flatten(1, -2)
+        v = v[:, :, :, None] if v.dim() == 3 else v.flatten(3)
+        return v.transpose(2, 3).flatten(1, 2)
 
     def bias(self, d: Tensor) -> Block:
         if self.trailing:
-            return Dense(d.flatten(-self.trailing).flatten(2, -2).sum(2))
-        return Dense(d.sum((2, *range(4, d.dim()))))
+            return Dense(_sum(d.flatten(-self.trailing).flatten(2, -2), 2))
+        if self.single:
+            return Dense(_sum(d.flatten(2), 2)[..., None])
+        return Dense(_sum(d, 2, *range(4, d.dim())))
 
 
 @dataclass(frozen=True)
@@ -257,6 +281,7 @@ class Broadcast(Rule):
     shape: tuple[int, ...]
     product: bool
     name = "broadcast"
+    small = True
 
     def aligned(self, rank: int, sample: int) -> "Broadcast":
         """The parameter's shape against an output of this rank whose samples lie in dimension `sample`."""
@@ -266,14 +291,23 @@ class Broadcast(Rule):
         return Broadcast(tuple(shape), self.product)
 
     def weight(self, x: Tensor, d: Tensor) -> Block:
-        return self.bias(d * x[:, None] if self.product else d)
+        return self.bias(_wide(d) * x[:, None] if self.product else d)
 
     def bias(self, d: Tensor) -> Block:
-        d = d.sum(2)  # what was folded into the batch
+        d = _sum(d, 2)  # what was folded into the batch
         over = [2 + k for k, size in enumerate(self.shape) if size == 1 and d.shape[2 + k] != 1]
         if any(size not in (1, d.shape[2 + k]) for k, size in enumerate(self.shape)):
             raise NoRule
         return Dense((d.sum(over, keepdim=True) if over else d).flatten(2))
+
+
+def _wide(d: Tensor) -> Tensor:
+    return d.float() if d.dtype == torch.float16 else d
+
+
+def _sum(d: Tensor, *dims: int) -> Tensor:
+    """Sums of 16-bit cotangents are taken and kept in 32 bits."""
+    return d.sum(dims, dtype=torch.float32 if d.dtype == torch.float16 else None)
 
 
 def _positions(d: Tensor, dims: int, groups: int) -> Tensor:
@@ -471,6 +505,11 @@ def _rms_norm(
 ) -> Call:
     shape = list(normalized_shape)
     return Call(Affine(lambda x: F.rms_norm(x, shape, eps=eps), trailing=len(shape)), input, weight)
+
+
+@register(torch.prelu, F.prelu, Tensor.prelu)
+def _prelu(input: Tensor, weight: Tensor) -> Call:
+    return Call(Affine(lambda x: x.clamp(max=0), rank=input.dim(), single=weight.numel() == 1), input, weight)
 
 
 @register(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)

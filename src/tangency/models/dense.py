@@ -29,7 +29,8 @@ class TwoLayer(nn.Module):
         """Inputs [n, d] to outputs [n, 1]."""
         h, d = self.W.shape
         hidden = self.activation(F.linear(x, self.W) / d**0.5)
-        return F.linear(hidden, self.v).unsqueeze(-1) / h**0.5
+        outputs: Tensor = F.linear(hidden, self.v) / h**0.5
+        return outputs.unsqueeze(-1)
 
 
 def two_layer(inputs: int, width: int, activation: Callable[[Tensor], Tensor] = torch.tanh) -> TwoLayer:

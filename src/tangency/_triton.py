@@ -1,0 +1,43 @@
+"""The Triton kernels of `fused.py`, where their meaning is written in torch."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def dot(d, x, out, t, o, dn, dt, do, xn, xt, xo, BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr):
+    n = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
+    total = tl.zeros((BLOCK_T, BLOCK_O), tl.float32)
+    for start in range(0, t, BLOCK_T):
+        row = start + tl.arange(0, BLOCK_T)
+        inside = (row[:, None] < t) & (col[None, :] < o)
+        a = tl.load(d + n * dn + row[:, None] * dt + col[None, :] * do, mask=inside, other=0.0)
+        b = tl.load(x + n * xn + row[:, None] * xt + col[None, :] * xo, mask=inside, other=0.0)
+        total += a.to(tl.float32) * b.to(tl.float32)
+    tl.store(out + n * o + col, tl.sum(total, 0), mask=col < o)
+
+
+@triton.jit
+def products(a, d, out, t, m, s, WIDE: tl.constexpr, COLUMNS: tl.constexpr):
+    n = tl.program_id(1).to(tl.int64)
+    col = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    place = tl.arange(0, WIDE)
+    inside = (col[:, None] < m) & (place[None, :] < s)
+    offset = col[:, None] * s + place[None, :]
+    total = tl.zeros((COLUMNS, WIDE), tl.float32)
+    for row in range(t):
+        base = (n * t + row) * m * s
+        x = tl.load(a + base + offset, mask=inside, other=0.0)
+        y = tl.load(d + base + offset, mask=inside, other=0.0)
+        total += x.to(tl.float32) * y.to(tl.float32)
+    tl.store(out + n * m + col, tl.sum(total, 1), mask=col < m)
+
+
+@triton.jit
+def scale_last(d, scale, out, size, o, BLOCK: tl.constexpr):
+    k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = k < size
+    v = tl.load(d + k, mask=inside, other=0.0).to(tl.float32)
+    s = tl.load(scale + k % o, mask=inside, other=0.0)
+    tl.store(out + k, (v * s).to(out.dtype.element_ty), mask=inside)
