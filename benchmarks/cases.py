@@ -112,7 +112,7 @@ CASES = {
         build=lambda: models.resnet18(10, "batch"),
         chunk=8,
         pairs_n=4,
-        variants=plan(64, 2, 4),
+        variants=plan(64, 2, 4, 16),
     ),
     "transformer": Case(
         title="transformer encoder, 2 layers, d=128, length 32",

@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from . import fused
+from . import attention, fused
 from .blocks import Block, Dense
-from .structured import Broadcast, Call, Linear, NoRule, Rule, read
+from .errors import ModelError
+from .rules import Broadcast, Linear, NoRule, Rule
+from .structured import Call, read
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,9 @@ class Recorder(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             bound = inspect.signature(func).bind(*args, **kwargs)
             bound.apply_defaults()
-            if _plain_attention(bound.arguments):
+            if attention.covers(bound.arguments):
                 with self:
-                    return _attention(**bound.arguments)
+                    return attention.forward(**bound.arguments)
         if func in _TRANSPOSE and _is_transpose(func, args, kwargs) and id(args[0]) in self.names:
             out = func(*args, **kwargs)
             self._transposed[id(out)] = (out, self.names[id(args[0])])
@@ -154,6 +156,15 @@ class Recorder(TorchFunctionMode):
                 return self.layouts[name, occurrence]
             occurrence -= 1
         return None
+
+    def check_unchanged(self) -> None:
+        """Refuse a model that changed a layer's input in place after the layer had used it."""
+        for tap in self.taps:
+            if tap.input is not None and not tap.input.is_inference() and tap.input._version != tap.version:
+                raise ModelError(
+                    f"the input of the layer with {tap.names[0]} was changed in place after the layer had used it; "
+                    "such a model cannot be trained by autograd either. Replace x += … by x = x + …"
+                )
 
     def layout(self, tap: Tap) -> Layout:
         found = self._layout(tap.key)
@@ -301,79 +312,3 @@ def _is_transpose(func: Any, args: Any, kwargs: Any) -> bool:
         return False
     dims = (*args[1:], *kwargs.values())
     return func not in (Tensor.transpose, torch.transpose) or {d % 2 for d in dims} == {0, 1}
-
-
-def _plain_attention(given: Mapping[str, Any]) -> bool:
-    """What `_attention` covers: everything but added key/value biases, zero attention and static keys."""
-    unusual = ("bias_k", "bias_v", "static_k", "static_v")
-    dropout = given["dropout_p"] > 0 and given["training"]
-    return (
-        given["query"].dim() == 3
-        and not given["add_zero_attn"]
-        and not dropout
-        and all(given[k] is None for k in unusual)
-    )
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    key_padding_mask: Tensor | None,
-    need_weights: bool,
-    attn_mask: Tensor | None,
-    use_separate_proj_weight: bool,
-    q_proj_weight: Tensor | None,
-    k_proj_weight: Tensor | None,
-    v_proj_weight: Tensor | None,
-    average_attn_weights: bool,
-    is_causal: bool = False,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """F.multi_head_attention_forward in terms of F.linear, so that its projections become taps. Tensors [t, n, e]."""
-    t, n, e = query.shape
-    s, heads = key.shape[0], num_heads
-    if use_separate_proj_weight:
-        # The packed bias [3e] belongs to three products: read by each through the same tap as a broadcast sum.
-        zero = query.new_zeros(3 * e)
-        bias = zero if in_proj_bias is None else zero.expand(1, n, -1) + in_proj_bias
-        parts = [F.linear(v, w) for v, w in ((query, q_proj_weight), (key, k_proj_weight), (value, v_proj_weight))]  # type: ignore[arg-type]
-        q, k, v = (p + b for p, b in zip(parts, bias.split(e, -1), strict=True))
-    elif query is key and key is value:
-        q, k, v = F.linear(query, in_proj_weight, in_proj_bias).split(e, -1)  # type: ignore[arg-type]
-    else:
-        each = (F.linear(v, in_proj_weight, in_proj_bias) for v in (query, key, value))  # type: ignore[arg-type]
-        q, k, v = (p[..., j * e : (j + 1) * e] for j, p in enumerate(each))
-    q, k, v = (p.reshape(p.shape[0], n, heads, -1).permute(1, 2, 0, 3) for p in (q, k, v))
-    mask = _mask(attn_mask, key_padding_mask, q, s, n, heads)
-    if not need_weights:
-        y = F.scaled_dot_product_attention(q, k, v, mask)
-        weights = None
-    else:
-        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-        weights = torch.softmax(scores if mask is None else scores + mask, -1)
-        y = weights @ v
-        weights = weights.mean(1) if average_attn_weights else weights
-    y = y.permute(2, 0, 1, 3).reshape(t, n, -1)
-    return F.linear(y, out_proj_weight, out_proj_bias), weights
-
-
-def _mask(attn: Tensor | None, padding: Tensor | None, q: Tensor, s: int, n: int, heads: int) -> Tensor | None:
-    """Both masks as one float mask that is added to the scores [n, heads, t, s]."""
-
-    def floating(m: Tensor) -> Tensor:
-        return q.new_zeros(m.shape).masked_fill(m, float("-inf")) if m.dtype == torch.bool else m.to(q.dtype)
-
-    total = None
-    if attn is not None:
-        attn = floating(attn)
-        total = attn.view(n, heads, -1, s) if attn.dim() == 3 else attn
-    if padding is not None:
-        extra = floating(padding)[:, None, None]
-        total = extra if total is None else total + extra
-    return total

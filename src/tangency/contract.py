@@ -183,7 +183,7 @@ def _expanded(x: Outer, y: Outer, total: Sum) -> Iterator[tuple[Tensor, Tensor]]
         size = x.n * x.c * rows
     else:
         _, g, i, _ = x.sizes()
-        ax, ay, rows = _activations(x), (None if x is y else _activations(y)), 0
+        ax, ay, rows = _activations(x), (None if x is y else _activations(y)), None
         size = x.n * x.c * g * i
     dx, dy = x.d(), (None if x is y else y.d())
     for part in _slices(x, o, size, total):
@@ -226,14 +226,14 @@ def _activations(x: Outer) -> Tensor:
     return x.a().transpose(1, 2)
 
 
-def _gradient(a: Tensor, d: Tensor, rows: int) -> Tensor:
+def _gradient(a: Tensor, d: Tensor, rows: int | None = None) -> Tensor:
     """Σ_t δ_t ⊗ a_t for a slice of output channels: [n, c, g·o·i]."""
     n, c, t, g, o = d.shape
-    if rows:  # row numbers
+    if rows is not None:  # row numbers
         out = d.new_zeros(n, c, rows + 1, o)
         return out.scatter_add(2, a[:, None, :, None].expand(n, c, t, o), d[:, :, :, 0])[:, :, :rows].flatten(2)
     if a.dtype == torch.float16 and a.device.type == "cpu":
-        return _gradient(a.float(), d.float(), rows).half()
+        return _gradient(a.float(), d.float()).half()
     # One product per sample (and group) that reads the activations once for all outputs.
     deltas = d.permute(0, 3, 1, 4, 2).reshape(n * g, c * o, t)
     gradient = torch.bmm(deltas, a.reshape(n * g, t, -1))
@@ -278,6 +278,6 @@ def _outer_diagonal(x: Outer, workspace: int) -> Tensor:
             alike = torch.einsum("ntgi,nsgi->ngts", a, a)
             part = (torch.einsum("nctgo,ncsgo->ncgts", d, d) * alike[:, None]).sum((2, 3, 4))
         else:
-            part = _gradient(a.transpose(1, 2), d, 0).square().sum(2)
+            part = _gradient(a.transpose(1, 2), d).square().sum(2)
         parts.append(part if b.scale is None else part * b.scale[:, None] ** 2)
     return torch.cat(parts)

@@ -13,32 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, vmap
+from torch.func import functional_call
 
 from . import _check, _tree, blocks
 from ._types import Inputs, Params
 from .blocks import Block, Dense, Outer, Use
-from .capture import Layout, Recorder, Tap, collect
+from .capture import Recorder
 from .errors import InputError, ModelError, NonFiniteError, PerformanceWarning
+from .jacobian import CAPTURE, Plan, capture
 from .network import Network
-
-# Bytes that one micro-batch of a capture may take on a CPU when nobody says otherwise (heuristic).
-CAPTURE = 1 << 29
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the probe found out about a model on one kind of input."""
-
-    layouts: dict[tuple[str, int], Layout]
-    fallback: dict[str, str]  # parameter → why no rule covers it
-    looped: frozenset[str]  # of these, the ones that torch.func gets wrong: plain autograd, sample by sample
-    rules: dict[str, str]  # parameter → the rule that covers it
-    unused: tuple[str, ...]
-    c: int
-    kept: int  # bytes per sample that the blocks take
-    transient: int  # bytes per sample that a forward and a backward pass take besides
-    seed: float = 1.0  # factor on the cotangents of a float16 pass
+from .probe import probe
 
 
 def _room(device: torch.device) -> int:
@@ -71,11 +55,9 @@ class Jacobian(Features):
 
     def plan(self, x: Inputs) -> Plan:
         """What is known about the model on this kind of input; the first time, it is found out."""
-        from .probe import probe
-
         key = _tree.signature(x)
         if key not in self.plans:
-            plan, certain = probe(self, x)
+            plan, certain = probe(self.network, x)
             self._say(plan)
             if not certain:
                 return plan
@@ -107,49 +89,10 @@ class Jacobian(Features):
         parts: list[dict[str, Block]] = []
         for start, part in enumerate(_tree.split(x, step)):
             try:
-                parts.append(self.capture(state, part, plan, differentiable=differentiable))
+                parts.append(capture(self.network, state, part, plan, differentiable=differentiable))
             except NonFiniteError as e:
                 raise e.shifted(start * step) from None
         return _joined(parts, self.network.train)
-
-    def capture(
-        self, state: Params, x: Inputs, plan: Plan, *, differentiable: bool = False, exact: bool = False
-    ) -> dict[str, Block]:
-        """Blocks of one micro-batch. `exact` keeps 32 bits where the precision asks for 16."""
-        half = self.network.precision == "float16" and not exact and not differentiable
-        seed = plan.seed if half else 1.0
-        while True:
-            found, largest = self._capture(state, x, plan, differentiable, half, seed, exact)
-            if not half or largest < float("inf") or seed < 2.0**-24:
-                return found
-            seed /= 64  # a cotangent left the range of 16 bits: start lower
-
-    def _capture(
-        self, state: Params, x: Inputs, plan: Plan, differentiable: bool, half: bool, seed: float, exact: bool
-    ) -> tuple[dict[str, Block], float]:
-        n = _tree.size(x)
-        tracked = {id(state[k]): k for k in self.network.train if k not in plan.fallback}
-        recorder = Recorder(tracked, n, plan.layouts, half=half)
-        with self.network.modes(differentiable=differentiable, half=half, exact=exact):
-            with torch.enable_grad(), recorder:
-                out = self.network(state, x)
-            _check_outputs(out, recorder.taps)
-            _check_versions(recorder.taps)
-            taps = [tap for tap in recorder.taps if all(k not in plan.fallback for k in tap.names)]
-            found: dict[str, list[Block]] = {}
-            tops: list[Tensor] = []
-            with torch.set_grad_enabled(differentiable):
-                for name, block in collect(out, recorder, taps, differentiable=differentiable, seed=seed):
-                    if half:
-                        block, top = _halved(block, seed)
-                        tops.append(top)
-                    found.setdefault(name, []).append(block)
-            del out, recorder, taps
-        largest = float(torch.stack(tops).max()) if tops else 0.0
-        result = {k: blocks.add(bs) for k, bs in found.items()}
-        for name, g in fallback(self.network, state, x, plan).items():
-            result[name] = Dense(g if differentiable else g.detach())
-        return {k: result[k] for k in self.network.train if k in result}, largest
 
 
 def _joined(parts: Sequence[dict[str, Block]], names: Iterable[str]) -> dict[str, Block]:
@@ -181,113 +124,6 @@ def _zeros(model: Block, n: int) -> Block:
         return replace(model, uses=tuple(Use(u.lift, zero(u.x), zero(u.d)) for u in model.uses), scale=scale)
     assert isinstance(model, blocks.Mixed)
     return blocks.Mixed(tuple(_zeros(b, n) for b in model.blocks))
-
-
-def _halved(block: Block, seed: float) -> tuple[Block, Tensor]:
-    """A block with 16-bit factors and the largest cotangent in it.
-
-    The activations are scaled per sample by a power of two such that no sum of t products can overflow; the cotangents
-    were put into range by `seed` before the backward pass. Small sums stay in 32 bits.
-    """
-    if isinstance(block, Dense):
-        return Dense(block.g.float() / seed), torch.linalg.vector_norm(block.g, torch.inf).float()
-    assert isinstance(block, Outer)
-    (use,) = block.uses
-    largest = torch.linalg.vector_norm(use.d, torch.inf, tuple(range(1, use.d.dim()))).float()
-    x, scale = use.x, torch.full_like(largest, 1 / seed)
-    if not block.indexed:
-        on_a = torch.linalg.vector_norm(use.x, torch.inf, tuple(range(1, use.x.dim()))).float()
-        factor = _power(2.0**15 / block.sizes()[0], on_a * largest)
-        x, scale = (use.x * factor.view(-1, *[1] * (use.x.dim() - 1))).half(), scale / factor
-    return replace(block, uses=(Use(use.lift, x, use.d.half()),), scale=scale), largest.max()
-
-
-def _power(room: float, largest: Tensor) -> Tensor:
-    """The largest power of two that keeps `largest` below `room`."""
-    safe = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
-    return torch.exp2(torch.floor(torch.log2(room / safe)).clamp(-100, 100))
-
-
-def fallback(network: Network, state: Params, x: Inputs, plan: Plan) -> dict[str, Tensor]:
-    """[n, c, p] for the parameters without a rule, by torch.func; where that cannot run, sample by sample."""
-    found: dict[str, Tensor] = {}
-    looped = set(plan.looped)
-    mapped = [k for k in plan.fallback if k not in looped]
-    if mapped:
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "There is a performance drop")  # said by our own warning
-                found = jacobian_vmap(network, state, x, mapped, plan.transient)
-        except (RuntimeError, NotImplementedError, ValueError, TypeError):
-            looped |= set(mapped)
-    if looped:
-        found |= jacobian_loop(network, state, x, [k for k in plan.fallback if k in looped])
-    return found
-
-
-def jacobian_vmap(network: Network, state: Params, x: Inputs, names: Sequence[str], sample: int) -> dict[str, Tensor]:
-    """[n, c, p] by torch.func: vmap over samples (in chunks) of jacrev. `sample`: bytes that one sample takes."""
-    chosen = {k: state[k] for k in names}
-    rest = {k: v for k, v in state.items() if k not in chosen}
-    args, kwargs = _tree.arguments(x)
-
-    def f(p: dict[str, Tensor], one: Inputs) -> Tensor:
-        return network({**rest, **p}, _tree.transform(lambda v: v[None], one))[0]
-
-    def one_sample(args: Any, kwargs: Any) -> Any:
-        one: Inputs = kwargs if kwargs else (args[0] if isinstance(x, Tensor) else args)
-        return jacrev(f)(chosen, one)
-
-    size = 4 * sample + 16 * sum(v.numel() for v in chosen.values())
-    chunk = max(1, min(_tree.size(x), CAPTURE // size))
-    with network.modes(differentiable=True, exact=True):
-        found = vmap(one_sample, chunk_size=chunk)(args, kwargs)
-    return {k: g.reshape(*g.shape[:2], -1) for k, g in found.items()}
-
-
-def jacobian_loop(network: Network, state: Params, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
-    """[n, c, p] by plain autograd, one sample and one output at a time. The obvious reference, and the last resort."""
-    create = _tree.needs_grad(x)
-    rows: dict[str, list[Tensor]] = {k: [] for k in names}
-    with torch.enable_grad(), network.modes(differentiable=create, exact=True):
-        own = {k: state[k].detach().requires_grad_() for k in names}
-        for one in _tree.split(x, 1):
-            out = network({**state, **own}, one)[0]
-            each: dict[str, list[Tensor]] = {k: [] for k in names}
-            for j in range(len(out)):
-                grads: Sequence[Tensor | None] = (
-                    torch.autograd.grad(
-                        out[j], list(own.values()), retain_graph=True, create_graph=create, allow_unused=True
-                    )
-                    if out.requires_grad
-                    else [None] * len(own)
-                )
-                for (k, p), g in zip(own.items(), grads, strict=True):
-                    each[k].append((torch.zeros_like(p) if g is None else g).flatten())
-            for k, gs in each.items():
-                rows[k].append(torch.stack(gs))
-    return {k: torch.stack(v) for k, v in rows.items()}
-
-
-def _check_outputs(out: Tensor, taps: list[Tap]) -> None:
-    good = out.detach().isfinite().all(1)
-    if not bool(good.all()):
-        sample = int((~good).nonzero()[0])
-        raise NonFiniteError(
-            f"the model's output for sample {sample} is not finite. Check that input and the parameters "
-            "(torch.isfinite), or use a wider dtype.",
-            sample,
-            "output",
-        )
-
-
-def _check_versions(taps: list[Tap]) -> None:
-    for tap in taps:
-        if tap.input is not None and not tap.input.is_inference() and tap.input._version != tap.version:
-            raise ModelError(
-                f"the input of the layer with {tap.names[0]} was changed in place after the layer had used it; such a "
-                "model cannot be trained by autograd either. Replace the in-place operation (x += …) by x = x + …"
-            )
 
 
 @dataclass(frozen=True, eq=False)

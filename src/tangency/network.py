@@ -49,6 +49,11 @@ class Network:
         for name, p in model.named_parameters():
             if isinstance(p, nn.parameter.UninitializedParameter):
                 raise InputError(f"parameter {name} is not initialised yet (a lazy module). Run the model once first.")
+        if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+            raise InputError(
+                "the model holds scripted modules (torch.jit), whose parameters torch cannot replace. Pass "
+                "the original nn.Module."
+            )
         if params is not None:
             _check.state_dict(params, model)
             params = {k: v.detach().clone() for k, v in params.items()}

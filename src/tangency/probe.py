@@ -16,8 +16,9 @@ from . import _tree
 from ._types import Inputs, Params
 from .capture import Layout, Recorder, Tap
 from .errors import ModelError
-from .features import Jacobian, Plan
-from .structured import NoRule
+from .jacobian import Plan, capture
+from .network import Network
+from .rules import NoRule
 
 # How far two runs of the same arithmetic may be apart, relative to the largest entry: rounding, not error.
 _CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4}
@@ -25,16 +26,15 @@ _CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4}
 _FITS = {torch.float64: 1e-8, torch.float32: 2e-3}
 
 
-def probe(features: Jacobian, x: Inputs) -> tuple[Plan, bool]:
+def probe(network: Network, x: Inputs) -> tuple[Plan, bool]:
     """The plan for inputs like x, and whether two different samples were there to be certain of it."""
-    network = features.network
     x = _tree.transform(lambda v: v.detach(), x)
     pair, certain = _two_samples(x)
     state = network.state()
     first, second = (_tree.take(pair, slice(k, k + 1)) for k in range(2))
     with torch.no_grad(), network.modes(exact=True):
-        alone = [_record(features, state, one) for one in (first, second)]
-        both, again = _record(features, state, pair), _record(features, state, pair)
+        alone = [_record(network, state, one) for one in (first, second)]
+        both, again = _record(network, state, pair), _record(network, state, pair)
     _deterministic(both[0], again[0])
     if certain:
         _independent(both[0], torch.cat([alone[0][0], alone[1][0]]))
@@ -49,7 +49,7 @@ def probe(features: Jacobian, x: Inputs) -> tuple[Plan, bool]:
             layouts[tap.key] = layout
     rules = {k: tap.rule.name for tap in both[1].taps for k in tap.names}
     plan = Plan(layouts, fallback, frozenset(), rules, (), both[0].shape[1], 1, 1)
-    return _verified(features, state, pair, plan), certain
+    return _verified(network, state, pair, plan), certain
 
 
 def _two_samples(x: Inputs) -> tuple[Inputs, bool]:
@@ -61,11 +61,12 @@ def _two_samples(x: Inputs) -> tuple[Inputs, bool]:
     return _tree.transform(lambda v: v[[0, 0]], x), False
 
 
-def _record(features: Jacobian, state: Params, x: Inputs) -> tuple[Tensor, Recorder]:
-    names = {id(state[k]): k for k in features.network.train}
+def _record(network: Network, state: Params, x: Inputs) -> tuple[Tensor, Recorder]:
+    names = {id(state[k]): k for k in network.train}
     recorder = Recorder(names, _tree.size(x), keep_outputs=True)
     with recorder:
-        out = features.network(state, x)
+        out = network(state, x)
+    recorder.check_unchanged()
     return out, recorder
 
 
@@ -117,11 +118,10 @@ def _layout(tap: Tap, first: Tap | None, second: Tap | None) -> Layout | None:
     return None
 
 
-def _verified(features: Jacobian, state: Params, pair: Inputs, plan: Plan) -> Plan:
+def _verified(network: Network, state: Params, pair: Inputs, plan: Plan) -> Plan:
     """The plan after a comparison of Jᵀv with autograd: what differs goes to the fallback."""
-    network = features.network
     v = torch.cos(torch.arange(1.0, plan.c + 1))
-    expected, unused = _reference(features, state, pair, v)
+    expected, unused = _reference(network, state, pair, v)
     plan = replace(plan, unused=unused, fallback={k: w for k, w in plan.fallback.items() if k not in unused})
     scale = float(sum(g.square().sum() for g in expected.values()) ** 0.5)
     if scale == 0 and len(unused) == len(network.train):
@@ -130,15 +130,15 @@ def _verified(features: Jacobian, state: Params, pair: Inputs, plan: Plan) -> Pl
             "torch.no_grad() and .detach() in the model."
         )
     try:
-        found, transient = _measured(features, state, pair, plan)
+        found, transient = _measured(network, state, pair, plan)
     except NoRule as e:
-        return _verified(features, state, pair, _without(plan, e.names, "its rule does not fit"))
+        return _verified(network, state, pair, _without(plan, e.names, "its rule does not fit"))
     except RuntimeError:
         # A layer that was called once for the whole batch could not be given a copy per sample.
         shared = {name for (name, _), layout in plan.layouts.items() if layout.dim is None} - set(plan.fallback)
         if not shared:
             raise
-        return _verified(features, state, pair, _without(plan, shared, "called once for the whole batch"))
+        return _verified(network, state, pair, _without(plan, shared, "called once for the whole batch"))
     tolerance = _FITS.get(next(iter(expected.values())).dtype, 2e-3)
     wrong = {}
     for name, want in expected.items():
@@ -156,7 +156,7 @@ def _verified(features: Jacobian, state: Params, pair: Inputs, plan: Plan) -> Pl
                 f"two ways to take the gradient of {', '.join(wrong)} by autograd disagree: the model is not a "
                 "deterministic function of one sample."
             )
-        return _verified(features, state, pair, again)
+        return _verified(network, state, pair, again)
     kept = sum(b.nbytes for b in found.values()) // 2
     top = max((float(t.abs().max()) for b in found.values() for t in b.tensors()[1::2]), default=1.0)
     seed = 2.0 ** round(8 - float(torch.log2(torch.tensor(max(top, 1e-30)))))  # room for 256 times larger ones
@@ -171,9 +171,8 @@ def _without(plan: Plan, names: Iterable[str], why: str) -> Plan:
     return replace(plan, layouts=layouts, fallback=plan.fallback | dict.fromkeys(names, why))
 
 
-def _reference(features: Jacobian, state: Params, pair: Inputs, v: Tensor) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def _reference(network: Network, state: Params, pair: Inputs, v: Tensor) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Jᵀv per sample by autograd [2, p], and the parameters that the outputs do not depend on."""
-    network = features.network
     own = {k: state[k].detach().requires_grad_() for k in network.train}
     rows: dict[str, list[Tensor]] = {k: [] for k in own}
     reached: set[str] = set()
@@ -190,7 +189,7 @@ def _reference(features: Jacobian, state: Params, pair: Inputs, v: Tensor) -> tu
     return {k: torch.stack(r) for k, r in rows.items()}, tuple(k for k in own if k not in reached)
 
 
-def _measured(features: Jacobian, state: Params, pair: Inputs, plan: Plan) -> tuple[dict[str, Any], int]:
+def _measured(network: Network, state: Params, pair: Inputs, plan: Plan) -> tuple[dict[str, Any], int]:
     """The blocks of the two samples, and the bytes per sample that autograd kept to make them."""
     saved: dict[int, int] = {}
 
@@ -200,7 +199,7 @@ def _measured(features: Jacobian, state: Params, pair: Inputs, plan: Plan) -> tu
 
     own = {v.untyped_storage().data_ptr() for v in state.values()}
     with saved_tensors_hooks(pack, lambda v: v):
-        found = features.capture(state, pair, plan, exact=True)
+        found = capture(network, state, pair, plan, exact=True)
     total = sum(size for place, size in saved.items() if place not in own)
     # Besides what is saved: the outputs of the layer at work, and one set of cotangents on its way (heuristic).
     return found, total + sum(t.numel() * t.element_size() for b in found.values() for t in b.tensors()) // plan.c

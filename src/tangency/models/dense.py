@@ -28,8 +28,8 @@ class TwoLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Inputs [n, d] to outputs [n, 1]."""
         h, d = self.W.shape
-        hidden = self.activation(F.linear(x, self.W) / d**0.5)
-        outputs: Tensor = F.linear(hidden, self.v) / h**0.5
+        hidden = self.activation(F.linear(x, self.W) / d**0.5) / h**0.5
+        outputs: Tensor = F.linear(hidden, self.v)
         return outputs.unsqueeze(-1)
 
 

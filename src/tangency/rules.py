@@ -1,0 +1,314 @@
+"""One small rule per kind of layer: how its Jacobian splits into activation and cotangent.
+
+All tensors that a rule sees have the sample first: inputs [n, r, …], cotangents [n, c, r, …], where r counts whatever a
+model folded into the batch dimension. Which call has which rule is said in `structured.py`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import fused
+from .blocks import Block, Dense, Lift, Outer, Use
+
+
+class NoRule(Exception):  # noqa: N818 - a signal between capture and rules, never shown to users
+    """This particular call does not fit the rule. `names`: the parameters concerned, where they are known."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        super().__init__()
+        self.names = frozenset(names)
+
+
+class Rule(ABC):
+    """The Jacobian of one call y = f(x; weight, bias)."""
+
+    name: ClassVar[str]
+    small: ClassVar[bool] = False  # the gradients are sums no larger than the parameter's few entries: kept dense
+
+    @abstractmethod
+    def weight(self, x: Tensor, d: Tensor) -> Block: ...
+
+    @abstractmethod
+    def bias(self, d: Tensor) -> Block: ...
+
+    def channel(self, rank: int) -> int:
+        """Which dimension of the output is the one that the weight acts on."""
+        return rank - 1
+
+    def ready(self, x: Tensor) -> Tensor:
+        """What `weight` takes, made once for all outputs from the captured input [n, r, …]."""
+        return x
+
+
+@dataclass(frozen=True)
+class Linear(Rule, Lift):
+    """y = x Wᵀ + b over any leading dimensions; `transposed` where W is stored [i, o] (Hugging Face Conv1D, x @ W).
+
+    `vector` where the weight is [i] and y has no dimension for it.
+    """
+
+    transposed: bool = False
+    vector: bool = False
+    name = "linear"
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return "columns" if self.transposed else "rows"
+
+    def a(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], -1, 1, x.shape[-1])
+
+    def d(self, d: Tensor) -> Tensor:
+        return d.reshape(*d.shape[:2], -1, 1, 1 if self.vector else d.shape[-1])
+
+    def layout(self, g: Tensor) -> Tensor:
+        return g[:, :, 0].transpose(-1, -2) if self.transposed else g[:, :, 0]
+
+    def weight(self, x: Tensor, d: Tensor) -> Block:
+        return Outer((Use(self, x, d),))
+
+    def bias(self, d: Tensor) -> Block:
+        return Dense(_sum(self.d(d), 2).flatten(2))
+
+    def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
+        return math.prod(x.shape[1:-1]), 1, x.shape[-1], 1 if self.vector else d.shape[-1]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The geometry of a convolution in any number of dimensions."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]  # (before, after) per dimension
+    dilation: tuple[int, ...]
+    groups: int
+
+    def of(self, x: Tensor) -> Tensor:
+        """[N, C, *S] → view [N, C, *windows, *kernel]."""
+        if any(p != (0, 0) for p in self.padding):
+            x = F.pad(x, [v for p in reversed(self.padding) for v in p])
+        for k, (size, step, gap) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True)):
+            x = x.unfold(2 + k, gap * (size - 1) + 1, step)[..., ::gap]
+        return x
+
+    def patches(self, x: Tensor) -> Tensor:
+        """[N, C, *S] → [N, t, g, i] with i = (*kernel, C/g), laid out in memory as x is."""
+        dims = len(self.kernel)
+        windows = self.of(x)
+        count = windows.shape[2 : 2 + dims]
+        w = windows.unflatten(1, (self.groups, -1))  # [N, g, C/g, *windows, *kernel]
+        space, kernel = range(3, 3 + dims), range(3 + dims, 3 + 2 * dims)
+        if x.stride(1) == 1 and x.shape[1] > 1:  # channels last
+            out = w.permute(0, *space, 1, *kernel, 2)
+            return out.reshape(x.shape[0], math.prod(count), self.groups, -1)
+        out = w.permute(0, 1, *kernel, 2, *space)
+        return out.reshape(x.shape[0], self.groups, -1, math.prod(count)).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Conv(Rule, Lift):
+    """y = W ∗ x: a are the patches of x (formed only while they are needed), δ the cotangents per position."""
+
+    windows: Windows
+    name = "conv"
+    kind = "rows"
+
+    def channel(self, rank: int) -> int:
+        return rank - len(self.windows.kernel) - 1
+
+    def a(self, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        patches = self.windows.patches(x.flatten(0, 1))
+        return patches if x.shape[1] == 1 else patches.reshape(n, -1, *patches.shape[2:])
+
+    def d(self, d: Tensor) -> Tensor:
+        return _positions(d, len(self.windows.kernel), self.windows.groups)
+
+    def layout(self, g: Tensor) -> Tensor:
+        g = g.unflatten(-1, (*self.windows.kernel, -1))  # [n, c, g, o, *kernel, C/g]
+        return g.movedim(-1, 4).flatten(2, 3)
+
+    def weight(self, x: Tensor, d: Tensor) -> Block:
+        return Outer((Use(self, x, d),))
+
+    def bias(self, d: Tensor) -> Block:
+        return Dense(_sum(d, 2, *range(4, d.dim())))
+
+    def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
+        w = self.windows
+        return (
+            x.shape[1] * math.prod(d.shape[4:]),
+            w.groups,
+            math.prod(w.kernel) * x.shape[2] // w.groups,
+            d.shape[3] // w.groups,
+        )
+
+
+@dataclass(frozen=True)
+class ConvTranspose(Rule, Lift):
+    """y = Wᵀ ∗ x: the adjoint of a convolution, so the positions are those of x and the patches are taken of δ."""
+
+    windows: Windows
+    name = "conv transpose"
+    kind = "columns"
+
+    def channel(self, rank: int) -> int:
+        return rank - len(self.windows.kernel) - 1
+
+    def a(self, x: Tensor) -> Tensor:
+        return _positions(x[:, None], len(self.windows.kernel), self.windows.groups)[:, 0]
+
+    def d(self, d: Tensor) -> Tensor:
+        n, c, r = d.shape[:3]
+        w = self.windows
+        patches = w.patches(d.flatten(0, 2))
+        return patches.reshape(n, c, -1, *patches.shape[2:]) if r > 1 else patches.unflatten(0, (n, c))
+
+    def layout(self, g: Tensor) -> Tensor:
+        g = g.unflatten(3, (*self.windows.kernel, -1))  # [n, c, g, *kernel, O/g, I/g]
+        return g.movedim((-1, -2), (3, 4)).flatten(2, 3)
+
+    def weight(self, x: Tensor, d: Tensor) -> Block:
+        # Pad δ (or crop what output_padding added) so that its windows are exactly the positions of x.
+        w, sides = self.windows, []
+        for k, size in enumerate(x.shape[3:]):
+            reach = (size - 1) * w.stride[k] + w.dilation[k] * (w.kernel[k] - 1) + 1
+            before = w.padding[k][0]
+            sides.append((before, reach - before - d.shape[4 + k]))
+        d = F.pad(d, [v for side in reversed(sides) for v in side])
+        unpadded = replace(w, padding=((0, 0),) * len(sides))
+        return Outer((Use(ConvTranspose(unpadded), x, d),))
+
+    def bias(self, d: Tensor) -> Block:
+        return Dense(_sum(d, 2, *range(4, d.dim())))
+
+    def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
+        w = self.windows
+        t = x.shape[1] * math.prod(x.shape[3:])
+        return t, w.groups, x.shape[2] // w.groups, math.prod(w.kernel) * d.shape[3] // w.groups
+
+
+@dataclass(frozen=True)
+class Embedding(Rule, Lift):
+    """y_t = W[x_t]: a is the row number. `bag` sums (or averages) the positions of the last dimension."""
+
+    vocabulary: int
+    padding: int | None = None
+    bag: str | None = None
+    name = "embedding"
+    kind = "lookup"
+    indexed = True
+
+    def a(self, x: Tensor) -> Tensor:
+        index = x.reshape(x.shape[0], -1).long()
+        return index if self.padding is None else torch.where(index == self.padding, -1, index)
+
+    def d(self, d: Tensor) -> Tensor:
+        return d.reshape(*d.shape[:2], -1, 1, d.shape[-1])
+
+    def layout(self, g: Tensor) -> Tensor:
+        return g[:, :, 0].transpose(-1, -2)
+
+    def weight(self, x: Tensor, d: Tensor) -> Block:
+        if self.bag:  # every position of a bag receives the bag's cotangent
+            size = x.shape[-1]
+            d = (d / size if self.bag == "mean" else d)[..., None, :].expand(*d.shape[:-1], size, d.shape[-1])
+        return Outer((Use(self, x, d),), self.vocabulary)
+
+    def bias(self, d: Tensor) -> Block:
+        raise NoRule
+
+    def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
+        return math.prod(x.shape[1:]), 1, self.vocabulary, d.shape[-1]
+
+
+@dataclass(frozen=True)
+class Affine(Rule):
+    """y = x̂ ⊙ w + b with x̂ the normalised input: the gradients are small sums, kept dense.
+
+    The weight has the `trailing` last dimensions of the input, or lies along the channel (dimension 1).
+    """
+
+    name = "norm"
+    small = True
+    normalise: Callable[[Tensor], Tensor]
+    trailing: int = 0
+    rank: int = 0  # of the input, for channel-wise weights
+    single: bool = False  # one weight for all channels
+
+    def channel(self, rank: int) -> int:
+        return rank - 1 if self.trailing else rank - self.rank + 1
+
+    def ready(self, x: Tensor) -> Tensor:
+        return self.normalise(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+    def weight(self, x: Tensor, d: Tensor) -> Block:
+        if d.dtype == torch.float16 and d.shape[1] == 1 and not self.single:
+            first, second = self._by_position(d[:, 0]), self._by_position(x)
+            return Dense(fused.dot_positions(first, second)[:, None])
+        return self.bias(_wide(d) * x[:, None])
+
+    def _by_position(self, v: Tensor) -> Tensor:
+        """[n, r, …] → [n, t, p]."""
+        if self.trailing:
+            return v.flatten(-self.trailing).flatten(1, -2)
+        v = v[:, :, :, None] if v.dim() == 3 else v.flatten(3)
+        return v.transpose(2, 3).flatten(1, 2)
+
+    def bias(self, d: Tensor) -> Block:
+        if self.trailing:
+            return Dense(_sum(d.flatten(-self.trailing).flatten(2, -2), 2))
+        if self.single:
+            return Dense(_sum(d.flatten(2), 2)[..., None])
+        return Dense(_sum(d, 2, *range(4, d.dim())))
+
+
+@dataclass(frozen=True)
+class Broadcast(Rule):
+    """y = x + w, y = x · w or y = w.expand(…): a bare parameter that is broadcast over samples and positions."""
+
+    shape: tuple[int, ...]
+    product: bool
+    name = "broadcast"
+    small = True
+
+    def aligned(self, rank: int, sample: int) -> "Broadcast":
+        """The parameter's shape against an output of this rank whose samples lie in dimension `sample`."""
+        shape = [1] * (rank - len(self.shape)) + list(self.shape)
+        if len(shape) != rank or shape.pop(sample) != 1:
+            raise NoRule
+        return Broadcast(tuple(shape), self.product)
+
+    def weight(self, x: Tensor, d: Tensor) -> Block:
+        return self.bias(_wide(d) * x[:, None] if self.product else d)
+
+    def bias(self, d: Tensor) -> Block:
+        d = _sum(d, 2)  # what was folded into the batch
+        over = [2 + k for k, size in enumerate(self.shape) if size == 1 and d.shape[2 + k] != 1]
+        if any(size not in (1, d.shape[2 + k]) for k, size in enumerate(self.shape)):
+            raise NoRule
+        return Dense((d.sum(over, keepdim=True) if over else d).flatten(2))
+
+
+def _wide(d: Tensor) -> Tensor:
+    return d.float() if d.dtype == torch.float16 else d
+
+
+def _sum(d: Tensor, *dims: int) -> Tensor:
+    """Sums of 16-bit cotangents are taken and kept in 32 bits."""
+    return d.sum(dims, dtype=torch.float32 if d.dtype == torch.float16 else None)
+
+
+def _positions(d: Tensor, dims: int, groups: int) -> Tensor:
+    """[n, c, r, C, *S] → [n, c, t, g, C/g], a view where r = 1."""
+    d = d.flatten(4) if dims > 1 else d
+    d = d.unflatten(3, (groups, -1)).movedim(-1, 3)  # [n, c, r, T, g, o]
+    return d[:, :, 0] if d.shape[2] == 1 else d.flatten(2, 3)
