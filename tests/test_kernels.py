@@ -69,8 +69,7 @@ def test_a_tied_parameter_may_be_named_by_either_name() -> None:
 
 def test_heads() -> None:
     model = net()
-    j = jacobians(model, X)
-    rows = {k: v for k, v in j.items()}
+    rows = jacobians(model, X)
     pick = {k: v[:, 1:2] for k, v in rows.items()}
     close(tg.head_ntk(model, 1)(X), trace(pick, pick))
     gap = {k: v[:, 0:1] - v[:, 2:3] for k, v in rows.items()}

@@ -5,7 +5,7 @@ Every method ends in one of two forms: products L Rᵀ of matrices whose rows ar
 computes the upper half only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -73,22 +73,47 @@ class Sum:
 
     def in_place(self, x: Outer, y: Outer, scale: tuple[Tensor, Tensor] | None = None) -> None:
         """K += Σ_{t,s} (a_it·a_js)(δ_it·δ_js), without forming any gradient. Cost: t·s·(i + c·o) per pair."""
-        ax, dx = x.a(), x.d()
-        ay, dy = (ax, dx) if x is y else (y.a(), y.d())
-        for group in range(dx.shape[3]):
-            a = ax if x.indexed else ax[:, :, group].contiguous()
-            b = a if x is y else (ay if y.indexed else ay[:, :, group].contiguous())
-            d = self._stacked(dx[:, :, :, group])
-            e = d if x is y else self._stacked(dy[:, :, :, group])
-            for rows, columns in self._small_tiles(a.shape[1] * b.shape[1], dx.shape[1] * dy.shape[1]):
-                part = self._hadamard(a[rows], b[columns], d[rows], e[columns])
+        size = max(_lifted_bytes(x), _lifted_bytes(y))
+        step = max(1, self.workspace // max(1, size))
+        if self.differentiable or step >= max(self.n, self.m):
+            left = self._factors(x)
+            self._in_place(left, left if x is y else self._factors(y), self._tiles(), scale)
+            return
+        for i in range(0, self.n, step):  # factors of a few samples at a time
+            rows = slice(i, min(i + step, self.n))
+            left = self._factors(x.rows(rows))
+            for j in range(i if self.symmetric else 0, self.m, step):
+                columns = slice(j, min(j + step, self.m))
+                right = left if self.symmetric and i == j else self._factors(y.rows(columns))
+                self._in_place(left, right, [(rows, columns)], scale, rows.start, columns.start)
+
+    def _factors(self, x: Outer) -> list[tuple[Tensor, Tensor]]:
+        """(a, δ) of each group: a [n, t, i] or row numbers [n, t]; δ [n, t, c·o] for a trace, else [n, c, t, o]."""
+        a, d = x.a(), x.d()
+        return [(a if x.indexed else a[:, :, g].contiguous(), self._stacked(d[:, :, :, g])) for g in range(d.shape[3])]
+
+    def _in_place(
+        self,
+        left: list[tuple[Tensor, Tensor]],
+        right: list[tuple[Tensor, Tensor]],
+        tiles: Iterable[tuple[slice, slice]],
+        scale: tuple[Tensor, Tensor] | None,
+        first: int = 0,
+        second: int = 0,
+    ) -> None:
+        """`left` and `right` begin with samples number `first` and `second`."""
+        tiles = list(tiles)
+        for (a, d), (b, e) in zip(left, right, strict=True):
+            for rows, columns in self._small_tiles(tiles, a.shape[1] * b.shape[1]):
+                r = slice(rows.start - first, rows.stop - first)
+                q = slice(columns.start - second, columns.stop - second)
+                part = self._hadamard(a[r], b[q], d[r], e[q])
                 if scale is not None:
                     part = part * self._scales(scale, rows, columns)
-                r, q = self._spans(rows, columns)
                 if self.differentiable:
                     self.value = self.value + part
                 else:
-                    self.value[r, q] += part
+                    self.value[self._spans(rows, columns)] += part
 
     def _stacked(self, d: Tensor) -> Tensor:
         """[n, c, t, o] → [n, t, c·o] for a trace (outputs are summed by the product itself), else [n, c, t, o]."""
@@ -150,17 +175,19 @@ class Sum:
         for start in range(0, self.n, strip):
             yield slice(start, min(start + strip, self.n)), slice(start, self.n)
 
-    def _small_tiles(self, positions: int, outputs: int) -> Iterator[tuple[slice, slice]]:
-        """Tiles whose position-by-position products fit the workspace; on a CPU, rather its cache."""
+    def _small_tiles(self, tiles: list[tuple[slice, slice]], positions: int) -> Iterator[tuple[slice, slice]]:
+        """The tiles cut until their position-by-position products fit the workspace; on a CPU, rather its cache."""
         if self.differentiable:
-            yield slice(0, self.n), slice(0, self.m)
+            yield from tiles
             return
-        each = positions * (1 if self.trace else outputs) * 2 * self.value.element_size()
+        each = positions * self.c * self.d * 2 * self.value.element_size()
         room = self.workspace if self._cuda or positions == 1 else min(self.workspace, 1 << 23)
         width = max(1, room // each)
-        for rows, columns in self._tiles():
-            high = min(rows.stop - rows.start, max(1, int(width**0.5)) if width < self.n * self.m else self.n)
-            wide = max(1, width // high)
+        for rows, columns in tiles:
+            high, wide = rows.stop - rows.start, columns.stop - columns.start
+            if width < high * wide:
+                high = min(high, max(1, int(width**0.5)))
+                wide = max(1, width // high)
             for i in range(rows.start, rows.stop, high):
                 for j in range(columns.start, columns.stop, wide):
                     yield slice(i, min(i + high, rows.stop)), slice(j, min(j + wide, columns.stop))
@@ -177,18 +204,54 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def _expanded(x: Outer, y: Outer, total: Sum) -> Iterator[tuple[Tensor, Tensor]]:
     """Weight gradients [n, c, …] of both sides, in slices of the output channels that fit the workspace."""
-    o = x.sizes()[3]
+    _, g, i, o = x.sizes()
     if x.indexed:
-        ax, ay, rows = _compact(x.a(), y.a() if x is not y else None)
+        a, b, rows = _compact(x.a(), y.a() if x is not y else None)
+        left = _Side(x, a, rows, total)
+        right = left if b is None else _Side(y, b, rows, total)
         size = x.n * x.c * rows
     else:
-        _, g, i, _ = x.sizes()
-        ax, ay, rows = _activations(x), (None if x is y else _activations(y)), None
-        size = x.n * x.c * g * i
-    dx, dy = x.d(), (None if x is y else y.d())
+        left = _Side(x, None, None, total)
+        right = left if x is y else _Side(y, None, None, total)
+        size = max(x.n, y.n) * x.c * g * i
     for part in _slices(x, o, size, total):
-        left = _gradient(ax, dx[part], rows)
-        yield left, left if dy is None else _gradient(ax if ay is None else ay, dy[part], rows)
+        gradient = left.gradient(part)
+        yield gradient, gradient if right is left else right.gradient(part)
+
+
+class _Side:
+    """One side of an expansion. Activations are formed once if they fit the workspace, else a few samples at a time."""
+
+    def __init__(self, x: Outer, index: Tensor | None, rows: int | None, total: Sum) -> None:
+        self.x, self.a, self.rows, self.d = x, index, rows, x.d()
+        self.step = x.n
+        if index is None:
+            t, g, i, _ = x.sizes()
+            size = t * g * i * x.uses[0].x.element_size()
+            self.step = x.n if total.differentiable else max(1, min(x.n, total.workspace // size))
+            if self.step == x.n:
+                self.a = _by_group(x)
+
+    def gradient(self, part: tuple[slice, ...]) -> Tensor:
+        """[n, c, g·o·i] for a slice of the cotangents."""
+        if self.a is not None:
+            return _gradient(self.a, self.d[part], self.rows)
+        pieces = []
+        for start in range(0, self.x.n, self.step):
+            some = slice(start, start + self.step)
+            pieces.append(_gradient(_by_group(self.x.rows(some)), self.d[some][part]))
+        return torch.cat(pieces)
+
+
+def _by_group(x: Outer) -> Tensor:
+    """Activations [n, g, t, i]."""
+    return x.a().transpose(1, 2)
+
+
+def _lifted_bytes(x: Outer) -> int:
+    """What the factors of one sample take when they must be formed."""
+    t, g, i, o = x.sizes()
+    return t * g * ((1 if x.indexed else i) + x.c * o) * x.uses[0].d.element_size()
 
 
 def _slices(x: Outer, o: int, size: int, total: Sum) -> Iterator[tuple[slice, ...]]:
@@ -219,11 +282,6 @@ def _even(o: int, fit: int) -> int:
     """Channels per cut: at most `fit`, about equal, and aligned (matrix units want multiples of 8)."""
     step = -(-o // -(-o // min(o, fit)))
     return o if step >= o else min(fit, -(-step // 64) * 64) if fit >= 64 else step
-
-
-def _activations(x: Outer) -> Tensor:
-    """[n, t, g, i] → [n, g, t, i]."""
-    return x.a().transpose(1, 2)
 
 
 def _gradient(a: Tensor, d: Tensor, rows: int | None = None) -> Tensor:

@@ -140,7 +140,7 @@ def jacobian_vmap(network: Network, state: Params, x: Inputs, names: Sequence[st
     def one_sample(args: Any, kwargs: Any) -> Any:
         one: Inputs = kwargs if kwargs else (args[0] if isinstance(x, Tensor) else args)
         batch = _tree.transform(lambda v: v[None], one)
-        out, pullback = vjp(lambda p: network({**rest, **p}, batch)[0], chosen)
+        out, pullback, *_ = vjp(lambda p: network({**rest, **p}, batch)[0], chosen)
         rows = [pullback(e)[0] for e in torch.eye(len(out), dtype=out.dtype, device=out.device)]
         return {k: torch.stack([row[k] for row in rows]) for k in chosen}
 

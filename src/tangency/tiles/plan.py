@@ -53,10 +53,10 @@ def plan(n: int, m: int, symmetric: bool, memory: int, result: int, kept: int, t
             f"memory={memory} bytes is too small: the result takes {result} and one pair of samples {least} more. "
             f"Give at least memory={need}."
         )
-    # The contraction holds about six buffers of `workspace` bytes at its peak.
-    workspace = max(cell, min(room // 16, 1 << 28))
+    # The contraction holds at most eight buffers of `workspace` bytes at its peak.
+    workspace = max(cell, min(room // 24, 1 << 28))
     capture = max(kept + transient, min(room // 4, 1 << 34))
-    left = room - 6 * workspace - capture
+    left = room - 8 * workspace - capture
     rows = max(1, min(max(n, m), max(left, 0) // max(1, 2 * kept)))
     while rows > 1 and 2 * rows * kept + 2 * rows * rows * cell > left:
         rows = max(1, rows * 3 // 4)
