@@ -41,7 +41,7 @@ METHODS = [*TORCH, *NT]
 
 def main() -> None:
     args = parse()
-    methods = [m for m in METHODS if not args.methods or any(word in m for word in args.methods)]
+    methods = [m for m in METHODS if not args.methods or any(word.lower() in m.lower() for word in args.methods)]
     if any(method in NT for method in methods):
         peers_python()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() and not args.quick else {"cases": {}}

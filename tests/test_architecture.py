@@ -26,7 +26,7 @@ ROOMS = [
     ["combine", "ntk", "gram"],
     ["tiles"],
     ["models"],
-    ["testing"],
+    ["testing", "plots"],
     ["__init__"],
 ]
 FLOOR = {name: k for k, room in enumerate(ROOMS) for name in room}

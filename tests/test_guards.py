@@ -120,6 +120,12 @@ def test_inputs(x: object, message: str) -> None:
         tg.trace_ntk(net())(x)  # type: ignore[arg-type]
 
 
+def test_sixteen_bit_parameters_need_a_decision() -> None:
+    with pytest.raises(tg.InputError, match=r"parameters are torch.float16. Say in what to compute: dtype="):
+        tg.trace_ntk(net().half())(X.half())
+    assert tg.trace_ntk(net().half(), dtype="float32")(X.half()).dtype == torch.float32
+
+
 def test_second_inputs_are_checked_too() -> None:
     kernel = tg.trace_ntk(net())
     with pytest.raises(tg.InputError, match=r"y of shape \(0, 6\)"):

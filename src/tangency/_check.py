@@ -62,6 +62,16 @@ def inputs(x: Inputs, name: str = "x") -> None:
         raise InputError(f"a batch of zero samples was given ({shapes}); a kernel needs at least one.")
 
 
+def computable(dtypes: Iterable[torch.dtype]) -> None:
+    """16-bit parameters need a decision about the arithmetic."""
+    for dtype in dtypes:
+        if dtype not in (torch.float32, torch.float64):
+            raise InputError(
+                f"the parameters are {dtype}. Say in what to compute: dtype='float32', or dtype='float16' for 16-bit "
+                "factors with 32-bit sums."
+            )
+
+
 def same_place(x: Inputs, device: torch.device, dtypes: Iterable[torch.dtype]) -> None:
     """Inputs and parameters on one device, in one floating-point type."""
     want = next(iter(dtypes))

@@ -88,6 +88,8 @@ class Network:
         dtype = _check.storage(self.precision)
         x = _tree.cast(x, dtype)
         own = [p for p in self.model.parameters() if p.is_floating_point()]
+        if dtype is None:
+            _check.computable({p.dtype for p in own})
         _check.same_place(x, own[0].device, {dtype} if dtype else {p.dtype for p in own})
         return x
 
