@@ -108,6 +108,7 @@ class Outer(Block):
     uses: tuple[Use, ...]
     vocabulary: int = 0  # rows of the weight where a holds row numbers
     scale: Tensor | None = None
+    bias: str | None = None  # the parameter whose gradient is Σ_t δ_t of just these uses: as if a had one more entry, 1
 
     @property
     def n(self) -> int:

@@ -5,7 +5,7 @@ Every method ends in one of two forms: products L Rᵀ of matrices whose rows ar
 computes the upper half only.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -31,20 +31,26 @@ class Sum:
         self.value = torch.zeros(self.n * self.c, self.m * self.d, dtype=dtype, device=like.device)
         self._cuda = like.device.type == "cuda"
 
-    def add(self, x: Block, y: Block, method: str | None = None) -> None:
-        """Add the part of one parameter."""
-        chosen = choose(x, y, self.trace, method).method
+    def add(self, x: Block, y: Block, method: str | None = None, present: Collection[str] = ()) -> set[str]:
+        """Add the part of one parameter.
+
+        Its bias comes along for nothing where the cotangents' products are formed anyway; the names of the parameters
+        that are thereby done with, of those `present`, are returned.
+        """
         if isinstance(x, Dense) and isinstance(y, Dense):
             self.product(self._wide(x.g), self._wide(y.g))
         elif isinstance(x, Outer) and isinstance(y, Outer) and x.kind == y.kind:
             scale = None if x.scale is None or y.scale is None else (x.scale, y.scale)
-            if chosen == "expand":
+            if choose(x, y, self.trace, method).method == "expand":
                 for left, right in _expanded(x, y, self):
                     self.product(self._wide(left), self._wide(right), scale)
             else:
-                self.in_place(x, y, scale)
+                along = x.bias if x.bias == y.bias and x.bias in present and scale is None else None
+                self.in_place(x, y, scale, constant=float(along is not None))
+                return set() if along is None else {along}
         else:
             self._by_samples(x, y)
+        return set()
 
     def result(self) -> Tensor:
         """The tile; of a symmetric one the lower half is the mirrored upper half, exactly."""
@@ -71,13 +77,13 @@ class Sum:
             else:
                 self.value[r, q].addmm_(left[r], right[q].T)
 
-    def in_place(self, x: Outer, y: Outer, scale: tuple[Tensor, Tensor] | None = None) -> None:
-        """K += Σ_{t,s} (a_it·a_js)(δ_it·δ_js), without forming any gradient. Cost: t·s·(i + c·o) per pair."""
+    def in_place(self, x: Outer, y: Outer, scale: tuple[Tensor, Tensor] | None = None, constant: float = 0.0) -> None:
+        """K += Σ_{t,s} (a_it·a_js + constant)(δ_it·δ_js), no gradient formed. Cost: t·s·(i + c·o) per pair."""
         size = max(_lifted_bytes(x), _lifted_bytes(y))
         step = max(1, self.workspace // max(1, size))
         if self.differentiable or step >= max(self.n, self.m):
             left = self._factors(x)
-            self._in_place(left, left if x is y else self._factors(y), self._tiles(), scale)
+            self._in_place(left, left if x is y else self._factors(y), self._tiles(), scale, constant)
             return
         for i in range(0, self.n, step):  # factors of a few samples at a time
             rows = slice(i, min(i + step, self.n))
@@ -85,7 +91,7 @@ class Sum:
             for j in range(i if self.symmetric else 0, self.m, step):
                 columns = slice(j, min(j + step, self.m))
                 right = left if self.symmetric and i == j else self._factors(y.rows(columns))
-                self._in_place(left, right, [(rows, columns)], scale, rows.start, columns.start)
+                self._in_place(left, right, [(rows, columns)], scale, constant, rows.start, columns.start)
 
     def _factors(self, x: Outer) -> list[tuple[Tensor, Tensor]]:
         """(a, δ) of each group: a [n, t, i] or row numbers [n, t]; δ [n, t, c·o] for a trace, else [n, c, t, o]."""
@@ -98,6 +104,7 @@ class Sum:
         right: list[tuple[Tensor, Tensor]],
         tiles: Iterable[tuple[slice, slice]],
         scale: tuple[Tensor, Tensor] | None,
+        constant: float,
         first: int = 0,
         second: int = 0,
     ) -> None:
@@ -107,7 +114,7 @@ class Sum:
             for rows, columns in self._small_tiles(tiles, a.shape[1] * b.shape[1]):
                 r = slice(rows.start - first, rows.stop - first)
                 q = slice(columns.start - second, columns.stop - second)
-                part = self._hadamard(a[r], b[q], d[r], e[q])
+                part = self._hadamard(a[r], b[q], d[r], e[q], constant)
                 if scale is not None:
                     part = part * self._scales(scale, rows, columns)
                 if self.differentiable:
@@ -119,13 +126,15 @@ class Sum:
         """[n, c, t, o] → [n, t, c·o] for a trace (outputs are summed by the product itself), else [n, c, t, o]."""
         return d.transpose(1, 2).flatten(2).contiguous() if self.trace else d.contiguous()
 
-    def _hadamard(self, a: Tensor, b: Tensor, d: Tensor, e: Tensor) -> Tensor:
+    def _hadamard(self, a: Tensor, b: Tensor, d: Tensor, e: Tensor, constant: float) -> Tensor:
         n, m, t, s = len(a), len(b), a.shape[1], b.shape[1]
         if a.dtype == torch.long:
             same = (a.reshape(-1, 1) == b.reshape(1, -1)) & (a.reshape(-1, 1) >= 0)
             alike = same.to(self.value.dtype)
         else:
             alike = matmul(a.flatten(0, 1), b.flatten(0, 1).T)
+            if constant:
+                alike = alike + constant
         if self.trace:
             both = matmul(d.flatten(0, 1), e.flatten(0, 1).T)
             if t == s == 1 or self.differentiable:

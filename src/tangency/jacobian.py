@@ -12,7 +12,7 @@ from torch.func import vjp, vmap
 from . import _tree, blocks
 from ._types import Inputs, Params
 from .blocks import Block, Dense, Mixed, Outer, Use
-from .capture import Layout, Recorder, collect
+from .capture import Layout, Recorder, Tap, collect
 from .errors import NonFiniteError
 from .network import Network
 
@@ -71,7 +71,20 @@ def _by_rules(
         with torch.set_grad_enabled(differentiable):
             for name, block in collect(out, recorder, taps, differentiable=differentiable, seed=seed):
                 found.setdefault(name, []).append(block)
-    return {k: blocks.add(bs) for k, bs in found.items()}
+    joined = {k: blocks.add(bs) for k, bs in found.items()}
+    for weight, bias in _companions(recorder.taps).items():
+        factored = joined.get(weight)
+        if isinstance(factored, Outer) and bias in joined:
+            joined[weight] = replace(factored, bias=bias)
+    return joined
+
+
+def _companions(taps: list[Tap]) -> dict[str, str]:
+    """Weights and biases that are only ever used together."""
+    pairs = {(tap.weight, tap.bias) for tap in taps}
+    weights, biases = [w for w, _ in pairs], [b for _, b in pairs]
+    good = {w: b for w, b in pairs if w and b and weights.count(w) == biases.count(b) == 1}
+    return {w: b for w, b in good.items() if all(tap.rule.summed for tap in taps if tap.weight == w)}
 
 
 def _halved(block: Block, seed: float) -> tuple[Block, Tensor]:

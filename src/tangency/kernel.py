@@ -94,9 +94,10 @@ class Empirical(Kernel):
             first, first if a is b else second, trace=self.trace, differentiable=differentiable, workspace=workspace
         )
         with self.features.network.modes(), torch.set_grad_enabled(differentiable):
+            done: set[str] = set()
             for name in a:
-                if name in b:
-                    total.add(a[name], b[name], self.method)
+                if name in b and name not in done:
+                    done |= total.add(a[name], b[name], self.method, a.keys() & b.keys())
             k = total.result()
         if not bool(k.detach().isfinite().all()):
             _diagnose(a, b)

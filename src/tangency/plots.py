@@ -15,9 +15,7 @@ def gram(kernel: Float[Tensor, "n n"], labels: Int[Tensor, " n"], names: Sequenc
     from matplotlib.figure import Figure
 
     if kernel.dim() != 2 or kernel.shape[0] != kernel.shape[1] or len(labels) != len(kernel):
-        raise InputError(
-            f"the Gram is {tuple(kernel.shape)} with {len(labels)} labels; needed: [n, n] and n labels."
-        )
+        raise InputError(f"the Gram is {tuple(kernel.shape)} with {len(labels)} labels; needed: [n, n] and n labels.")
     k, order = kernel.detach().cpu().double(), torch.argsort(labels.cpu(), stable=True)
     counts = torch.bincount(labels.cpu())
     ends = counts.cumsum(0)

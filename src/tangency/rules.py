@@ -30,6 +30,7 @@ class Rule(ABC):
     """The Jacobian of one call y = f(x; weight, bias)."""
 
     name: ClassVar[str]
+    summed: ClassVar[bool] = False  # the bias's gradient is Σ_t δ_t of the very factors δ of the weight
     small: ClassVar[bool] = False  # the gradients are sums no larger than the parameter's few entries: kept dense
 
     @abstractmethod
@@ -57,6 +58,7 @@ class Linear(Rule, Lift):
     transposed: bool = False
     vector: bool = False
     name = "linear"
+    summed = True
 
     @property
     def kind(self) -> str:  # type: ignore[override]
@@ -120,6 +122,7 @@ class Conv(Rule, Lift):
     windows: Windows
     name = "conv"
     kind = "rows"
+    summed = True
 
     def channel(self, rank: int) -> int:
         return rank - len(self.windows.kernel) - 1
