@@ -34,6 +34,9 @@ def peers_python() -> Path:
 
 
 def peers_versions() -> dict[str, str]:
+    """Versions in neural-tangents' environment; none where it has not been made."""
+    if not (ENVIRONMENT / "installed").exists():
+        return {}
     code = "from importlib.metadata import distributions as d; print(*(f'{x.name}=={x.version}' for x in d()))"
     done = subprocess.run([ENVIRONMENT / "bin" / "python", "-c", code], capture_output=True, text=True, check=True)
     versions = dict(item.split("==") for item in done.stdout.split())
