@@ -211,38 +211,41 @@ def add(blocks: Sequence[Block]) -> Block:
     return joined[0] if len(joined) == 1 else Mixed(tuple(joined))
 
 
-def cat(blocks: Sequence[Block]) -> Block:
-    """Blocks of consecutive samples → one block of them all."""
-    first = blocks[0]
-    if len(blocks) == 1:
-        return first
-    if isinstance(first, Dense):
-        return Dense(torch.cat([b.expand() for b in blocks]))
-    if isinstance(first, Mixed):
-        each = [b.blocks for b in blocks if isinstance(b, Mixed)]
-        return Mixed(tuple(cat(bs) for bs in zip(*each, strict=True)))
-    outers = [b for b in blocks if isinstance(b, Outer)]
-    # A loop that runs until convergence may use a weight more often for some samples: the missing uses are zero.
-    count = max(len(b.uses) for b in outers)
-    longest = next(b for b in outers if len(b.uses) == count)
-    assert isinstance(first, Outer)
-    uses = []
-    for k in range(count):
-        model = longest.uses[k]
-        xs = [b.uses[k].x if k < len(b.uses) else model.x.new_zeros(b.n, *model.x.shape[1:]) for b in outers]
-        ds = [b.uses[k].d if k < len(b.uses) else model.d.new_zeros(b.n, *model.d.shape[1:]) for b in outers]
-        uses.append(Use(model.lift, cat_rows(xs), cat_rows(ds)))
-    scale = None if first.scale is None else torch.cat([b.scale for b in outers if b.scale is not None])
-    return replace(first, uses=tuple(uses), scale=scale)
+def put(target: Block | None, block: Block, start: int, n: int) -> Block:
+    """Write the block of a micro-batch into rows start… of a block of n samples, which is made if there is none yet.
+
+    What a micro-batch lacks stays zero: a parameter that some samples do not reach (a data-dependent branch), or a loop
+    that uses a weight more often for some samples.
+    """
+    rows = slice(start, start + block.n)
+    if isinstance(block, Dense):
+        whole = _room(block.g, n) if target is None else target.tensors()[0]
+        whole[rows] = block.g
+        return Dense(whole)
+    if isinstance(block, Mixed):
+        kept = target.blocks if isinstance(target, Mixed) else (None,) * len(block.blocks)
+        return Mixed(tuple(put(t, b, start, n) for t, b in zip(kept, block.blocks, strict=True)))
+    assert isinstance(block, Outer)
+    uses = list(target.uses) if isinstance(target, Outer) else []
+    for k, use in enumerate(block.uses):
+        if k == len(uses):
+            uses.append(Use(use.lift, _room(use.x, n), _room(use.d, n)))
+        uses[k].x[rows] = use.x
+        uses[k].d[rows] = use.d
+    scale = target.scale if isinstance(target, Outer) else block.scale
+    if block.scale is not None:
+        scale = block.scale.new_zeros(n) if target is None else scale
+        assert scale is not None
+        scale[rows] = block.scale
+    return replace(block, uses=tuple(uses), scale=scale)
 
 
-def cat_rows(parts: Sequence[Tensor]) -> Tensor:
-    """torch.cat over dim 0 that keeps the order in which the other dimensions lie in memory."""
-    strides = parts[0].stride()
-    order = sorted(range(1, len(strides)), key=lambda k: -strides[k])
-    order = [0, *order]
-    inverse = [order.index(k) for k in range(len(order))]
-    return torch.cat([p.permute(order) for p in parts]).permute(inverse)
+def _room(v: Tensor, n: int) -> Tensor:
+    """Zeros for n rows like those of v, with the other dimensions in the order in which they lie in v's memory."""
+    strides = v.stride()
+    order = [0, *sorted(range(1, v.dim()), key=lambda k: -strides[k])]
+    made = v.new_zeros(n, *(v.shape[k] for k in order[1:]))
+    return made.permute([order.index(k) for k in range(v.dim())])
 
 
 def _join(parts: list[Tensor], dim: int) -> Tensor:

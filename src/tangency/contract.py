@@ -16,6 +16,9 @@ from .cost import choose
 
 # Bytes that each large temporary of a contraction may take when nobody says otherwise (heuristic).
 WORKSPACE = {"cpu": 1 << 28, "cuda": 1 << 32}
+# On a CPU, gradients are formed in slices that stay in the cache until they are multiplied (heuristic: bytes, and the
+# least number of channels for which forming them is still efficient).
+CACHE, CHANNELS = 1 << 24, 64
 
 
 class Sum:
@@ -180,7 +183,8 @@ class Sum:
             yield slice(0, self.n), slice(0, self.m)
             return
         # Narrower strips save more of the lower half, but products of few rows run slower (heuristic).
-        strip = max(-(-self.n // 8), 1024 if self._cuda else 64)
+        count = max(1, min(8, self.n // (1024 if self._cuda else 64)))
+        strip = -(-self.n // count)
         for start in range(0, self.n, strip):
             yield slice(start, min(start + strip, self.n)), slice(start, self.n)
 
@@ -271,6 +275,8 @@ def _slices(x: Outer, o: int, size: int, total: Sum) -> Iterator[tuple[slice, ..
     every = slice(None)
     item = 4 if x.dtype == torch.float16 and not total._cuda else x.uses[0].d.element_size()
     fit = total.workspace // max(1, size * item)  # channels of all outputs
+    if not total._cuda:
+        fit = min(fit, max(CACHE // max(1, size * item), -(-CHANNELS // (x.c if total.trace else 1))))
     if total.differentiable or fit >= o:
         yield (every,)
         return

@@ -7,8 +7,8 @@ compares every rule with plain autograd; what does not fit goes through `torch.f
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from . import _check, _tree, blocks
 from ._types import Inputs, Params
-from .blocks import Block, Dense, Outer, Use
+from .blocks import Block, Dense
 from .capture import Recorder
 from .errors import InputError, ModelError, NonFiniteError, PerformanceWarning
 from .jacobian import CAPTURE, Plan, capture
@@ -85,45 +85,19 @@ class Jacobian(Features):
         differentiable = _tree.needs_grad(x)
         state = self.network.state()
         budget = memory or _room(next(iter(state.values())).device)
-        step = _tree.size(x) if differentiable else max(1, budget // max(1, plan.transient + plan.kept))
-        parts: list[dict[str, Block]] = []
-        for start, part in enumerate(_tree.split(x, step)):
+        n = _tree.size(x)
+        step = n if differentiable else max(1, budget // max(1, plan.transient + plan.kept))
+        if step >= n:
+            return capture(self.network, state, x, plan, differentiable=differentiable)
+        whole: dict[str, Block] = {}
+        for k, part in enumerate(_tree.split(x, step)):
             try:
-                parts.append(capture(self.network, state, part, plan, differentiable=differentiable))
+                found = capture(self.network, state, part, plan)
             except NonFiniteError as e:
-                raise e.shifted(start * step) from None
-        return _joined(parts, self.network.train)
-
-
-def _joined(parts: Sequence[dict[str, Block]], names: Iterable[str]) -> dict[str, Block]:
-    """Micro-batches → one block per parameter, freeing the pieces on the way."""
-    if len(parts) == 1:
-        return parts[0]
-    result: dict[str, Block] = {}
-    sizes = [next(iter(p.values())).n for p in parts]
-    for name in names:
-        pieces = [p.pop(name, None) for p in parts]
-        model = next((b for b in pieces if b is not None), None)
-        if model is None:
-            continue
-        # A parameter that some samples do not reach (a data-dependent branch) has gradient zero there.
-        result[name] = blocks.cat([_zeros(model, n) if b is None else b for b, n in zip(pieces, sizes, strict=True)])
-    return result
-
-
-def _zeros(model: Block, n: int) -> Block:
-    """A block of n samples without gradient, in the form of another."""
-
-    def zero(v: Tensor) -> Tensor:
-        return v.new_zeros(n, *v.shape[1:])
-
-    if isinstance(model, Dense):
-        return Dense(zero(model.g))
-    if isinstance(model, Outer):
-        scale = None if model.scale is None else zero(model.scale)
-        return replace(model, uses=tuple(Use(u.lift, zero(u.x), zero(u.d)) for u in model.uses), scale=scale)
-    assert isinstance(model, blocks.Mixed)
-    return blocks.Mixed(tuple(_zeros(b, n) for b in model.blocks))
+                raise e.shifted(k * step) from None
+            for name in list(found):
+                whole[name] = blocks.put(whole.get(name), found.pop(name), k * step, n)
+        return {name: whole[name] for name in self.network.train if name in whole}
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,8 +123,11 @@ class Hidden(Features):
         kept, transient = self.footprint(x)
         device = next(self.network.model.parameters()).device
         step = max(1, (memory or _room(device)) // max(1, kept + transient))
-        parts = [self._blocks(part) for part in _tree.split(x, step)]
-        return _joined(parts, list(parts[0]))
+        whole: dict[str, Block] = {}
+        for k, part in enumerate(_tree.split(x, step)):
+            for name, block in self._blocks(part).items():
+                whole[name] = blocks.put(whole.get(name), block, k * step, _tree.size(x))
+        return whole
 
     def _blocks(self, x: Inputs) -> dict[str, Block]:
         n, state = _tree.size(x), self.network.state()

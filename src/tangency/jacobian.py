@@ -17,7 +17,7 @@ from .errors import NonFiniteError
 from .network import Network
 
 # Bytes that one micro-batch may take on a CPU when nobody says otherwise (heuristic).
-CAPTURE = 1 << 29
+CAPTURE = 1 << 28
 
 
 @dataclass(frozen=True)
