@@ -1,6 +1,9 @@
 """Times of the trace kernel on one GPU: ResNet18 (3x32x32, 10 outputs) and BERT-base's shape (2 outputs, length 64).
 
-Run on the GPU machine:  PYTHONPATH=src python3 benchmarks/h200.py [--out results.json] [--profile] [--only resnet bert]
+Run on the GPU machine:
+
+    PYTHONPATH=src python3 benchmarks/h200.py [--out results.json] [--profile] [--only resnet bert torch.func zoo]
+
 Every figure is the best of three after a warm-up, synchronised; errors are against float64 on a subset.
 """
 
@@ -97,31 +100,71 @@ def _layers(kernel: Any, a: Any, b: Any) -> None:
             print(f"{name:50s} {cost.method:10s} {seconds * 1e3:8.1f} ms {cost.flops / seconds / 1e12:6.0f} TFLOP/s")
 
 
-def torch_func(make: Callable[[], Any], n: int) -> float:
-    """The same tile by vmap(jacrev) and a product per parameter, as PyTorch's tutorial does, at n x n."""
+def torch_func(make: Callable[[], Any], n: int) -> dict[str, float]:
+    """vmap(jacrev) and a product per parameter, as PyTorch's tutorial does, in blocks of n (larger ones do not fit).
+
+    For 2048 x 2048 a row block's Jacobian is kept while the columns' are made: 32·(row + 32·(column + product)) at 64.
+    """
     model, inputs = make()
     params = {k: v.detach() for k, v in model.named_parameters()}
-    x, y = inputs(n), inputs(n)
+    x = inputs(n)
 
     def f(p: Any, one: Tensor) -> Tensor:
         return torch.func.functional_call(model, p, (one[None],))[0]
 
-    def tile() -> Tensor:
-        jac = torch.func.vmap(torch.func.jacrev(f), (None, 0))
-        left, right = jac(params, x), jac(params, y)
+    jac = torch.func.vmap(torch.func.jacrev(f), (None, 0))
+
+    def product(left: Any, right: Any) -> Tensor:
         total = torch.zeros(n, n, device="cuda")
         for k in left:
-            total += torch.einsum("ncp,mcp->nm", left[k].flatten(2), right[k].flatten(2))
+            total += left[k].flatten(1) @ right[k].flatten(1).T
         return total
 
-    return clock(tile)
+    one_side = clock(lambda: jac(params, x))
+    left = jac(params, x)
+    contraction = clock(lambda: product(left, left))
+    blocks = 2048 / n
+    whole = blocks * (one_side + blocks * (one_side + contraction))
+    return {"n": n, "jacobian_s": one_side, "product_s": contraction, "blocks_of_2048_s": whole}
+
+
+def zoo(names: list[str]) -> dict[str, Any]:
+    """Every architecture of the tests on the GPU: largest cosine error of each precision against float64 on the CPU."""
+    import sys
+    import warnings
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+    from zoo import ZOO, build
+
+    warnings.simplefilter("ignore")
+    worst: dict[str, Any] = {}
+    for case in ZOO:
+        model, x = build(case, 4)
+        want = tg.trace_ntk(model)(x)
+        scale = want.diagonal().sqrt()
+        model.cuda()
+        x = tg._tree.transform(lambda v: v.cuda(), x)
+        row: dict[str, Any] = {}
+        try:
+            for name in names:
+                got = tg.trace_ntk(model, dtype=name)(x).double().cpu()
+                row[name] = float(((got - want) / (scale[:, None] * scale)).abs().max())
+        except RuntimeError as e:  # a case that keeps a constant on the CPU
+            row = {"error": str(e)}
+            print(f"{case.name}: {str(e)[:150]}", flush=True)
+        worst[case.name] = row
+    for name in names:
+        case, error = max(((k, v[name]) for k, v in worst.items() if name in v), key=lambda kv: kv[1])
+        print(f"zoo of {len(worst)}, {name}: worst cosine error {error:.2e} ({case})", flush=True)
+    return worst
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--only", nargs="*", default=["resnet", "bert", "torch.func"])
+    parser.add_argument("--only", nargs="*", default=["resnet", "bert", "torch.func", "zoo"])
     args = parser.parse_args()
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
@@ -133,10 +176,10 @@ def main() -> None:
     if "resnet" in args.only:
         result["resnet18"] = measure(resnet, 2048, 64, args.profile)
     if "torch.func" in args.only:
-        n = 64
-        seconds = torch_func(resnet, n)
-        result["resnet18_torch_func"] = {"n": n, "total_s": seconds, "scaled_to_2048_s": seconds * (2048 / n) ** 2}
+        result["resnet18_torch_func"] = torch_func(resnet, 64)
         print("torch.func", result["resnet18_torch_func"], flush=True)
+    if "zoo" in args.only:
+        result["zoo"] = zoo(["float64", "float32", "tf32", "float16"])
     if "bert" in args.only:
         result["bert_base"] = measure(bert, 1024, 32, args.profile)
     if args.out:

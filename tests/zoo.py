@@ -426,7 +426,7 @@ def encoder_positions_major() -> nn.Module:
 @case(together(floats(3, 6), floats(4, 6)))
 def decoder() -> nn.Module:
     def forward(net: Any, x: Tensor, memory: Tensor) -> Any:
-        causal = nn.Transformer.generate_square_subsequent_mask(3, dtype=x.dtype)
+        causal = nn.Transformer.generate_square_subsequent_mask(3, dtype=x.dtype, device=x.device)
         return net.head(net.body(x, memory, tgt_mask=causal)[:, -1])
 
     return Net(forward, body=nn.TransformerDecoderLayer(6, 2, 10, batch_first=True), head=nn.Linear(6, 3))
@@ -458,7 +458,7 @@ def attention_masked() -> nn.Module:
     """A causal mask, shared by the samples, and a padding mask of each sample's own."""
 
     def forward(net: Any, x: Tensor, mask: Tensor) -> Any:
-        causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
+        causal = torch.ones(5, 5, dtype=torch.bool, device=x.device).triu(1)
         return net.body(x, x, x, attn_mask=causal, key_padding_mask=~mask)[0].mean(1)
 
     return Net(forward, body=nn.MultiheadAttention(6, 2, bias=False, batch_first=True))
@@ -645,7 +645,7 @@ def embedding_bag() -> nn.Module:
 def position_embedding() -> nn.Module:
     """Positions are embedded once for the batch, as [t, d], and added by broadcasting."""
     return Net(
-        lambda net, x: net.out((net.token(x) + net.position(torch.arange(4))).tanh().mean(1)),
+        lambda net, x: net.out((net.token(x) + net.position(torch.arange(4, device=x.device))).tanh().mean(1)),
         token=nn.Embedding(7, 5),
         position=nn.Embedding(4, 5),
         out=nn.Linear(5, 3),
