@@ -40,7 +40,7 @@ def dot_positions(d: Tensor, x: Tensor) -> Tensor:
 
 def sum_products(a: Tensor, d: Tensor, n: int, t: int, m: int, s: int) -> Tensor:
     """Σ_{t,s} a[n·t, m·s] · d[n·t, m·s] → [n, m], both contiguous, in one pass over each."""
-    if not available(a) or s > 4096:
+    if a.dtype != torch.float32 or not available(a) or s > 4096:
         return a.mul_(d).view(n * t, m, s).sum(2).view(n, t, m).sum(1)
     out = torch.empty(n, m, dtype=torch.float32, device=a.device)
     wide = _power(s)
