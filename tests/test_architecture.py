@@ -5,6 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+import tangency as tg
+
 SRC = Path(__file__).parent.parent / "src" / "tangency"
 ROOMS = [
     ["_version", "errors", "_types"],
@@ -70,3 +76,10 @@ print(tg.compute(tg.trace_ntk(torch.nn.Linear(3, 2)), torch.randn(4, 3)).shape)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "torch.Size([4, 4])" in done.stdout
+
+
+def test_shapes_are_checked_under_pytest() -> None:
+    with pytest.raises(TypeCheckError, match="g"):
+        tg.blocks.Dense(torch.zeros(2, 2))
+    with pytest.raises(TypeCheckError):
+        tg.blocks.scatter(torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 1, 3, 1, 4), "five")  # type: ignore[arg-type]

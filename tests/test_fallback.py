@@ -98,3 +98,31 @@ def test_custom_autograd_functions() -> None:
     with pytest.warns(tg.PerformanceWarning, match="w "):
         got = tg.trace_ntk(model)(x)
     torch.testing.assert_close(got, want(model, x), rtol=1e-10, atol=1e-12)
+
+
+def test_a_use_that_the_probe_had_not_seen() -> None:
+    """Samples take different layers (routing): the first batch shows one way only, the next all of them."""
+
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low, self.high, self.last = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+            self.power = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            high = x[:, 0] > 0
+            h = x.new_zeros(len(x), 4)
+            if high.any():
+                h = h.index_put((high.nonzero()[:, 0],), torch.tanh(self.high(x[high])) * torch.exp(self.power))
+            if not high.all():
+                h = h.index_put(((~high).nonzero()[:, 0],), torch.tanh(self.low(x[~high])))
+            return self.last(h)
+
+    model, x = Routed().double(), torch.randn(9, 3, dtype=F64)
+    kernel = tg.trace_ntk(model)
+    first = x[x[:, 0] < 0]
+    torch.testing.assert_close(kernel(first), want(model, first), rtol=1e-10, atol=1e-12)
+    with pytest.warns(tg.PerformanceWarning, match="its use depends on the data"):
+        got = kernel(x)
+    torch.testing.assert_close(got, want(model, x), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(kernel(first), want(model, first), rtol=1e-10, atol=1e-12)

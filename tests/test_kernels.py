@@ -191,3 +191,34 @@ def test_other_positions_on_the_two_sides() -> None:
     want = trace(jacobians(model, x), jacobians(model, y))
     for method in (None, "expand", "in place"):
         close(tg.trace_ntk(model, method=method)(x, y), want)
+
+
+def test_inside_inference_mode() -> None:
+    model = net()
+    want = tg.trace_ntk(model)(X)
+    with torch.inference_mode():
+        close(tg.trace_ntk(model)(X * 1.0), want)
+        close(tg.conjugate_kernel(model)(X * 1.0), tg.conjugate_kernel(model)(X))
+
+
+def test_every_sample_shape_is_probed() -> None:
+    """Memory estimates and rows per sample belong to a shape."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)).double()
+    kernel = tg.trace_ntk(model)
+    small = kernel.footprint(torch.randn(3, 1, 8, 8, dtype=F64))
+    large = kernel.footprint(torch.randn(3, 1, 32, 32, dtype=F64))
+    assert large[0] > 8 * small[0]
+
+
+def test_methods_can_be_forced_by_name_and_explain_says_so() -> None:
+    model = lenet5(4).double()
+    x = torch.randn(3, 3, 32, 32, dtype=F64)
+    kernel = tg.trace_ntk(model, method={"0.weight": "in place", "7.weight": "expand"})
+    close(kernel(x), tg.trace_ntk(model)(x))
+    rows = {row.parameter: row for row in kernel.explain(x).rows}
+    assert rows["0.weight"].method == "in place"
+    assert rows["7.weight"].method == "expand"
+    assert rows["9.weight"].method == "outer"
+    assert "0.weight" in str(kernel.explain(x))
+    with pytest.raises(tg.InputError, match="names '9.wight'"):
+        tg.trace_ntk(model, method={"9.wight": "expand"})

@@ -75,8 +75,8 @@ def arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def signature(x: Inputs) -> tuple[Any, ...]:
-    """What decides how a model treats x: names, types and ranks, not sizes."""
-    return tuple((name, v.dtype, v.dim(), str(v.device)) for name, v in leaves(x))
+    """What decides how a model treats x: names, types and shapes of a sample, not their number."""
+    return tuple((name, v.dtype, v.shape[1:], str(v.device)) for name, v in leaves(x))
 
 
 def own_modules(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[tuple[str, nn.Module]]:

@@ -26,12 +26,14 @@ from .structured import Call, read
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the samples lie in a layer's tensors: which dimension, and whether they come first in it.
+    """Where the samples lie in a layer's tensors: which dimension, how many rows each has there, and whether they come
+    first in it.
 
     `dim` is None where the layer was called once for the whole batch (position embeddings).
     """
 
     dim: int | None
+    rows: int = 1
     major: bool = True
 
     def repeat(self, v: Tensor, n: int) -> Tensor:
@@ -39,8 +41,10 @@ class Layout:
         return v.expand(n, *(v.shape[1:] if v.dim() and v.shape[0] == 1 else v.shape))
 
     def samples_first(self, v: Tensor, n: int) -> Tensor:
-        """[…, n·r, …] → [n, r, …]."""
+        """[…, n·r, …] → [n, r, …]. Another number of rows than the probe saw (routing) does not fit."""
         v = v.movedim(self.dim or 0, 0)
+        if v.shape[0] != n * self.rows:
+            raise NoRule
         return v.unflatten(0, (n, -1)) if self.major else v.unflatten(0, (-1, n)).transpose(0, 1)
 
 
@@ -101,7 +105,9 @@ class Recorder(TorchFunctionMode):
             func = fused.batch_norm
         out = func(*args, **kwargs)
         if tap is None:
-            if any(isinstance(v, Tensor) and not any(v is w for w in tracked) for v in _tensors((out,), {})):
+            differentiable = torch.is_grad_enabled() and func not in _DETACHED
+            made = any(not any(v is w for w in tracked) for v in _tensors((out,), {}))  # not only asked for its shape
+            if differentiable and made:
                 for v in tracked:
                     self.unexplained.setdefault(self._name(v), getattr(func, "__name__", str(func)))
             return out
@@ -157,6 +163,15 @@ class Recorder(TorchFunctionMode):
             occurrence -= 1
         return None
 
+    def check_known(self, fallback: Mapping[str, str]) -> None:
+        """Every use of a parameter must be one that the probe saw; NoRule names those that are not."""
+        new = set(self.unexplained) - set(fallback)
+        for tap in self.taps:
+            if tap.edge is not None and self._layout(tap.key) is None:
+                new |= set(tap.names) - set(fallback)
+        if new:
+            raise NoRule(new)
+
     def check_unchanged(self) -> None:
         """Refuse a model that changed a layer's input in place after the layer had used it."""
         for tap in self.taps:
@@ -184,10 +199,7 @@ def collect(
     n, c = out.shape
     live = [tap for tap in taps if tap.edge is not None]
     edges = [tap.edge for tap in live if tap.edge is not None]
-    inputs = [None if tap.input is None else _input(tap, recorder.layout(tap), n) for tap in live]
-    if not differentiable:
-        inputs = [None if x is None else x.detach() for x in inputs]
-    kept = [_Cotangents(tap, recorder.layout(tap), x, c, differentiable) for tap, x in zip(live, inputs, strict=True)]
+    kept = [_Cotangents.of(tap, recorder.layout(tap), n, c, differentiable) for tap in live]
     for j in range(c if live and out.requires_grad else 0):
         one = torch.zeros_like(out)
         one[:, j] = seed
@@ -197,7 +209,7 @@ def collect(
         with torch.set_grad_enabled(differentiable):
             for k, grad in zip(kept, grads, strict=True):
                 if grad is not None:
-                    k.add(j, k.layout.samples_first(grad, n))
+                    k.add(j, grad, n)
     while kept:
         yield from kept.pop(0).blocks()
 
@@ -214,7 +226,19 @@ class _Cotangents:
     parts: dict[int, Any] = field(default_factory=dict)  # of outputs, where nothing is written into a buffer
     buffer: Tensor | None = None
 
-    def add(self, j: int, grad: Tensor) -> None:
+    @staticmethod
+    def of(tap: Tap, layout: Layout, n: int, c: int, differentiable: bool) -> "_Cotangents":
+        try:
+            x = None if tap.input is None else _input(tap, layout, n)
+        except (NoRule, RuntimeError) as e:
+            raise NoRule(tap.names) from e
+        return _Cotangents(tap, layout, x if x is None or differentiable else x.detach(), c, differentiable)
+
+    def add(self, j: int, grad: Tensor, n: int) -> None:
+        try:
+            grad = self.layout.samples_first(grad, n)
+        except NoRule as e:
+            raise NoRule(self.tap.names) from e
         if self.tap.rule.small:
             if self.x is not None and not self.parts and self.tap.weight is not None:
                 self.x = self.tap.rule.ready(self.x)
@@ -304,6 +328,7 @@ def _tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]
             yield from (w for w in v if isinstance(w, Tensor))
 
 
+_DETACHED = {Tensor.detach, Tensor.data.__get__}  # type: ignore[attr-defined]
 _TRANSPOSE = {Tensor.t, Tensor.T.__get__, Tensor.mT.__get__, Tensor.transpose, torch.t, torch.transpose}  # type: ignore[attr-defined]
 
 

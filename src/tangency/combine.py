@@ -130,7 +130,13 @@ class CosineKernel(_Combined):
 
 
 def add(*kernels: Kernel | Sequence[Kernel]) -> SumKernel:
-    """k₁ + k₂ + … of kernels on the same inputs."""
+    """k₁ + k₂ + … of kernels on the same inputs.
+
+    >>> import tangency as tg
+    >>> k, x = tg.trace_ntk(torch.nn.Linear(3, 2)), torch.randn(4, 3)
+    >>> torch.allclose(tg.sum(k, k)(x), 2 * k(x))
+    True
+    """
     flat: list[Any] = []
     for k in kernels:
         flat.extend(k if isinstance(k, (list, tuple)) else [k])
@@ -140,7 +146,13 @@ def add(*kernels: Kernel | Sequence[Kernel]) -> SumKernel:
 
 
 def scale(kernel: Kernel, factor: float) -> ScaleKernel:
-    """factor · k, factor ≥ 0."""
+    """factor · k, factor ≥ 0.
+
+    >>> import tangency as tg
+    >>> k, x = tg.trace_ntk(torch.nn.Linear(3, 2)), torch.randn(4, 3)
+    >>> torch.allclose(tg.scale(k, 0.5)(x), k(x) / 2)
+    True
+    """
     _is_kernel(kernel, "tg.scale")
     if not (isinstance(factor, (int, float)) and 0 <= factor < float("inf")):
         raise InputError(f"factor={factor!r}; a kernel can be scaled by a finite number ≥ 0 only.")
@@ -148,7 +160,12 @@ def scale(kernel: Kernel, factor: float) -> ScaleKernel:
 
 
 def cosine(kernel: Kernel) -> CosineKernel:
-    """k(x, y) / √(k(x, x) k(y, y)): self-similarity exactly 1. Of `trace_ntk` it is the trNTK."""
+    """k(x, y) / √(k(x, x) k(y, y)): self-similarity exactly 1. Of `trace_ntk` it is the trNTK.
+
+    >>> import tangency as tg
+    >>> tg.cosine(tg.trace_ntk(torch.nn.Linear(3, 2)))(torch.randn(2, 3)).diagonal()
+    tensor([1., 1.])
+    """
     _is_kernel(kernel, "tg.cosine")
     if not isinstance(kernel, Empirical):
         raise InputError(f"tg.cosine takes an empirical kernel; it was given a {type(kernel).__name__}.")

@@ -5,6 +5,7 @@ kind of device are heuristics (what a plain product and a plain copy reach), goo
 the break-even point the choice hardly matters.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from .blocks import Block, Dense, Mixed, Outer
 from .errors import InputError
 
-METHODS = ("expand", "in place", "outer", "dense")
+Method = str | Mapping[str, str] | None  # for all parameters, or by name
 
 # (flop/s, byte/s), heuristic: two cores; one H200.
 _RATES = {
@@ -116,6 +117,17 @@ def _dense(x: Block, y: Block, trace: bool) -> Cost:
     return Cost("expand" if isinstance(x, Mixed) else "dense", 2.0 * pairs * p, moved, 2.0 * pairs * p / rate)
 
 
-def check_method(method: object) -> None:
-    if method not in (None, "expand", "in place"):
-        raise InputError(f"method={method!r} is unknown; use None (the cost model chooses), 'expand' or 'in place'.")
+def check_method(method: object, parameters: Collection[str]) -> None:
+    each = method if isinstance(method, Mapping) else {None: method}
+    for name, choice in each.items():
+        if choice not in (None, "expand", "in place"):
+            raise InputError(
+                f"method={choice!r} is unknown; use None (the cost model chooses), 'expand' or 'in place'."
+            )
+        if name is not None and name not in parameters:
+            raise InputError(f"method= names {name!r}, which is none of the parameters that count.")
+
+
+def forced(method: Method, name: str) -> str | None:
+    """The method that was asked for, for one parameter."""
+    return method.get(name) if isinstance(method, Mapping) else method

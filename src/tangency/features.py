@@ -23,6 +23,7 @@ from .errors import InputError, ModelError, NonFiniteError, PerformanceWarning
 from .jacobian import CAPTURE, Plan, capture
 from .network import Network
 from .probe import probe
+from .rules import NoRule
 
 
 def _room(device: torch.device) -> int:
@@ -81,7 +82,20 @@ class Jacobian(Features):
         return plan.kept, plan.transient
 
     def __call__(self, x: Inputs, memory: int | None = None) -> dict[str, Block]:
-        plan = self.plan(x)
+        with torch.inference_mode(False):
+            x = _tree.transform(lambda v: v.clone() if v.is_inference() else v, x)
+            while True:
+                plan = self.plan(x)
+                try:
+                    return self._blocks(x, plan, memory)
+                except NoRule as e:  # data-dependent control flow used a parameter in a way that the probe had not seen
+                    if not e.names - plan.fallback.keys():
+                        raise
+                    again = plan.without(e.names - plan.fallback.keys(), "its use depends on the data")
+                    self._say(again)
+                    self.plans[_tree.signature(x)] = again
+
+    def _blocks(self, x: Inputs, plan: Plan, memory: int | None) -> dict[str, Block]:
         differentiable = _tree.needs_grad(x)
         state = self.network.state()
         budget = memory or _room(next(iter(state.values())).device)

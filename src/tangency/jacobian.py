@@ -1,7 +1,7 @@
 """The Jacobian of one micro-batch: a block per parameter, by its rule, or by torch.func where no rule fits."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,11 @@ class Plan:
     kept: int  # bytes per sample that the blocks take
     transient: int  # bytes per sample that a forward and a backward pass take besides
     seed: float = 1.0  # factor on the cotangents of a float16 pass
+
+    def without(self, names: Iterable[str], why: str) -> "Plan":
+        """The plan with these parameters in the fallback."""
+        layouts = {key: layout for key, layout in self.layouts.items() if key[0] not in names}
+        return replace(self, layouts=layouts, fallback=self.fallback | dict.fromkeys(names, why))
 
 
 def capture(
@@ -67,6 +72,7 @@ def _by_rules(
             out = network(state, x)
         _check_outputs(out)
         recorder.check_unchanged()
+        recorder.check_known(plan.fallback)
         taps = [tap for tap in recorder.taps if all(k not in plan.fallback for k in tap.names)]
         with torch.set_grad_enabled(differentiable):
             for name, block in collect(out, recorder, taps, differentiable=differentiable, seed=seed):

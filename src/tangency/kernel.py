@@ -17,7 +17,7 @@ from . import _check
 from ._types import Inputs
 from .blocks import Block
 from .contract import Sum, diagonal
-from .cost import Cost, choose
+from .cost import Cost, Method, choose, forced
 from .errors import InputError, NonFiniteError
 from .explain import Explanation, Row
 from .features import Features, Jacobian
@@ -74,7 +74,7 @@ class Empirical(Kernel):
     name: str
     features: Features
     trace: bool
-    method: str | None = None
+    method: Method = None
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         return self.features.network.ready(x, name)
@@ -97,7 +97,7 @@ class Empirical(Kernel):
             done: set[str] = set()
             for name in a:
                 if name in b and name not in done:
-                    done |= total.add(a[name], b[name], self.method, a.keys() & b.keys())
+                    done |= total.add(a[name], b[name], forced(self.method, name), a.keys() & b.keys())
             k = total.result()
         if not bool(k.detach().isfinite().all()):
             _diagnose(a, b)
@@ -142,7 +142,7 @@ class Empirical(Kernel):
                 rows.append(Row(name, "unused", "", (), None))
                 continue
             rule = "activation" if plan is None else "torch.func" if name in plan.fallback else plan.rules[name]
-            cost: Cost = choose(a[name], b[name], self.trace, self.method)
+            cost: Cost = choose(a[name], b[name], self.trace, forced(self.method, name))
             sizes = a[name].sizes() if hasattr(a[name], "sizes") else ()  # type: ignore[attr-defined]
             rows.append(Row(name, rule, cost.method, sizes, cost))
         return Explanation(self.name, next(iter(a.values())).n, next(iter(b.values())).n, tuple(rows))
@@ -161,7 +161,7 @@ class Empirical(Kernel):
             "dtype": network.precision or str(next(network.model.parameters()).dtype).removeprefix("torch."),
             "layers": None if layers is None else list(layers),
             "bias": getattr(self.features, "bias", None),
-            "method": self.method,
+            "method": dict(self.method) if isinstance(self.method, Mapping) else self.method,
         }
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
 from . import _check
 from ._types import Outputs, Params
-from .cost import check_method
+from .cost import Method, check_method
 from .errors import InputError
 from .features import Hidden, Jacobian, default_layers, layer_names
 from .kernel import Empirical
@@ -20,16 +21,21 @@ def full_ntk(
     train: _check.Train = None,
     outputs: Outputs = None,
     dtype: object = None,
-    method: str | None = None,
+    method: Method = None,
 ) -> Empirical:
     """Θ(x, y)[n, c, m, d] = ⟨∂f_c(x_n)/∂θ, ∂f_d(y_m)/∂θ⟩, so that reshape(n·c, m·d) is J Jᵀ.
 
     `params`: a state dict, for the kernel at a checkpoint. `train`: which parameters count, by name, module, predicate
     or a list of these (default: those with requires_grad). `outputs`: picks the tensor out of what the model returns.
-    `dtype`: float64, float32, and on CUDA 'tf32' and float16. `method`: forces 'expand' or 'in place' on every layer.
+    `dtype`: float64, float32, and on CUDA 'tf32' and float16. `method`: forces 'expand' or 'in place',
+    on every layer or, as a dict, on the parameters that it names.
+
+    >>> model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    >>> full_ntk(model)(x).shape
+    torch.Size([4, 2, 4, 2])
     """
-    check_method(method)
     network = Network.of(model, params=params, train=train, outputs=outputs, dtype=dtype)
+    check_method(method, network.train)
     return Empirical("full ntk", Jacobian(network), trace=False, method=method)
 
 
@@ -40,14 +46,19 @@ def trace_ntk(
     train: _check.Train = None,
     outputs: Outputs = None,
     dtype: object = None,
-    method: str | None = None,
+    method: Method = None,
 ) -> Empirical:
     """trNTK⁰(x, y)[n, m] = Σ_c ⟨∂f_c(x)/∂θ, ∂f_c(y)/∂θ⟩, a sum over outputs; `cosine` of it is trNTK.
 
     Options as for `full_ntk`. Qadeer et al. 2024, "Faithful and efficient explanations…", (4).
+
+    >>> model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    >>> k = trace_ntk(model)
+    >>> torch.allclose(k(x), 2 * (1 + x @ x.T), atol=1e-5)  # a linear model: Σ_c (1 + x·x')
+    True
     """
-    check_method(method)
     network = Network.of(model, params=params, train=train, outputs=outputs, dtype=dtype)
+    check_method(method, network.train)
     return Empirical("trace ntk", Jacobian(network), trace=True, method=method)
 
 
@@ -58,14 +69,18 @@ def pseudo_ntk(
     train: _check.Train = None,
     outputs: Outputs = None,
     dtype: object = None,
-    method: str | None = None,
+    method: Method = None,
 ) -> Empirical:
     """pNTK(x, y)[n, m] = ⟨∂F(x)/∂θ, ∂F(y)/∂θ⟩ with F = Σ_c f_c/√C: one backward pass whatever C is.
 
     Options as for `full_ntk`. Mohamadi, Bae & Sutherland 2023, "A fast, well-founded approximation to the eNTK".
+
+    >>> model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    >>> torch.allclose(pseudo_ntk(model)(x), 1 + x @ x.T, atol=1e-5)
+    True
     """
-    check_method(method)
     network = Network.of(model, params=params, train=train, outputs=outputs, head=_mean_head, dtype=dtype)
+    check_method(method, network.train)
     return Empirical("pseudo ntk", Jacobian(network), trace=True, method=method)
 
 
@@ -82,21 +97,25 @@ def head_ntk(
     train: _check.Train = None,
     outputs: Outputs = None,
     dtype: object = None,
-    method: str | None = None,
+    method: Method = None,
 ) -> Empirical:
     """k(x, y)[n, m] = Σ_h ⟨∂h(f(x))/∂θ, ∂h(f(y))/∂θ⟩ for any differentiable function h of the outputs.
 
     `head` is an output's number, a pair (a, b) for f_a − f_b, or a function from outputs [n, …] to [n] or [n, c]. One
     that takes more arguments (a loss takes labels) gets the last elements of the inputs: `k((x, labels))`.
     Other options as for `full_ntk`.
+
+    >>> model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    >>> head_ntk(model, (0, 1))(x).shape
+    torch.Size([4, 4])
     """
-    check_method(method)
     if head is None:
         raise InputError("head=None; needed: an output's number, a pair of them, or a function of the outputs.")
     if isinstance(head, tuple) and (len(head) != 2 or not all(isinstance(j, int) for j in head)):
         raise InputError(f"head={head!r}; a tuple must be two output numbers (a, b) for f_a − f_b.")
     head_arity(head)
     network = Network.of(model, params=params, train=train, outputs=outputs, head=head, dtype=dtype)
+    check_method(method, network.train)
     return Empirical("head ntk", Jacobian(network), trace=True, method=method)
 
 
@@ -113,6 +132,11 @@ def conjugate_kernel(
 
     `layer` names a module whose output is z instead; `bias=False` leaves the 1 out. Cost: one forward pass.
     Qadeer et al. 2024, (29); Fan & Wang 2020.
+
+    >>> model, x = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)), torch.randn(4, 3)
+    >>> z = model[0](x)
+    >>> torch.allclose(conjugate_kernel(model)(x), 1 + z @ z.T, atol=1e-5)
+    True
     """
     network = Network.of(model, params=params, train=lambda name, p: True, outputs=outputs, dtype=dtype)
     layers = None if layer is None else layer_names(network.model, layer)
@@ -130,6 +154,11 @@ def embedding_kernel(
     """Em(x, y)[n, m] = Σ_l z_l(x)·z_l(y) over the outputs z_l of the chosen modules.
 
     By default the model's children but the last. `k.parts` gives each layer's Gram matrix. Cost: one forward pass.
+
+    >>> model, x = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)), torch.randn(4, 3)
+    >>> z = model[0](x)
+    >>> torch.allclose(embedding_kernel(model, layers="0")(x), z @ z.T, atol=1e-5)
+    True
     """
     network = Network.of(model, params=params, train=lambda name, p: True, outputs=outputs, dtype=dtype)
     chosen = default_layers(network.model) if layers is None else layers

@@ -24,7 +24,7 @@ def gram(kernel: Float[Tensor, "n n"], labels: Int[Tensor, " n"], names: Sequenc
     ordered = k[order][:, order]
     some = ordered.flatten()[:: max(1, ordered.numel() // 100_000)]
     low, high = (float(v) for v in torch.quantile(some, torch.tensor([0.01, 0.99], dtype=some.dtype)))
-    image = left.imshow(ordered, cmap="magma", vmin=low, vmax=high, interpolation="nearest")
+    image = left.imshow(ordered.numpy(), cmap="magma", vmin=low, vmax=high, interpolation="nearest")
     figure.colorbar(image, ax=left, shrink=0.85)
     for end in ends[:-1]:
         left.axhline(float(end) - 0.5, color="white", lw=0.4)
@@ -35,7 +35,7 @@ def gram(kernel: Float[Tensor, "n n"], labels: Int[Tensor, " n"], names: Sequenc
     left.set_title("Gram matrix, samples sorted by class")
     values = torch.linalg.eigvalsh(k).flip(0)
     floor = float(values[0]) * 1e-16
-    right.loglog(range(1, len(values) + 1), values.clamp_min(floor), color="#3b528b", lw=1.6)
+    right.loglog(range(1, len(values) + 1), values.clamp_min(floor).numpy(), color="#3b528b", lw=1.6)
     right.axvline(len(counts), color="gray", lw=0.8, ls=":")
     right.annotate(f" {len(counts)} classes", (len(counts), float(values[0])), color="gray", va="top")
     right.set(xlabel="index", ylabel="eigenvalue", title="Spectrum")

@@ -32,7 +32,7 @@ def probe(network: Network, x: Inputs) -> tuple[Plan, bool]:
     pair, certain = _two_samples(x)
     state = network.state()
     first, second = (_tree.take(pair, slice(k, k + 1)) for k in range(2))
-    with torch.no_grad(), network.modes(exact=True):
+    with network.modes(exact=True):
         alone = [_record(network, state, one) for one in (first, second)]
         both, again = _record(network, state, pair), _record(network, state, pair)
     _deterministic(both[0], again[0])
@@ -64,10 +64,10 @@ def _two_samples(x: Inputs) -> tuple[Inputs, bool]:
 def _record(network: Network, state: Params, x: Inputs) -> tuple[Tensor, Recorder]:
     names = {id(state[k]): k for k in network.train}
     recorder = Recorder(names, _tree.size(x), keep_outputs=True)
-    with recorder:
+    with torch.enable_grad(), recorder:
         out = network(state, x)
     recorder.check_unchanged()
-    return out, recorder
+    return out.detach(), recorder
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
@@ -111,10 +111,10 @@ def _layout(tap: Tap, first: Tap | None, second: Tap | None) -> Layout | None:
         return None
     (dim,), size = grown, one.shape[grown[0]]
     if _close(both.narrow(dim, 0, size), one) and _close(both.narrow(dim, size, size), two):
-        return Layout(dim)
+        return Layout(dim, size)
     alternate = both.unflatten(dim, (size, 2))
     if _close(alternate.select(dim + 1, 0), one) and _close(alternate.select(dim + 1, 1), two):
-        return Layout(dim, major=False)
+        return Layout(dim, size, major=False)
     return None
 
 
@@ -122,7 +122,7 @@ def _verified(network: Network, state: Params, pair: Inputs, plan: Plan) -> Plan
     """The plan after a comparison of Jᵀv with autograd: what differs goes to the fallback."""
     v = torch.cos(torch.arange(1.0, plan.c + 1))
     expected, unused = _reference(network, state, pair, v)
-    plan = replace(plan, unused=unused, fallback={k: w for k, w in plan.fallback.items() if k not in unused})
+    plan = replace(plan, unused=unused)
     scale = float(sum(g.square().sum() for g in expected.values()) ** 0.5)
     if scale == 0 and len(unused) == len(network.train):
         raise ModelError(
@@ -132,13 +132,13 @@ def _verified(network: Network, state: Params, pair: Inputs, plan: Plan) -> Plan
     try:
         found, transient = _measured(network, state, pair, plan)
     except NoRule as e:
-        return _verified(network, state, pair, _without(plan, e.names, "its rule does not fit"))
+        return _verified(network, state, pair, plan.without(e.names, "its rule does not fit"))
     except RuntimeError:
         # A layer that was called once for the whole batch could not be given a copy per sample.
         shared = {name for (name, _), layout in plan.layouts.items() if layout.dim is None} - set(plan.fallback)
         if not shared:
             raise
-        return _verified(network, state, pair, _without(plan, shared, "called once for the whole batch"))
+        return _verified(network, state, pair, plan.without(shared, "called once for the whole batch"))
     tolerance = _FITS.get(next(iter(expected.values())).dtype, 2e-3)
     wrong = {}
     for name, want in expected.items():
@@ -163,12 +163,6 @@ def _verified(network: Network, state: Params, pair: Inputs, plan: Plan) -> Plan
     if network.precision == "float16":
         kept, transient = kept // 2, transient // 2
     return replace(plan, kept=max(kept, 1), transient=max(transient, 1), seed=min(max(seed, 2.0**-14), 2.0**14))
-
-
-def _without(plan: Plan, names: Iterable[str], why: str) -> Plan:
-    """The plan with these parameters in the fallback."""
-    layouts = {key: layout for key, layout in plan.layouts.items() if key[0] not in names}
-    return replace(plan, layouts=layouts, fallback=plan.fallback | dict.fromkeys(names, why))
 
 
 def _reference(network: Network, state: Params, pair: Inputs, v: Tensor) -> tuple[dict[str, Tensor], tuple[str, ...]]:

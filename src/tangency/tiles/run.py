@@ -24,6 +24,11 @@ def compute(
 
     The symmetric half is computed once. `memory` bounds what is allocated on the way, the result included, beyond the
     inputs and the model. `progress` shows a bar on a terminal. Running out of CUDA memory halves the blocks.
+
+    >>> import tangency as tg
+    >>> gram = tg.compute(tg.trace_ntk(torch.nn.Linear(3, 2)), torch.randn(100, 3), memory="64MB")
+    >>> gram.shape, (gram @ torch.ones(100)).shape
+    (torch.Size([100, 100]), torch.Size([100]))
     """
     if not isinstance(kernel, Kernel):
         raise InputError(f"kernel is a {type(kernel).__name__}; needed: a tangency kernel, e.g. tg.trace_ntk(model).")
