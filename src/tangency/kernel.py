@@ -99,7 +99,8 @@ class Empirical(Kernel):
                 if name in b and name not in done:
                     done |= total.add(a[name], b[name], forced(self.method, name), a.keys() & b.keys())
             k = total.result()
-        if not bool(k.detach().isfinite().all()):
+        # The sum first: it is finite if every entry is (or overflows, and then the entries decide).
+        if not bool(k.detach().sum().isfinite()) and not bool(k.detach().isfinite().all()):
             _diagnose(a, b)
         return k
 

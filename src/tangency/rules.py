@@ -77,7 +77,9 @@ class Linear(Rule, Lift):
         return Outer((Use(self, x, d),))
 
     def bias(self, d: Tensor) -> Block:
-        return Dense(_sum(self.d(d), 2).flatten(2))
+        d = self.d(d)
+        one = d.shape[2] == 1 and d.dtype != torch.float16  # nothing to sum: no copy either
+        return Dense((d[:, :, 0] if one else _sum(d, 2)).flatten(2))
 
     def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
         return math.prod(x.shape[1:-1]), 1, x.shape[-1], 1 if self.vector else d.shape[-1]
