@@ -19,6 +19,8 @@ WORKSPACE = {"cpu": 1 << 28, "cuda": 1 << 32}
 # On a CPU, gradients are formed in slices that stay in the cache until they are multiplied (heuristic: bytes, and the
 # least number of channels for which forming them is still efficient).
 CACHE, CHANNELS = 1 << 24, 64
+# torch.mm(…, out_dtype=…) came with torch 2.8.
+_WIDE_RESULTS = tuple(int(v) for v in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
 class Sum:
@@ -210,7 +212,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """a @ b with 32-bit accumulation and result for 16-bit factors."""
     if a.dtype != torch.float16:
         return a @ b
-    if a.device.type == "cuda":
+    if a.device.type == "cuda" and _WIDE_RESULTS:
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from . import _check
 from ._types import Inputs
-from .blocks import Block
+from .blocks import Block, Outer
 from .contract import Sum, diagonal
 from .cost import Cost, Method, choose, forced
 from .errors import InputError, NonFiniteError
@@ -137,14 +137,21 @@ class Empirical(Kernel):
         a = self.prepare(x)
         b = a if y is None else self.prepare(self.ready(y, "y"))
         plan = self.features.plan(x) if isinstance(self.features, Jacobian) else None
-        rows = []
+        rows: list[Row] = []
+        along: set[str | None] = set()  # biases that come with their weight's products
         for name in self.features.network.train if plan else a:
             if name not in a:
                 rows.append(Row(name, "unused", "", (), None))
                 continue
             rule = "activation" if plan is None else "torch.func" if name in plan.fallback else plan.rules[name]
-            cost: Cost = choose(a[name], b[name], self.trace, forced(self.method, name))
-            sizes = a[name].sizes() if hasattr(a[name], "sizes") else ()  # type: ignore[attr-defined]
+            if name in along:
+                rows.append(Row(name, rule, "with its weight", (), None))
+                continue
+            block = a[name]
+            cost: Cost = choose(block, b[name], self.trace, forced(self.method, name))
+            sizes = block.sizes() if isinstance(block, Outer) else ()
+            if isinstance(block, Outer) and block.scale is None and cost.method != "expand":
+                along.add(block.bias)
             rows.append(Row(name, rule, cost.method, sizes, cost))
         return Explanation(self.name, next(iter(a.values())).n, next(iter(b.values())).n, tuple(rows))
 

@@ -1,6 +1,7 @@
 """The kernels of a finite network, as users call them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
@@ -12,6 +13,13 @@ from .errors import InputError
 from .features import Hidden, Jacobian, default_layers, layer_names
 from .kernel import Empirical
 from .network import Head, Network, head_arity
+
+
+def _tangent(name: str, model: nn.Module, *, trace: bool, method: Method, **options: Any) -> Empirical:
+    """What the tangent kernels share: a network, checked, and its Jacobian."""
+    network = Network.of(model, **options)
+    check_method(method, network.train)
+    return Empirical(name, Jacobian(network), trace=trace, method=method)
 
 
 def full_ntk(
@@ -34,9 +42,9 @@ def full_ntk(
     >>> full_ntk(model)(x).shape
     torch.Size([4, 2, 4, 2])
     """
-    network = Network.of(model, params=params, train=train, outputs=outputs, dtype=dtype)
-    check_method(method, network.train)
-    return Empirical("full ntk", Jacobian(network), trace=False, method=method)
+    return _tangent(
+        "full ntk", model, trace=False, method=method, params=params, train=train, outputs=outputs, dtype=dtype
+    )
 
 
 def trace_ntk(
@@ -50,16 +58,16 @@ def trace_ntk(
 ) -> Empirical:
     """trNTK⁰(x, y)[n, m] = Σ_c ⟨∂f_c(x)/∂θ, ∂f_c(y)/∂θ⟩, a sum over outputs; `cosine` of it is trNTK.
 
-    Options as for `full_ntk`. Qadeer et al. 2024, "Faithful and efficient explanations…", (4).
+    Options as for `full_ntk`. Engel et al. 2024, "Faithful and efficient explanations…", (4).
 
     >>> model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
     >>> k = trace_ntk(model)
     >>> torch.allclose(k(x), 2 * (1 + x @ x.T), atol=1e-5)  # a linear model: Σ_c (1 + x·x')
     True
     """
-    network = Network.of(model, params=params, train=train, outputs=outputs, dtype=dtype)
-    check_method(method, network.train)
-    return Empirical("trace ntk", Jacobian(network), trace=True, method=method)
+    return _tangent(
+        "trace ntk", model, trace=True, method=method, params=params, train=train, outputs=outputs, dtype=dtype
+    )
 
 
 def pseudo_ntk(
@@ -79,9 +87,17 @@ def pseudo_ntk(
     >>> torch.allclose(pseudo_ntk(model)(x), 1 + x @ x.T, atol=1e-5)
     True
     """
-    network = Network.of(model, params=params, train=train, outputs=outputs, head=_mean_head, dtype=dtype)
-    check_method(method, network.train)
-    return Empirical("pseudo ntk", Jacobian(network), trace=True, method=method)
+    return _tangent(
+        "pseudo ntk",
+        model,
+        trace=True,
+        method=method,
+        params=params,
+        train=train,
+        outputs=outputs,
+        head=_mean_head,
+        dtype=dtype,
+    )
 
 
 def _mean_head(out: Tensor) -> Tensor:
@@ -114,9 +130,17 @@ def head_ntk(
     if isinstance(head, tuple) and (len(head) != 2 or not all(isinstance(j, int) for j in head)):
         raise InputError(f"head={head!r}; a tuple must be two output numbers (a, b) for f_a − f_b.")
     head_arity(head)
-    network = Network.of(model, params=params, train=train, outputs=outputs, head=head, dtype=dtype)
-    check_method(method, network.train)
-    return Empirical("head ntk", Jacobian(network), trace=True, method=method)
+    return _tangent(
+        "head ntk",
+        model,
+        trace=True,
+        method=method,
+        params=params,
+        train=train,
+        outputs=outputs,
+        head=head,
+        dtype=dtype,
+    )
 
 
 def conjugate_kernel(
@@ -131,7 +155,7 @@ def conjugate_kernel(
     """CK(x, y)[n, m] = 1 + z(x)·z(y), z the last hidden layer (the input of the last linear or convolutional one).
 
     `layer` names a module whose output is z instead; `bias=False` leaves the 1 out. Cost: one forward pass.
-    Qadeer et al. 2024, (29); Fan & Wang 2020.
+    Qadeer et al., "Efficient kernel surrogates…", (29); Fan & Wang 2020.
 
     >>> model, x = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)), torch.randn(4, 3)
     >>> z = model[0](x)
