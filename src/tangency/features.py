@@ -100,7 +100,9 @@ class Jacobian(Features):
         state = self.network.state()
         budget = memory or _room(next(iter(state.values())).device)
         n = _tree.size(x)
-        step = n if differentiable else max(1, budget // max(1, plan.transient + plan.kept))
+        # On a GPU the cotangents of all outputs are kept one by one, and then stacked.
+        each = plan.transient + plan.kept * (2 if next(iter(state.values())).device.type == "cuda" else 1)
+        step = n if differentiable else max(1, budget // max(1, each))
         if step >= n:
             return capture(self.network, state, x, plan, differentiable=differentiable)
         whole: dict[str, Block] = {}

@@ -39,14 +39,16 @@ class TilePlan:
         return TilePlan(self.n, self.m, self.symmetric, self.rows // 2, self.capture // 2, self.workspace // 2)
 
 
-def plan(n: int, m: int, symmetric: bool, memory: int, result: int, kept: int, transient: int, cell: int) -> TilePlan:
-    """Cut the budget: the result, two blocks, the making of a block, the contraction's temporaries.
+def plan(
+    n: int, m: int, symmetric: bool, memory: int, result: int, kept: int, transient: int, cell: int, cuda: bool = False
+) -> TilePlan:
+    """Cut the budget: the result, the blocks, the making of a block, the contraction's temporaries.
 
     `kept` and `transient` are bytes per sample, `cell` bytes per pair of samples. A fifth of the budget stays free for
     what allocators and libraries take beside us (heuristic).
     """
     room = int(memory * 0.8) - result
-    least = 2 * kept + 2 * (kept + transient) + 4 * cell
+    least = 3 * kept + 2 * (kept + transient) + 4 * cell
     if room < least:
         need = int((least + result) / 0.8) + 1
         raise MemoryBudgetError(
@@ -54,10 +56,13 @@ def plan(n: int, m: int, symmetric: bool, memory: int, result: int, kept: int, t
             f"Give at least memory={need}."
         )
     # The contraction holds at most eight buffers of `workspace` bytes at its peak.
-    workspace = max(cell, min(room // 24, 1 << 28))
+    workspace = max(cell, min(room // 32, 1 << (32 if cuda else 28)))
     capture = max(kept + transient, min(room // 4, 1 << 34))
-    left = room - 8 * workspace - capture
-    rows = max(1, min(max(n, m), max(left, 0) // max(1, 2 * kept)))
-    while rows > 1 and 2 * rows * kept + 2 * rows * rows * cell > left:
+    left = max(0, room - 8 * workspace - capture)
+    if symmetric and n * kept + 2 * n * n * cell <= left:
+        return TilePlan(n, m, symmetric, n, capture, workspace)  # one block, with itself
+    # Three blocks at once: the rows, the columns, and the columns that will be the next rows.
+    rows = max(1, min(max(n, m), left // max(1, 3 * kept)))
+    while rows > 1 and 3 * rows * kept + 2 * rows * rows * cell > left:
         rows = max(1, rows * 3 // 4)
     return TilePlan(n, m, symmetric, rows, capture, workspace)

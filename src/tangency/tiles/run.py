@@ -60,7 +60,7 @@ def _cut(kernel: Kernel, x: Inputs, y: Inputs | None, budget: int) -> TilePlan:
     few = _tree.take(x, slice(0, 1))
     tile = kernel.pair(*[kernel.prepare(few)] * 2)
     cell = tile.numel() * tile.element_size()
-    return plan(n, m, y is None, budget, n * m * cell, kept, transient, cell)
+    return plan(n, m, y is None, budget, n * m * cell, kept, transient, cell, tile.device.type == "cuda")
 
 
 def run_tiles(kernel: Kernel, x: Inputs, y: Inputs | None, cut: TilePlan, progress: bool = False) -> Tensor:
