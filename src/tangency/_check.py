@@ -28,7 +28,7 @@ def evaluation_mode(model: nn.Module) -> None:
     ]
     if random:
         raise ModelError(
-            f"{_some(random)} in training mode make the model random, so it has no kernel. Call model.eval() first."
+            f"{some(random)} in training mode make the model random, so it has no kernel. Call model.eval() first."
         )
     if mixing:
         hint = (
@@ -37,7 +37,7 @@ def evaluation_mode(model: nn.Module) -> None:
             else ("Build them with track_running_stats=True")
         )
         raise ModelError(
-            f"{_some(mixing)} use the statistics of the batch, so one sample's output depends on the others. {hint}."
+            f"{some(mixing)} use the statistics of the batch, so one sample's output depends on the others. {hint}."
         )
 
 
@@ -109,12 +109,12 @@ def state_dict(given: Mapping[str, Tensor], model: nn.Module) -> None:
     unknown = [k for k in given if k not in own]
     if unknown:
         raise InputError(
-            f"params= has entries that the model lacks: {_some(unknown)}.{_suggest(unknown[0], own)} "
+            f"params= has entries that the model lacks: {some(unknown)}.{suggest(unknown[0], own)} "
             "Pass a state dict of this model."
         )
     missing = [k for k, _ in model.named_parameters() if k not in given]
     if missing:
-        raise InputError(f"params= lacks {_some(missing)}. Pass the whole state dict: model.state_dict().")
+        raise InputError(f"params= lacks {some(missing)}. Pass the whole state dict: model.state_dict().")
     for k, v in given.items():
         if v.shape != own[k].shape:
             raise InputError(f"params[{k!r}] has shape {tuple(v.shape)}; the model's is {tuple(own[k].shape)}.")
@@ -138,7 +138,7 @@ def trained(model: nn.Module, train: Train) -> tuple[str, ...]:
     else:
         names = [k for k in every if k in _select(model, every, train)]
         if not names:
-            raise InputError(f"train={train!r} selects none of the {len(every)} parameters, e.g. {_some(list(every))}.")
+            raise InputError(f"train={train!r} selects none of the {len(every)} parameters, e.g. {some(list(every))}.")
     for k in names:
         if not every[k].is_floating_point():
             raise InputError(f"parameter {k} is {every[k].dtype}; tangent kernels need real floating-point parameters.")
@@ -152,7 +152,7 @@ def _select(model: nn.Module, every: Mapping[str, Tensor], train: Train) -> set[
         chosen = {canonical[k] for k in canonical if k == train or k.startswith(train + ".")}
         if not chosen:
             candidates = [*canonical, *(n for n, _ in model.named_modules() if n)]
-            raise InputError(f"train={train!r} names no parameter and no module.{_suggest(train, candidates)}")
+            raise InputError(f"train={train!r} names no parameter and no module.{suggest(train, candidates)}")
         return chosen
     if isinstance(train, nn.Module):
         ids = {id(p) for p in train.parameters()}
@@ -205,14 +205,11 @@ def _rename(label: str, name: str) -> str:
     return name + label[1:]
 
 
-def _some(names: list[str], most: int = 4) -> str:
+def some(names: list[str], most: int = 4) -> str:
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-def _suggest(name: str, candidates: Iterable[str]) -> str:
+def suggest(name: str, candidates: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(candidates), n=2)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-
-
-some = _some

@@ -57,14 +57,6 @@ def needs_grad(x: Inputs) -> bool:
     return torch.is_grad_enabled() and any(v.requires_grad for _, v in leaves(x))
 
 
-def call(model: Callable[..., Any], x: Inputs) -> Any:
-    if isinstance(x, Tensor):
-        return model(x)
-    if isinstance(x, Mapping):
-        return model(**x)
-    return model(*x)
-
-
 def arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """x as (args, kwargs) of a call."""
     if isinstance(x, Tensor):

@@ -214,7 +214,7 @@ def layer_names(model: nn.Module, layers: str | Sequence[str]) -> tuple[str, ...
     for name in names:
         if name not in known:
             raise InputError(
-                f"the model has no layer {name!r}.{_check._suggest(str(name), known)} It has {_check.some(known)}."
+                f"the model has no layer {name!r}.{_check.suggest(str(name), known)} It has {_check.some(known)}."
             )
     if not names:
         raise InputError("no layer was named; needed: at least one of the model's modules.")

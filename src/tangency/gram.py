@@ -26,14 +26,17 @@ class Gram(ABC):
         """The whole as one tensor; refuses above `max_bytes`."""
         tiles = self.tiles()
         rows, columns, tile = next(tiles)
-        size = self.shape.numel() * tile.element_size()
-        if max_bytes is not None and size > max_bytes:
-            raise MemoryBudgetError(f"the Gram takes {size} bytes, more than max_bytes={max_bytes}; go by tiles().")
+        self._refuse(tile.element_size(), max_bytes)
         out = tile.new_empty(self.shape)
         _place(out, rows, columns, tile)
         for rows, columns, tile in tiles:
             _place(out, rows, columns, tile)
         return out
+
+    def _refuse(self, item: int, max_bytes: int | None) -> None:
+        size = self.shape.numel() * item
+        if max_bytes is not None and size > max_bytes:
+            raise MemoryBudgetError(f"the Gram takes {size} bytes, more than max_bytes={max_bytes}; go by tiles().")
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """K v for v [m] or [m, q], streaming over tiles. Full kernels act on [m·d] or [m·d, q]."""
@@ -81,9 +84,7 @@ class DenseGram(Gram):
         yield slice(0, self.shape[0]), slice(0, self.shape[len(self.shape) // 2]), self.value
 
     def dense(self, max_bytes: int | None = None) -> Tensor:
-        size = self.value.numel() * self.value.element_size()
-        if max_bytes is not None and size > max_bytes:
-            raise MemoryBudgetError(f"the Gram takes {size} bytes, more than max_bytes={max_bytes}; go by tiles().")
+        self._refuse(self.value.element_size(), max_bytes)
         return self.value
 
     def __repr__(self) -> str:

@@ -28,7 +28,6 @@ class Plan:
     fallback: dict[str, str]  # parameter → why no rule covers it
     looped: frozenset[str]  # of these, the ones that torch.func gets wrong: plain autograd, sample by sample
     rules: dict[str, str]  # parameter → the rule that covers it
-    unused: tuple[str, ...]
     c: int
     kept: int  # bytes per sample that the blocks take
     transient: int  # bytes per sample that a forward and a backward pass take besides

@@ -54,13 +54,17 @@ class Kernel(ABC):
 
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
         """The Gram matrix of x with y (with itself if y is left out), all at once; `tg.compute` goes by blocks."""
+        return self.pair(*self._prepared(x, y))
+
+    def _prepared(self, x: Inputs, y: Inputs | None) -> tuple[Prepared, Prepared]:
+        """Both sides, checked before either is prepared; one and the same if y is left out."""
         x = self.ready(x)
         if y is None:
             a = self.prepare(x)
-            return self.pair(a, a)
+            return a, a
         y = self.ready(y, "y")
         _check.same_form(x, y)
-        return self.pair(self.prepare(x), self.prepare(y))
+        return self.prepare(x), self.prepare(y)
 
     def parts(self, x: Inputs, y: Inputs | None = None) -> dict[str, Tensor]:
         """The kernel split by parameter (or layer); the parts sum to the whole."""
@@ -105,13 +109,7 @@ class Empirical(Kernel):
         return k
 
     def parts(self, x: Inputs, y: Inputs | None = None) -> dict[str, Tensor]:
-        x = self.ready(x)
-        a = self.prepare(x)
-        b = a
-        if y is not None:
-            y = self.ready(y, "y")
-            _check.same_form(x, y)
-            b = self.prepare(y)
+        a, b = self._prepared(x, y)
         names = self.features.network.train if isinstance(self.features, Jacobian) else tuple(a)
         zero = None
         found = {}
@@ -133,10 +131,8 @@ class Empirical(Kernel):
 
     def explain(self, x: Inputs, y: Inputs | None = None) -> Explanation:
         """Per parameter: rule, method, cost. Prints as a table. Cost: prepares the batches, contracts nothing."""
-        x = self.ready(x)
-        a = self.prepare(x)
-        b = a if y is None else self.prepare(self.ready(y, "y"))
-        plan = self.features.plan(x) if isinstance(self.features, Jacobian) else None
+        a, b = self._prepared(x, y)
+        plan = self.features.plan(self.ready(x)) if isinstance(self.features, Jacobian) else None
         rows: list[Row] = []
         along: set[str | None] = set()  # biases that come with their weight's products
         for name in self.features.network.train if plan else a:
