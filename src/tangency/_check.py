@@ -184,15 +184,15 @@ def storage(name: str | None) -> torch.dtype | None:
     return None if name is None else _DTYPES[name]
 
 
-def memory(given: int | str | None) -> int | None:
+def memory(given: int | str | None, name: str = "memory") -> int | None:
     """Bytes from a number or a string such as '4GiB' or '500 MB'."""
     if given is None or isinstance(given, int):
         if given is not None and given <= 0:
-            raise InputError(f"memory={given}; needed: a positive number of bytes, or a string such as '4GiB'.")
+            raise InputError(f"{name}={given}; needed: a positive number of bytes, or a string such as '4GiB'.")
         return given
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", given.lower()) if isinstance(given, str) else None
     if match is None or float(match[1]) <= 0:
-        raise InputError(f"memory={given!r}; needed: a number of bytes, or a string such as '4GiB' or '500MB'.")
+        raise InputError(f"{name}={given!r}; needed: a number of bytes, or a string such as '4GiB' or '500MB'.")
     base = 1024 if match[3] or match[2] == "" else 1000
     return int(float(match[1]) * base ** " kmgt".index(match[2] or " "))
 

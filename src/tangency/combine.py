@@ -24,6 +24,10 @@ class _Combined(Kernel):
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         return self.inner[0].ready(x, name)
 
+    @property
+    def device(self) -> torch.device | None:
+        return self.inner[0].device
+
     def footprint(self, x: Inputs) -> tuple[int, int]:
         each = [k.footprint(x) for k in self.inner]
         return sum(kept for kept, _ in each) + 8, max(transient for _, transient in each)
@@ -53,6 +57,10 @@ class SumKernel(_Combined):
             )
         return torch.stack(parts).sum(0)
 
+    def diagnose(self, a: Prepared) -> None:
+        for k, each in zip(self.kernels, a, strict=True):
+            k.diagnose(each)
+
     def diag(self, x: Inputs) -> Tensor:
         return torch.stack([k.diag(x) for k in self.kernels]).sum(0)
 
@@ -79,6 +87,9 @@ class ScaleKernel(_Combined):
 
     def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
         return self.kernel.pair(a, b, workspace) * self.factor
+
+    def diagnose(self, a: Prepared) -> None:
+        self.kernel.diagnose(a)
 
     def diag(self, x: Inputs) -> Tensor:
         return self.kernel.diag(x) * self.factor
@@ -121,6 +132,9 @@ class CosineKernel(_Combined):
             eye = torch.eye(size, dtype=torch.bool, device=k.device).view(k.shape)
             k = torch.where(eye, torch.ones_like(k), k)
         return k
+
+    def diagnose(self, a: Prepared) -> None:
+        self.kernel.diagnose(a[0])
 
     def diag(self, x: Inputs) -> Tensor:
         return torch.ones_like(self.kernel.diag(x))

@@ -1,5 +1,7 @@
 """What callers catch. Every message says what was given, what is needed, and the fix."""
 
+from collections.abc import Mapping
+
 
 class TangencyError(Exception):
     """Base of all errors raised by tangency."""
@@ -25,9 +27,45 @@ class NonFiniteError(TangencyError, ArithmeticError):
         message = self.template.replace(f"sample {self.sample}", f"sample {self.sample + start}", 1)
         return NonFiniteError(message, self.sample + start, self.layer)
 
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.template, self.sample, self.layer)
+
 
 class MemoryBudgetError(TangencyError, MemoryError):
     """The declared memory budget is too small for even one sample, or for the result itself."""
+
+
+class StoreError(TangencyError):
+    """A Gram matrix on disk cannot be written, read or gone on with."""
+
+
+class StoreMismatch(StoreError, ValueError):
+    """The store was begun with something else. `fields` maps each field that differs to (in the store, given now)."""
+
+    def __init__(self, store: str, fields: Mapping[str, tuple[object, object]]) -> None:
+        lines = [f"  {name}: {_short(was)} in the store, {_short(now)} now" for name, (was, now) in fields.items()]
+        super().__init__(
+            f"{store} holds another Gram matrix; these differ:\n"
+            + "\n".join(lines)
+            + "\nGive what it was begun with, or "
+            "another store=."
+        )
+        self.store, self.fields = store, dict(fields)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.store, self.fields)
+
+
+class IncompleteGram(StoreError):
+    """The Gram matrix is not finished, and what was asked for lies in a tile that is missing."""
+
+
+class DamagedTile(StoreError):
+    """A stored tile does not match its checksum."""
+
+
+class WorkerLost(TangencyError):
+    """A worker process, or the machine it ran on, is gone. Its tiles are computed again elsewhere."""
 
 
 class TangencyWarning(UserWarning):
@@ -36,3 +74,12 @@ class TangencyWarning(UserWarning):
 
 class PerformanceWarning(TangencyWarning):
     """The answer is exact, but a slower path than usual leads to it."""
+
+
+class StoreWarning(TangencyWarning):
+    """Something about a store was found and dealt with: a damaged tile, another version of a library."""
+
+
+def _short(value: object, most: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,14 +1,29 @@
-"""Gram matrices as results: a thing that can be multiplied, sliced and looked at tile by tile."""
+"""Gram matrices as results: a thing that can be multiplied, sliced and looked at tile by tile.
 
+A Gram need not fit in memory. All that a kind of Gram must bring is `shape`, `dtype` and `tiles()`; products, the
+diagonal, slices, selections and cosines follow from these, and each reads only the tiles that it needs.
+"""
+
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from . import _check
 from ._types import Float
 from .errors import InputError, MemoryBudgetError
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
+
+# Where a tile lies: a slice, or the numbers of its rows for a selection in another order.
+Index = slice | Tensor
+Wanted = Callable[[Index, Index], bool]
+Choice = slice | Sequence[int] | Tensor | None
 
 
 class Gram(ABC):
@@ -18,56 +33,146 @@ class Gram(ABC):
     @abstractmethod
     def shape(self) -> torch.Size: ...
 
+    @property
     @abstractmethod
-    def tiles(self) -> Iterator[tuple[slice, slice, Tensor]]:
-        """(rows, columns, tile) of the whole matrix."""
+    def dtype(self) -> torch.dtype: ...
 
-    def dense(self, max_bytes: int | None = None) -> Tensor:
-        """The whole as one tensor; refuses above `max_bytes`."""
-        tiles = self.tiles()
-        rows, columns, tile = next(tiles)
-        self._refuse(tile.element_size(), max_bytes)
-        out = tile.new_empty(self.shape)
-        _place(out, rows, columns, tile)
-        for rows, columns, tile in tiles:
-            _place(out, rows, columns, tile)
-        return out
+    @abstractmethod
+    def tiles(self, wanted: Wanted | None = None) -> Iterator[tuple[Index, Index, Tensor]]:
+        """(rows, columns, tile) of the whole matrix, or of those tiles for which `wanted(rows, columns)` holds.
 
-    def _refuse(self, item: int, max_bytes: int | None) -> None:
-        size = self.shape.numel() * item
-        if max_bytes is not None and size > max_bytes:
-            raise MemoryBudgetError(f"the Gram takes {size} bytes, more than max_bytes={max_bytes}; go by tiles().")
+        Rows and columns are slices; for a selection they may be tensors of positions.
+        """
+
+    def dense(self, max_bytes: int | str | None = None) -> Tensor:
+        """The whole as one tensor; refuses above `max_bytes` (by default, half of the machine's memory)."""
+        limit = _check.memory(max_bytes, "max_bytes")
+        if limit is None and not self._in_memory:
+            limit = _machine_memory() // 2
+        size = self.shape.numel() * torch.empty(0, dtype=self.dtype).element_size()
+        if limit is not None and size > limit:
+            raise MemoryBudgetError(
+                f"the Gram takes {size} bytes, more than max_bytes={limit}; go by tiles(), take a part (gram[rows, "
+                "columns]), or allow more."
+            )
+        out: Tensor | None = None
+        for rows, columns, tile in self.tiles():
+            if self._in_memory and tile.shape == self.shape:
+                return tile
+            out = tile.new_empty(self.shape) if out is None else out
+            place(out, rows, columns, tile)
+        return torch.empty(self.shape, dtype=self.dtype) if out is None else out
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """K v for v [m] or [m, q], streaming over tiles. Full kernels act on [m·d] or [m·d, q]."""
-        n, m = _flat(self.shape)
-        if v.dim() not in (1, 2) or v.shape[0] != m:
-            raise InputError(f"K is {n} x {m} and v has shape {tuple(v.shape)}; needed: [{m}] or [{m}, q].")
-        per_row, per_column = n // self.shape[0], m // self.shape[len(self.shape) // 2]
-        out = v.new_zeros(n, *v.shape[1:])
-        for rows, columns, tile in self.tiles():
-            flat = tile.reshape((rows.stop - rows.start) * per_row, -1)
-            piece = v[columns.start * per_column : columns.stop * per_column]
-            out[rows.start * per_row : rows.stop * per_row] += flat @ piece.to(flat)
-        return out
+        return self._product(v, transposed=False)
 
     def diag(self) -> Tensor:
-        """The diagonal of a square Gram: [n], or [n, c]."""
+        """The diagonal of a square Gram: [n], or [n, c]. Reads the tiles on the diagonal only."""
         n, m = _flat(self.shape)
         if n != m:
             raise InputError(f"the Gram is {tuple(self.shape)}; only a square one has a diagonal.")
         c = n // self.shape[0]
         out: Tensor | None = None
-        for rows, columns, tile in self.tiles():
-            start, stop = max(rows.start, columns.start), min(rows.stop, columns.stop)
+        for rows, columns, tile in self.tiles(_meet):
+            at, where = _coincide(rows, columns, tile.device)
             if out is None:
                 out = tile.new_zeros(self.shape[0], c)
-            if start < stop:
-                piece = tile[start - rows.start : stop - rows.start]
-                flat = piece.reshape(stop - start, c, -1, c)[:, :, start - columns.start : stop - columns.start]
-                out[start:stop] = torch.einsum("iaia->ia", flat)
+            flat = tile.reshape(_count(rows), c, _count(columns), c)[at, :, where]
+            out[_numbers(rows, tile.device)[at]] = flat.diagonal(dim1=1, dim2=2)
         assert out is not None
         return out[:, 0] if len(self.shape) == 2 else out
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """A dense part: gram[i], gram[2:5], gram[rows, columns] with numbers, slices, index sets or masks."""
+        rows, columns = key if isinstance(key, tuple) else (key, slice(None))
+        single = isinstance(rows, int), isinstance(columns, int)
+        part = self.select([rows] if single[0] else rows, [columns] if single[1] else columns).dense()
+        if single[1]:
+            part = part.select(part.dim() // 2, 0)
+        return part[0] if single[0] else part
+
+    def select(self, rows: Choice = None, columns: Choice = None) -> "View":
+        """The part of the matrix with these rows and columns, in this order, without copying or computing anything.
+
+        >>> import tangency as tg
+        >>> gram = tg.compute(tg.trace_ntk(torch.nn.Linear(3, 2)), torch.randn(9, 3))
+        >>> train, test = [8, 0, 3, 4], [1, 2]
+        >>> gram.select(train, test).shape
+        torch.Size([4, 2])
+        """
+        view, half = self._view(), len(self.shape) // 2
+        i, j = _chosen(rows, self.shape[0], "rows"), _chosen(columns, self.shape[half], "columns")
+        left = view.left if view.left is None or i is None else view.left[i]
+        right = view.right if view.right is None or j is None else view.right[j]
+        return View(view.base, _compose(view.rows, i), _compose(view.columns, j), left, right, view.square)
+
+    def cosine(self, row_diag: Tensor | None = None, column_diag: Tensor | None = None) -> "View":
+        """k(x, y) / √(k(x, x) k(y, y)) without recomputing; entries of a sample with itself are exactly 1.
+
+        A Gram of x with another y does not hold k(x, x) and k(y, y): give both, from `kernel.diag`.
+        """
+        n, m = _flat(self.shape)
+        given = row_diag is not None and column_diag is not None
+        if not given and (n != m or row_diag is not None or column_diag is not None):
+            raise InputError(
+                f"the Gram is {tuple(self.shape)}; its cosine needs k(x, x) and k(y, y): "
+                "gram.cosine(kernel.diag(x), kernel.diag(y))."
+            )
+        left = self.diag() if row_diag is None else row_diag
+        right = left if column_diag is None else column_diag
+        half = len(self.shape) // 2
+        for name, norms, size in (("row", left, self.shape[:half]), ("column", right, self.shape[half:])):
+            if norms.shape != size:
+                raise InputError(f"{name}_diag has shape {tuple(norms.shape)}; needed: {tuple(size)}.")
+            if not bool((norms > 0).all()):
+                sample = int((~(norms > 0)).nonzero()[0, 0])
+                raise InputError(f"k(x, x) is not positive for {name} {sample}, so its cosine is undefined.")
+        view = self._view()
+        return View(view.base, view.rows, view.columns, left.sqrt(), right.sqrt(), square=not given)
+
+    def to_scipy(self) -> "LinearOperator":
+        """A scipy.sparse.linalg.LinearOperator that streams over tiles: for eigsh, cg, …"""
+        from scipy.sparse.linalg import LinearOperator
+
+        def apply(transposed: bool) -> Callable[[Any], Any]:
+            return lambda v: self._product(torch.as_tensor(v), transposed).cpu().numpy()
+
+        return LinearOperator(
+            shape=_flat(self.shape),
+            matvec=apply(False),
+            matmat=apply(False),
+            rmatvec=apply(True),
+            rmatmat=apply(True),
+            dtype=torch.empty(0, dtype=self.dtype).numpy().dtype,
+        )
+
+    def _product(self, v: Tensor, transposed: bool) -> Tensor:
+        """K v or Kᵀ v on v's device, in the wider of the two types."""
+        n, m = _flat(self.shape)
+        per_row, per_column = n // self.shape[0], m // self.shape[len(self.shape) // 2]
+        if transposed:
+            n, m, per_row, per_column = m, n, per_column, per_row
+        if v.dim() not in (1, 2) or v.shape[0] != m:
+            raise InputError(f"K is {n} x {m} and v has shape {tuple(v.shape)}; needed: [{m}] or [{m}, q].")
+        columns_given, dtype = v.dim() == 2, torch.promote_types(v.dtype, self.dtype)
+        v = v.to(dtype).reshape(m // per_column, per_column, -1)
+        out = v.new_zeros(n // per_row, per_row, v.shape[2])
+        for rows, columns, tile in self.tiles():
+            if transposed:
+                rows, columns, tile = columns, rows, mirror(tile)
+            i, j = _on(rows, v.device), _on(columns, v.device)
+            piece = v[j].flatten(0, 1)
+            flat = tile.reshape(-1, len(piece)).to(v.device, dtype)
+            out[i] += (flat @ piece).view(-1, per_row, v.shape[2])
+        return out.flatten(0, 1) if columns_given else out.flatten()
+
+    def _view(self) -> "View":
+        return View(self, None, None, None, None)
+
+    @property
+    def _in_memory(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,15 +185,128 @@ class DenseGram(Gram):
     def shape(self) -> torch.Size:
         return self.value.shape
 
-    def tiles(self) -> Iterator[tuple[slice, slice, Tensor]]:
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value.dtype
+
+    def tiles(self, wanted: Wanted | None = None) -> Iterator[tuple[Index, Index, Tensor]]:
         yield slice(0, self.shape[0]), slice(0, self.shape[len(self.shape) // 2]), self.value
 
-    def dense(self, max_bytes: int | None = None) -> Tensor:
-        self._refuse(self.value.element_size(), max_bytes)
-        return self.value
+    @property
+    def _in_memory(self) -> bool:
+        return True
 
     def __repr__(self) -> str:
         return f"DenseGram(shape={tuple(self.shape)}, dtype={self.value.dtype}, device={self.value.device})"
+
+
+@dataclass(frozen=True, eq=False)
+class View(Gram):
+    """Some rows and columns of a Gram, divided by norms where it is a cosine. Nothing is read before it is asked for."""
+
+    base: Gram
+    rows: Tensor | None  # numbers in base; None for all
+    columns: Tensor | None
+    left: Tensor | None  # √k(x, x) of the rows chosen
+    right: Tensor | None
+    square: bool = False  # both sides of base are the same samples: a sample's cosine with itself is exactly 1
+
+    @property
+    def shape(self) -> torch.Size:
+        size, half = list(self.base.shape), len(self.base.shape) // 2
+        if self.rows is not None:
+            size[0] = len(self.rows)
+        if self.columns is not None:
+            size[half] = len(self.columns)
+        return torch.Size(size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.dtype
+
+    def tiles(self, wanted: Wanted | None = None) -> Iterator[tuple[Index, Index, Tensor]]:
+        where = _Finder(self.rows), _Finder(self.columns)
+
+        def touched(rows: Index, columns: Index) -> bool:
+            i, j = where[0](rows)[0], where[1](columns)[0]
+            return _count(i) > 0 and _count(j) > 0 and (wanted is None or wanted(i, j))
+
+        for rows, columns, tile in self.base.tiles(touched):
+            if not touched(rows, columns):
+                continue
+            (i, p), (j, q) = where[0](rows), where[1](columns)
+            if p is not None:
+                tile = tile[p.to(tile.device)]
+            if q is not None:
+                tile = tile.index_select(tile.dim() // 2, q.to(tile.device))
+            yield i, j, self._scaled(tile, i, j)
+
+    def _scaled(self, tile: Tensor, i: Index, j: Index) -> Tensor:
+        if self.left is None or self.right is None:
+            return tile
+        left, right = self.left[_on(i, self.left.device)].to(tile), self.right[_on(j, self.right.device)].to(tile)
+        tile = tile / left.reshape(*left.shape, *[1] * right.dim()) / right
+        if self.square:
+            at, where = _coincide(self._own(i, 0), self._own(j, 1), tile.device)
+            c = left.shape[1:].numel()
+            own = tile.view(_count(i), c, _count(j), c)  # division made a new tensor
+            for k in range(c):
+                own[at, k, where, k] = 1.0
+        return tile
+
+    def _own(self, index: Index, side: int) -> Index:
+        """Numbers in base of positions here."""
+        chosen = (self.rows, self.columns)[side]
+        return index if chosen is None else chosen[index]
+
+    def _view(self) -> "View":
+        return self
+
+    @property
+    def _in_memory(self) -> bool:
+        return self.base._in_memory
+
+    def __repr__(self) -> str:
+        what = "part" if self.left is None else "cosine"
+        return f"View(shape={tuple(self.shape)}, {what} of {self.base!r})"
+
+
+class _Finder:
+    """Which positions of a selection lie in a block of rows, and where in the block."""
+
+    def __init__(self, chosen: Tensor | None) -> None:
+        self.chosen = chosen
+        if chosen is not None:
+            self.sorted, self.order = torch.sort(chosen, stable=True)
+
+    def __call__(self, block: Index) -> tuple[Index, Tensor | None]:
+        if self.chosen is None:
+            return block, None
+        assert isinstance(block, slice)
+        low, high = (int(torch.searchsorted(self.sorted, k)) for k in (block.start, block.stop))
+        return self.order[low:high], self.sorted[low:high] - block.start
+
+
+def place(out: Tensor, rows: Index, columns: Index, tile: Tensor) -> None:
+    """Write a tile where it belongs."""
+    i, j = _on(rows, out.device), _on(columns, out.device)
+    target = out[i] if isinstance(i, slice) else None
+    if target is not None:  # a slice of rows is a view
+        if out.dim() == 2:
+            target[:, j] = tile.to(out)
+        else:
+            target[:, :, j] = tile.to(out)
+        return
+    j = _numbers(columns, out.device)
+    if out.dim() == 2:
+        out[_numbers(rows, out.device)[:, None], j] = tile.to(out)
+    else:
+        out.permute(0, 2, 1, 3)[_numbers(rows, out.device)[:, None], j] = tile.to(out).permute(0, 2, 1, 3)
+
+
+def mirror(tile: Tensor) -> Tensor:
+    """The tile on the other side of the diagonal."""
+    return tile.T if tile.dim() == 2 else tile.permute(2, 3, 0, 1)
 
 
 def _flat(shape: torch.Size) -> tuple[int, int]:
@@ -96,8 +314,70 @@ def _flat(shape: torch.Size) -> tuple[int, int]:
     return shape[:half].numel(), shape[half:].numel()
 
 
-def _place(out: Tensor, rows: slice, columns: slice, tile: Tensor) -> None:
-    if out.dim() == 2:
-        out[rows, columns] = tile
-    else:
-        out[rows, :, columns] = tile
+def _count(index: Index) -> int:
+    return index.stop - index.start if isinstance(index, slice) else len(index)
+
+
+def _numbers(index: Index, device: torch.device) -> Tensor:
+    if isinstance(index, slice):
+        return torch.arange(index.start, index.stop, device=device)
+    return index.to(device)
+
+
+def _on(index: Index, device: torch.device) -> Index:
+    return index if isinstance(index, slice) else index.to(device)
+
+
+def _meet(rows: Index, columns: Index) -> bool:
+    """Whether a tile touches the diagonal."""
+    if isinstance(rows, slice) and isinstance(columns, slice):
+        return rows.start < columns.stop and columns.start < rows.stop
+    cpu = torch.device("cpu")
+    return bool(torch.isin(_numbers(rows, cpu), _numbers(columns, cpu)).any())
+
+
+def _coincide(rows: Index, columns: Index, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where in a tile a row and a column have the same number."""
+    if isinstance(rows, slice) and isinstance(columns, slice):
+        start, stop = max(rows.start, columns.start), min(rows.stop, columns.stop)
+        same = torch.arange(start, max(start, stop), device=device)
+        return same - rows.start, same - columns.start
+    i, j = _numbers(rows, device), _numbers(columns, device)
+    ordered, order = torch.sort(j)
+    first, last = torch.searchsorted(ordered, i), torch.searchsorted(ordered, i, right=True)
+    times = last - first
+    at = torch.repeat_interleave(torch.arange(len(i), device=device), times)
+    within = torch.arange(len(at), device=device) - torch.repeat_interleave(times.cumsum(0) - times, times)
+    return at, order[first[at] + within]
+
+
+def _compose(outer: Tensor | None, inner: Tensor | None) -> Tensor | None:
+    return inner if outer is None else outer if inner is None else outer[inner]
+
+
+def _chosen(choice: Choice, count: int, name: str) -> Tensor | None:
+    """An index set as numbers; None for all."""
+    if choice is None or (isinstance(choice, slice) and choice == slice(None)):
+        return None
+    if isinstance(choice, slice):
+        return torch.tensor(range(count)[choice], dtype=torch.long)
+    index = torch.as_tensor(choice).cpu()
+    if index.dtype == torch.bool:
+        if index.shape != (count,):
+            raise InputError(f"the mask for {name} has shape {tuple(index.shape)}; needed: [{count}].")
+        return index.nonzero()[:, 0]
+    if index.numel() == 0:
+        index = index.long()
+    if index.dim() != 1 or index.is_floating_point() or index.is_complex():
+        raise InputError(
+            f"{name} must be a list of numbers, a slice or a mask; got {index.dtype} {tuple(index.shape)}."
+        )
+    index = torch.where(index < 0, index + count, index).long()
+    bad = (index < 0) | (index >= count)
+    if bool(bad.any()):
+        raise InputError(f"{name}: number {int(index[bad][0])} is not among the {count} of this Gram.")
+    return index
+
+
+def _machine_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -5,6 +5,7 @@ from two prepared batches. Everything downstream uses only these two.
 """
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +35,10 @@ class Kernel(ABC):
 
     @abstractmethod
     def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
-        """One tile. With `b is a` it is symmetric, and computed so."""
+        """One tile. With `b is a` it is symmetric, and computed so.
+
+        It does not look at its entries, so a GPU need not be waited for; `finite` does.
+        """
 
     @abstractmethod
     def diag(self, x: Inputs) -> Tensor:
@@ -52,9 +56,28 @@ class Kernel(ABC):
     def footprint(self, x: Inputs) -> tuple[int, int]:
         """Bytes per sample of x: (kept in a prepared batch, transient while preparing)."""
 
+    @property
+    def device(self) -> torch.device | None:
+        """Where inputs must lie; None if anywhere."""
+        return None
+
+    def diagnose(self, a: Prepared) -> None:
+        """Raise NonFiniteError naming the first sample of a prepared batch that is not finite, if there is one."""
+        return None
+
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
         """The Gram matrix of x with y (with itself if y is left out), all at once; `tg.compute` goes by blocks."""
-        return self.pair(*self._prepared(x, y))
+        a, b = self._prepared(x, y)
+        return self.finite(self.pair(a, b), a, b)
+
+    def finite(self, k: Tensor, a: Prepared, b: Prepared) -> Tensor:
+        """The tile k of a and b, if all its entries are finite."""
+        # The sum first: it is finite if every entry is (or overflows, and then the entries decide).
+        if not bool(k.detach().sum().isfinite()) and not bool(k.detach().isfinite().all()):
+            self.diagnose(a)
+            self.diagnose(b)
+            raise NonFiniteError("the kernel overflowed although all gradients are finite; use a wider dtype.", 0, "")
+        return k
 
     def _prepared(self, x: Inputs, y: Inputs | None) -> tuple[Prepared, Prepared]:
         """Both sides, checked before either is prepared; one and the same if y is left out."""
@@ -86,8 +109,29 @@ class Empirical(Kernel):
     def footprint(self, x: Inputs) -> tuple[int, int]:
         return self.features.footprint(x)
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.features.network.model.parameters()).device
+
     def prepare(self, x: Inputs, memory: int | None = None) -> dict[str, Block]:
         return self.features(x, memory)
+
+    def diagnose(self, a: dict[str, Block]) -> None:
+        bad: list[tuple[int, str]] = []
+        for name, block in a.items():
+            for t in block.tensors():
+                good = t.flatten(1).isfinite().all(1) if t.is_floating_point() else None
+                if good is not None and not bool(good.all()):
+                    bad.append((int((~good).nonzero()[0]), name))
+        if bad:
+            sample = min(s for s, _ in bad)
+            name = next(n for s, n in bad if s == sample)
+            raise NonFiniteError(
+                f"the gradient for sample {sample} is not finite at parameter {name}. Check that input, or use a wider "
+                "dtype.",
+                sample,
+                name,
+            )
 
     def pair(self, a: dict[str, Block], b: dict[str, Block], workspace: int | None = None) -> Tensor:
         first, second = next(iter(a.values())), next(iter(b.values()))
@@ -102,11 +146,7 @@ class Empirical(Kernel):
             for name in a:
                 if name in b and name not in done:
                     done |= total.add(a[name], b[name], forced(self.method, name), a.keys() & b.keys())
-            k = total.result()
-        # The sum first: it is finite if every entry is (or overflows, and then the entries decide).
-        if not bool(k.detach().sum().isfinite()) and not bool(k.detach().isfinite().all()):
-            _diagnose(a, b)
-        return k
+            return total.result()
 
     def parts(self, x: Inputs, y: Inputs | None = None) -> dict[str, Tensor]:
         a, b = self._prepared(x, y)
@@ -116,7 +156,8 @@ class Empirical(Kernel):
         for name in names:
             if name in a and name in b:
                 left = {name: a[name]}
-                found[name] = self.pair(left, left if a is b else {name: b[name]})
+                right = left if a is b else {name: b[name]}
+                found[name] = self.finite(self.pair(left, right), left, right)
                 zero = torch.zeros_like(found[name])
         assert zero is not None
         return {name: found.get(name, zero) for name in names}
@@ -154,12 +195,14 @@ class Empirical(Kernel):
     def spec(self) -> dict[str, Any]:
         network = self.features.network
         layers = getattr(self.features, "layers", None)
+        state, own = network.state(), dict(network.model.named_parameters())
         return {
             "kernel": self.name,
             "trace": self.trace,
             "model": _architecture(network.model),
             "parameters": list(network.train),
-            "weights": _digest(network.state()),
+            "weights": _digest({k: v for k, v in state.items() if k in own}),
+            "buffers": _digest({k: v for k, v in state.items() if k not in own}),
             "outputs": _describe(network.outputs),
             "head": _describe(network.head),
             "dtype": network.precision or str(next(network.model.parameters()).dtype).removeprefix("torch."),
@@ -169,30 +212,10 @@ class Empirical(Kernel):
         }
 
 
-def _diagnose(*prepared: dict[str, Block]) -> None:
-    """Find the first sample, and there the first layer, whose gradient is not finite."""
-    for a in prepared:
-        bad: list[tuple[int, str]] = []
-        for name, block in a.items():
-            for t in block.tensors():
-                good = t.flatten(1).isfinite().all(1) if t.is_floating_point() else None
-                if good is not None and not bool(good.all()):
-                    bad.append((int((~good).nonzero()[0]), name))
-        if bad:
-            sample = min(s for s, _ in bad)
-            name = next(n for s, n in bad if s == sample)
-            raise NonFiniteError(
-                f"the gradient for sample {sample} is not finite at parameter {name}. Check that input, or use a wider "
-                "dtype.",
-                sample,
-                name,
-            )
-    raise NonFiniteError("the kernel overflowed although all gradients are finite; use a wider dtype.", 0, "")
-
-
 def _architecture(model: nn.Module) -> str:
     shapes = [(k, tuple(v.shape), str(v.dtype)) for k, v in model.state_dict(keep_vars=True).items() if v is not None]
-    return hashlib.sha256(repr((repr(model), shapes)).encode()).hexdigest()[:16]
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # addresses are another each time
+    return hashlib.sha256(repr((text, shapes)).encode()).hexdigest()[:16]
 
 
 def _digest(state: Mapping[str, Tensor]) -> str:

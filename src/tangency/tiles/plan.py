@@ -1,9 +1,36 @@
-"""How a Gram matrix is cut into blocks that a memory budget can hold."""
+"""How a Gram matrix is cut into tiles that a memory budget can hold, and in which order they are made.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+A tile is `rows` × `rows` samples. A sweep prepares a group of row blocks once and lets the column blocks pass by; each
+column block is prepared once per sweep. What decides the bits of a tile (`rows`, `capture`, `workspace`) is kept apart
+from what does not (`group`, the order, who computes it), so that a run can be resumed on another machine.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 from ..errors import MemoryBudgetError
+
+# Samples on a side of a tile, at most (heuristic): larger ones gain no speed, and a finished tile is what a crash saves.
+LARGEST = {"cpu": 1024, "cuda": 4096}
+# Tiles that lie about at once: the one being made, those being copied and written, and what writing takes (heuristic).
+TILES = 6
+
+
+@dataclass(frozen=True)
+class Task:
+    """A sweep: row blocks, and the column blocks with the rows that each must meet."""
+
+    rows: tuple[int, ...]
+    columns: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @property
+    def count(self) -> int:
+        return sum(len(rows) for _, rows in self.columns)
+
+    def without(self, done: Collection[tuple[int, int]]) -> "Task":
+        left = ((j, tuple(i for i in rows if (i, j) not in done)) for j, rows in self.columns)
+        columns = tuple((j, rows) for j, rows in left if rows)
+        return Task(tuple(i for i in self.rows if any(i in rows for _, rows in columns)), columns)
 
 
 @dataclass(frozen=True)
@@ -16,19 +43,45 @@ class TilePlan:
     rows: int
     capture: int
     workspace: int
+    group: int = 1  # row blocks that are held prepared at once
 
-    def blocks(self, count: int) -> list[slice]:
-        return [slice(i, min(i + self.rows, count)) for i in range(0, count, self.rows)]
+    def block(self, k: int, side: int = 0) -> slice:
+        """The samples of row (side 0) or column (side 1) block k."""
+        return slice(k * self.rows, min((k + 1) * self.rows, (self.n, self.m)[side]))
 
-    def tiles(self) -> Iterator[tuple[slice, list[slice]]]:
-        """Each row block with the column blocks it must meet: the upper half only, where both sides are the same."""
-        columns = self.blocks(self.m)
-        for k, row in enumerate(self.blocks(self.n)):
-            yield row, columns[k:] if self.symmetric else columns
+    @property
+    def grid(self) -> tuple[int, int]:
+        return -(-self.n // self.rows), -(-self.m // self.rows)
+
+    def tiles(self) -> Iterator[tuple[int, int]]:
+        """Every tile that must be computed: the upper half only, where both sides are the same."""
+        high, wide = self.grid
+        return ((i, j) for i in range(high) for j in range(i if self.symmetric else 0, wide))
 
     @property
     def count(self) -> int:
-        return sum(len(columns) for _, columns in self.tiles())
+        high, wide = self.grid
+        return high * (high + 1) // 2 if self.symmetric else high * wide
+
+    def tasks(self, missing: Collection[tuple[int, int]], most: int | None = None, first: int = 0) -> Iterator[Task]:
+        """Sweeps that make the missing tiles, each of at most `most` tiles (roughly), beginning with row block `first`."""
+        high = self.grid[0]
+        by_row: dict[int, list[int]] = {}
+        for i, j in sorted(missing):
+            by_row.setdefault(i, []).append(j)
+        starts = list(range(0, high, self.group))
+        first = min(first // self.group, len(starts) - 1)
+        for start in starts[first:] + starts[:first]:
+            rows = tuple(i for i in range(start, min(start + self.group, high)) if i in by_row)
+            columns: dict[int, list[int]] = {}
+            for i in rows:
+                for j in by_row[i]:
+                    columns.setdefault(j, []).append(i)
+            order = sorted(columns)
+            step = len(order) if most is None else max(1, most // max(1, len(rows)))
+            for k in range(0, len(order), step):
+                some = tuple((j, tuple(columns[j])) for j in order[k : k + step])
+                yield Task(tuple(i for i in rows if any(i in met for _, met in some)), some)
 
     def halved(self) -> "TilePlan":
         """Half the block, for when a device ran out of memory all the same."""
@@ -36,33 +89,70 @@ class TilePlan:
             raise MemoryBudgetError(
                 "out of memory with blocks of a single sample. Use a larger device or a smaller dtype."
             )
-        return TilePlan(self.n, self.m, self.symmetric, self.rows // 2, self.capture // 2, self.workspace // 2)
+        return replace(self, rows=self.rows // 2, capture=self.capture // 2, workspace=self.workspace // 2)
 
 
-def plan(
-    n: int, m: int, symmetric: bool, memory: int, result: int, kept: int, transient: int, cell: int, cuda: bool = False
-) -> TilePlan:
-    """Cut the budget: the result, the blocks, the making of a block, the contraction's temporaries.
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes: `result` in all, `kept` and `transient` per sample, `cell` per pair of samples."""
 
-    `kept` and `transient` are bytes per sample, `cell` bytes per pair of samples. A fifth of the budget stays free for
-    what allocators and libraries take beside us (heuristic).
-    """
-    room = int(memory * 0.8) - result
-    least = 3 * kept + 2 * (kept + transient) + 4 * cell
-    if room < least:
-        need = int((least + result) / 0.8) + 1
-        raise MemoryBudgetError(
-            f"memory={memory} bytes is too small: the result takes {result} and one pair of samples {least} more. "
-            f"Give at least memory={need}."
-        )
+    result: int
+    kept: int
+    transient: int
+    cell: int
+    device: str = "cpu"
+
+    @property
+    def columns(self) -> int:
+        """Column blocks at once: on a GPU the next one is made while the present one is contracted."""
+        return 2 if self.device == "cuda" else 1
+
+    def room(self, memory: int) -> int:
+        """What is left for blocks and their making. The rest is for allocators and libraries (heuristic)."""
+        return int(memory * (0.9 if self.device == "cuda" else 0.8)) - self.result
+
+    def least(self, rows: int, capture: int, workspace: int) -> int:
+        """What a plan with one row block takes besides the result."""
+        return (1 + self.columns) * rows * self.kept + TILES * rows * rows * self.cell + capture + 8 * workspace
+
+
+def plan(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: int | None = None) -> TilePlan:
+    """Cut the budget: the result, the blocks, the making of a block, the contraction's temporaries."""
+    room = size.room(memory)
     # The contraction holds at most eight buffers of `workspace` bytes at its peak.
-    workspace = max(cell, min(room // 32, 1 << (32 if cuda else 28)))
-    capture = max(kept + transient, min(room // 4, 1 << 34))
-    left = max(0, room - 8 * workspace - capture)
-    if symmetric and n * kept + 2 * n * n * cell <= left:
-        return TilePlan(n, m, symmetric, n, capture, workspace)  # one block, with itself
-    # Three blocks at once: the rows, the columns, and the columns that will be the next rows.
-    rows = max(1, min(max(n, m), left // max(1, 3 * kept)))
-    while rows > 1 and 3 * rows * kept + 2 * rows * rows * cell > left:
-        rows = max(1, rows * 3 // 4)
-    return TilePlan(n, m, symmetric, rows, capture, workspace)
+    workspace = max(size.cell, min(room // 32, 1 << (31 if size.device == "cuda" else 28)))
+    capture = max(size.kept + size.transient, min(room // 4, 1 << 34))
+    least = size.least(tile or 1, capture if room > 0 else 0, workspace if room > 0 else 0)
+    if room < least:
+        floor = size.least(tile or 1, size.kept + size.transient, size.cell)
+        need = int((floor + size.result) / (0.9 if size.device == "cuda" else 0.8) * 2) + 1
+        what = "one pair of samples" if tile is None else f"a tile of {tile} samples a side"
+        fix = "" if size.result == 0 else ", or store= to keep the result on disk"
+        raise MemoryBudgetError(
+            f"memory={memory} bytes is too small: the result takes {size.result} and {what} {floor} more. "
+            f"Give at least memory={need}{fix}."
+        )
+    rows = tile or min(max(n, m), LARGEST[size.device])
+    while tile is None and rows > 1 and size.least(rows, capture, workspace) > room:
+        rows = max(1, rows * 7 // 8)
+    if tile is None:
+        rows = _even(max(n, m), rows)
+    cut = TilePlan(n, m, symmetric, rows, capture, workspace)
+    return grouped(cut, memory, size)
+
+
+def grouped(cut: TilePlan, memory: int, size: Footprint) -> TilePlan:
+    """The plan with as many row blocks held at once as the budget has room for."""
+    free = size.room(memory) - size.least(cut.rows, cut.capture, cut.workspace)
+    if free < 0:
+        raise MemoryBudgetError(
+            f"memory={memory} bytes is too small for tiles of {cut.rows} samples a side, with which this was begun. Give "
+            f"at least memory={int((size.least(cut.rows, cut.capture, cut.workspace) + size.result) / 0.8) + 1}."
+        )
+    return replace(cut, group=max(1, min(cut.grid[0], 1 + free // max(1, cut.rows * size.kept))))
+
+
+def _even(count: int, most: int) -> int:
+    """Blocks about equal, at most `most`, and aligned where they are large (matrix units want multiples)."""
+    rows = -(-count // -(-count // most))
+    return min(most, -(-rows // 64) * 64) if 256 <= rows < count else rows

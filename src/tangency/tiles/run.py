@@ -1,9 +1,11 @@
-"""The loop over blocks: prepare rows once, sweep the columns, within the memory budget."""
+"""`compute`: what is missing, made here or on workers, and put where it belongs."""
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,19 +13,42 @@ from torch import Tensor
 
 from .. import _check, _tree
 from .._types import Inputs
-from ..errors import InputError, NonFiniteError, PerformanceWarning
-from ..gram import DenseGram, Gram, _place
-from ..kernel import Kernel, Prepared
-from .plan import TilePlan, plan
+from ..errors import InputError, PerformanceWarning, StoreWarning
+from ..gram import Gram
+from ..kernel import Kernel
+from .executors import connect, results
+from .plan import Footprint, Task, TilePlan, grouped, plan
+from .source import Source, batch, source
+from .store import Store, manifest
+from .sweep import Sweep
+from .target import InMemory, Stored, Target, require_same_job
+from .work import Job, finite, perform
+
+# Tiles between two looks at what other processes have put into a store meanwhile (heuristic).
+LOOK = 64
 
 
 def compute(
-    kernel: Kernel, x: Inputs, y: Inputs | None = None, *, memory: int | str = "4GiB", progress: bool = True
+    kernel: Kernel,
+    x1: Any,
+    x2: Any = None,
+    *,
+    store: Any = None,
+    tile: int | None = None,
+    memory: int | str | None = None,
+    executor: Any = None,
+    progress: bool = True,
 ) -> Gram:
-    """The Gram matrix of x with y, block by block, for any number of samples.
+    """The Gram matrix of x1 with x2 (with itself if left out), tile by tile, for any number of samples.
 
-    The symmetric half is computed once. `memory` bounds what is allocated on the way, the result included, beyond the
-    inputs and the model. `progress` shows a bar on a terminal. Running out of CUDA memory halves the blocks.
+    Inputs: a tensor, NumPy array or memmap, zarr array, a tuple or dict of these, a `Dataset` (`tg.from_dataset`); only
+    the blocks at work are loaded. `memory` bounds what is allocated on the way, on the kernel's device and by each
+    worker, beyond the model (default: 4GiB on a CPU, what is free on a GPU). The symmetric half is computed once.
+
+    `store`: a folder or zarr URL. Tiles are written there as they are finished; calling again with the same arguments
+    goes on where it stopped, and returns at once when all is there. `tile`: samples on a side of a tile (default: from
+    the memory). `executor`: "gpus" for a worker on every visible GPU, `tg.Workers`, `tg.RayExecutor`, or anything with
+    `submit(f, *args).result()`. `progress` shows a bar on a terminal.
 
     >>> import tangency as tg
     >>> gram = tg.compute(tg.trace_ntk(torch.nn.Linear(3, 2)), torch.randn(100, 3), memory="64MB")
@@ -32,79 +57,181 @@ def compute(
     """
     if not isinstance(kernel, Kernel):
         raise InputError(f"kernel is a {type(kernel).__name__}; needed: a tangency kernel, e.g. tg.trace_ntk(model).")
-    budget = _check.memory(memory)
-    assert budget is not None
-    x = _tree.transform(lambda v: v.detach(), kernel.ready(x))
-    if y is not None:
-        y = _tree.transform(lambda v: v.detach(), kernel.ready(y, "y"))
-        _check.same_form(x, y)
-    cut = _cut(kernel, x, y, budget)
-    while True:
-        try:
-            with torch.no_grad():
-                return DenseGram(run_tiles(kernel, x, y, cut, progress))
-        except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            cut = cut.halved()
-            warnings.warn(
-                f"CUDA ran out of memory; going on with blocks of {cut.rows} samples.", PerformanceWarning, stacklevel=2
-            )
+    if tile is not None and (not isinstance(tile, int) or isinstance(tile, bool) or tile < 1):
+        raise InputError(f"tile={tile!r}; needed: a number of samples, at least 1.")
+    run = Run(kernel, source(x1, "x1"), None if x2 is None else source(x2, "x2"), _check.memory(memory))
+    with torch.no_grad():
+        while True:
+            target = run.in_memory(tile) if store is None else run.stored(store, tile)
+            try:
+                return run.fill(target, executor, progress)
+            except torch.cuda.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                tile = target.smaller()
+                warnings.warn(
+                    f"CUDA ran out of memory; going on with blocks of {tile} samples.", PerformanceWarning, stacklevel=2
+                )
 
 
-def _cut(kernel: Kernel, x: Inputs, y: Inputs | None, budget: int) -> TilePlan:
-    n, m = _tree.size(x), _tree.size(x if y is None else y)
-    kept, transient = kernel.footprint(x)
-    if y is not None:
-        other = kernel.footprint(y)
-        kept, transient = max(kept, other[0]), max(transient, other[1])
-    few = _tree.take(x, slice(0, 1))
-    tile = kernel.pair(*[kernel.prepare(few)] * 2)
-    cell = tile.numel() * tile.element_size()
-    return plan(n, m, y is None, budget, n * m * cell, kept, transient, cell, tile.device.type == "cuda")
+class Run:
+    """A kernel, its inputs and a memory budget."""
 
+    def __init__(self, kernel: Kernel, x: Source, y: Source | None, memory: int | None = None) -> None:
+        self.kernel, self.x, self.y, self._memory = kernel, x, y, memory
+        self.n, self.m = len(x), len(x if y is None else y)
 
-def run_tiles(kernel: Kernel, x: Inputs, y: Inputs | None, cut: TilePlan, progress: bool = False) -> Tensor:
-    """The whole matrix by the blocks of a plan; of a symmetric one the lower half is copied from the upper."""
-    out: Tensor | None = None
-    kept: dict[int, Prepared] = {}
+    def in_memory(self, tile: int | None) -> Target:
+        return InMemory(plan(self.n, self.m, self.y is None, self.memory, self.size, tile), self.shape)
 
-    def prepare(side: Inputs, block: slice) -> Prepared:
-        try:
-            return kernel.prepare(_tree.take(side, block), cut.capture)
-        except NonFiniteError as e:
-            raise e.shifted(block.start) from None
+    def stored(self, where: Any, tile: int | None) -> Target:
+        """The store, begun or gone on with. One that is finished costs no more than hashing the inputs."""
+        store = Store.find(where)
+        inputs = {"x1": self.x.digest(), "x2": None if self.y is None else self.y.digest()}
+        spec = self.kernel.spec()
+        if store is None:
+            cut = plan(self.n, self.m, self.y is None, self.memory, replace(self.size, result=0), tile)
+            store = Store.create(where, manifest(spec, inputs, self.shape, self._cell.dtype, cut))
+        now = manifest(
+            spec, inputs, store.shape(self.n, self.m), store.dtype, replace(store.plan, symmetric=self.y is None)
+        )
+        require_same_job(store, {k: now[k] for k in ("kernel", "inputs", "shape", "symmetric", "versions")}, tile)
+        if store.complete:
+            return Stored(store, store.plan, self.again(store), where)
+        cut = grouped(store.plan, self.memory, replace(self.size, result=0))
+        return Stored(store, cut, self.again(store), where)
 
-    with _bar(cut.count, progress) as step:
-        for rows, columns in cut.tiles():
-            a = kept.pop(rows.start) if y is None and rows.start in kept else prepare(x, rows)
-            kept.clear()
-            for block in columns:
-                same = y is None and block == rows
-                b = a if same else prepare(x if y is None else y, block)
-                tile = kernel.pair(a, b, cut.workspace)
-                if out is None:
-                    c, d = (tile.shape[1:2], tile.shape[3:]) if tile.dim() == 4 else ((), ())
-                    out = tile.new_empty(cut.n, *c, cut.m, *d)
-                _place(out, rows, block, tile)
-                if y is None and not same:
-                    _place(out, block, rows, tile.T if tile.dim() == 2 else tile.permute(2, 3, 0, 1))
-                    if block.start == rows.stop:
-                        kept[block.start] = b  # the next row block
-                step()
-    assert out is not None
-    return out
+    def fill(self, target: Target, executor: Any, progress: bool) -> Gram:
+        """Compute what is missing."""
+        missing = target.missing()
+        if missing:
+            try:
+                with _bar(target.cut.count, len(missing), progress) as step, target:
+                    if executor is None:
+                        self._here(target, missing, step)
+                    else:
+                        self._there(target, missing, step, executor)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(target.stopped()) from None
+        return target.gram()
+
+    def _here(self, target: Target, missing: set[tuple[int, int]], step: Callable[[int], Any]) -> None:
+        sweep = self.sweep(target.cut)
+        for planned in target.cut.tasks(missing, LOOK * target.cut.group, target.first):
+            task = planned.without(target.finished() & missing)
+            step(planned.count - task.count)  # another process was quicker
+            for i, j, tile in sweep.tiles(task) if task.count else ():
+                target.put(i, j, tile)
+                step(1)
+                if target.bad is not None:
+                    break
+            if target.bad is not None:
+                break
+        target.flush()
+        if target.bad is not None:
+            raise sweep.diagnose(*target.bad)
+
+    def _there(self, target: Target, missing: set[tuple[int, int]], step: Callable[[int], Any], executor: Any) -> None:
+        cut = target.cut
+        with connect(executor, self.kernel) as (submit, workers):
+            job = Job.of(self.kernel, cut)
+            # Tasks large enough to reuse their rows, small enough that all workers stay busy (heuristic).
+            most = max(1, min(16 * cut.group, len(missing) // (4 * workers)))
+            tasks = ((perform, job, task, self._inputs(cut, task)) for task in cut.tasks(missing, most, target.first))
+            for tiles in results(submit, tasks, workers + 2):
+                for i, j, tile in tiles:
+                    target.put(i, j, torch.from_numpy(tile))
+                    step(1)
+        target.flush()
+
+    def _inputs(self, cut: TilePlan, task: Task) -> dict[tuple[int, int], Inputs]:
+        """What a worker needs for a task, on the CPU."""
+        side = 0 if self.y is None else 1
+        blocks = {(0, i) for i in task.rows} | {(side, j) for j, _ in task.columns}
+        taken = {(s, k): self._given(s).take(cut.block(k, s)) for s, k in sorted(blocks)}
+        return {key: _tree.transform(lambda v: v.cpu(), x) for key, x in taken.items()}
+
+    def sweep(self, cut: TilePlan) -> Sweep:
+        def load(side: int, k: int) -> Inputs:
+            return self._ready(self._given(side).take(cut.block(k, side)), side)
+
+        return Sweep(self.kernel, load, cut)
+
+    def one(self, cut: TilePlan, i: int, j: int) -> Tensor:
+        """A single tile, as the whole run would make it."""
+        sweep = self.sweep(cut)
+        with torch.no_grad():
+            tile = next(iter(sweep.tiles(Task((i,), ((j, (i,)),)))))[2].cpu()
+        if not finite(tile.numpy()):
+            raise sweep.diagnose(i, j)
+        return tile
+
+    def again(self, store: Store) -> Callable[[int, int, Exception], Tensor]:
+        """How a damaged tile is made anew."""
+
+        def heal(i: int, j: int, why: Exception) -> Tensor:
+            warnings.warn(f"{why} It was computed again.", StoreWarning, stacklevel=2)
+            tile = self.one(store.plan, i, j)
+            store.write(i, j, tile.numpy())
+            return tile
+
+        return heal
+
+    def _given(self, side: int) -> Source:
+        return self.x if side == 0 or self.y is None else self.y
+
+    def _ready(self, x: Inputs, side: int) -> Inputs:
+        return batch(self.kernel.ready, self.kernel.device, x, ("x1", "x2")[side])
+
+    @cached_property
+    def _few(self) -> list[Inputs]:
+        """A sample or two of each side, from the end with the larger ones (lengths may differ, and be sorted)."""
+        found = []
+        for side in (0,) if self.y is None else (0, 1):
+            given, n = self._given(side), (self.n, self.m)[side]
+            ends = [self._ready(given.take(s), side) for s in (slice(0, min(2, n)), slice(max(0, n - 2), n))]
+            found.append(max(ends, key=lambda x: sum(v[0].numel() for _, v in _tree.leaves(x))))
+        if len(found) > 1:
+            _check.same_form(*found)
+        return found
+
+    @cached_property
+    def _cell(self) -> Tensor:
+        """The kernel of one sample with itself."""
+        return self.kernel.pair(*[self.kernel.prepare(_tree.take(self._few[0], slice(0, 1)))] * 2)
+
+    @cached_property
+    def size(self) -> Footprint:
+        each = [self.kernel.footprint(x) for x in self._few]
+        cell = self._cell.numel() * self._cell.element_size()
+        kept, transient = max(k for k, _ in each), max(t for _, t in each)
+        return Footprint(self.n * self.m * cell, kept, transient, cell, self._cell.device.type)
+
+    @cached_property
+    def memory(self) -> int:
+        if self._memory is not None:
+            return self._memory
+        device = self._cell.device
+        if device.type != "cuda":
+            return 4 << 30
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+
+    @property
+    def shape(self) -> torch.Size:
+        k = self._cell
+        return torch.Size([self.n, self.m] if k.dim() == 2 else [self.n, k.shape[1], self.m, k.shape[3]])
 
 
 @contextmanager
-def _bar(total: int, progress: bool) -> Iterator[Any]:
-    """A progress bar on a terminal (tqdm, where it is installed); silence elsewhere."""
-    if not (progress and total > 1 and sys.stderr.isatty()):
-        yield lambda: None
+def _bar(total: int, missing: int, progress: bool) -> Iterator[Callable[[int], Any]]:
+    """A progress bar on a terminal (tqdm, where it is installed) with tiles per second and the time left; else silence."""
+    if not (progress and missing > 1 and sys.stderr.isatty()):
+        yield lambda k: None
         return
     try:
         from tqdm import tqdm
     except ImportError:
-        yield lambda: None
+        yield lambda k: None
         return
-    with tqdm(total=total, unit="tile", desc="kernel") as bar:
+    with tqdm(total=total, initial=total - missing, unit="tile", desc="kernel", smoothing=0.05) as bar:
         yield bar.update

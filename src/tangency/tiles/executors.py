@@ -1,0 +1,233 @@
+"""Who computes the tiles: processes on this machine, one per GPU, or anything that has `submit(f, *args).result()`."""
+
+import contextlib
+import os
+import pickle
+import queue
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
+
+import torch
+
+from ..errors import InputError, WorkerLost
+from ..kernel import Kernel
+
+Submit = Callable[..., Any]
+# How often the tiles of one task may go down with their worker: a task that kills its workers must end somewhere.
+ATTEMPTS = 4
+# Seconds that a worker may take to import torch and call back (heuristic).
+START = 120.0
+
+
+@contextmanager
+def connect(executor: Any, kernel: Kernel) -> Iterator[tuple[Submit, int]]:
+    """(submit, number of workers) of what the user gave; workers that we start ourselves end with the context."""
+    own: AbstractContextManager[Any] = contextlib.nullcontext(executor)
+    if isinstance(executor, str):
+        if executor != "gpus":
+            raise InputError(
+                f"executor={executor!r}; needed: 'gpus', tg.Workers(…), tg.RayExecutor(…), or an object with submit()."
+            )
+        if kernel.device is None or kernel.device.type != "cuda":
+            raise InputError("executor='gpus' needs the model on a GPU: model.cuda().")
+        own = Workers([f"cuda:{k}" for k in range(torch.cuda.device_count())])
+    elif not callable(getattr(executor, "submit", None)):
+        raise InputError(
+            f"executor is a {type(executor).__name__}; needed: 'gpus', tg.Workers(…), tg.RayExecutor(…), or an object with "
+            "submit(f, *args).result(), such as a concurrent.futures.ProcessPoolExecutor."
+        )
+    with own as live:
+        yield live.submit, int(getattr(live, "workers", 0) or getattr(live, "_max_workers", 0) or 8)
+
+
+def results(submit: Submit, calls: Iterable[tuple[Any, ...]], window: int) -> Iterator[Any]:
+    """The results of all calls in the order in which they come in, at most `window` under way; lost ones go again."""
+    waiting: list[tuple[Any, tuple[Any, ...], int]] = []
+    source = iter(calls)
+    while True:
+        while len(waiting) < window and (call := next(source, None)) is not None:
+            waiting.append((submit(*call), call, 1))
+        if not waiting:
+            return
+        k = _ready(waiting)
+        future, call, tried = waiting.pop(k)
+        try:
+            yield future.result()
+        except WorkerLost as e:
+            if tried == ATTEMPTS:
+                raise WorkerLost(f"a task was lost {ATTEMPTS} times with its worker, so it is given up: {e}") from e
+            waiting.append((submit(*call), call, tried + 1))
+
+
+def _ready(waiting: Sequence[tuple[Any, tuple[Any, ...], int]]) -> int:
+    """The first future that is done; where futures cannot say so, the oldest."""
+    while True:
+        for k, (future, _, _) in enumerate(waiting):
+            done = getattr(future, "done", None)
+            if done is None or done():
+                return k
+        time.sleep(0.005)
+
+
+class Workers:
+    """Processes on this machine, one per device: `tg.compute(…, executor=tg.Workers(["cuda:0", "cuda:1"]))`.
+
+    `devices` is a number of CPU processes or a list of devices; a process sees its own device alone. The processes start
+    with the first task and stay until `close()`, or until the end of a `with`. One that dies is replaced, and its task
+    computed again. Nothing has to be guarded by `if __name__ == "__main__"`.
+    """
+
+    def __init__(self, devices: int | Sequence[str]) -> None:
+        names = ["cpu"] * devices if isinstance(devices, int) else [str(d) for d in devices]
+        if not names:
+            raise InputError(f"Workers({devices!r}): needed: at least one device.")
+        self.devices = names
+        self._queue: queue.Queue[tuple[Future[Any], bytes] | None] = queue.Queue()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def workers(self) -> int:
+        return len(self.devices)
+
+    def submit(self, f: Callable[..., Any], *args: Any) -> Future[Any]:
+        if not self._threads:
+            for device in self.devices:
+                thread = threading.Thread(target=self._serve, args=(device,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        future: Future[Any] = Future()
+        self._queue.put((future, pickle.dumps((f, args), protocol=5)))
+        return future
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Whoever leaves early does not want what is still queued.
+        with contextlib.suppress(queue.Empty):
+            while True:
+                entry = self._queue.get_nowait()
+                if entry is not None:
+                    entry[0].cancel()
+        self.close()
+
+    def _serve(self, device: str) -> None:
+        """One thread per process: hand it a task, wait for the answer."""
+        live: _Process | None = None
+        while (entry := self._queue.get()) is not None:
+            future, call = entry
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                live = live or _Process(device)
+                good, answer = live.ask(call)
+                future.set_result(answer) if good else future.set_exception(answer)
+            except (EOFError, OSError, WorkerLost) as e:
+                if live is not None:
+                    live.end()
+                    live = None
+                future.set_exception(WorkerLost(f"the worker on {device} is gone ({type(e).__name__}: {e})."))
+        if live is not None:
+            live.end()
+
+
+class _Process:
+    """A Python process that computes what it is sent."""
+
+    def __init__(self, device: str) -> None:
+        key = secrets.token_hex(16)
+        with Listener(None, authkey=key.encode()) as listener:
+            environment = dict(os.environ, TANGENCY_WORKER_KEY=key)
+            if device.startswith("cuda"):
+                environment["CUDA_VISIBLE_DEVICES"] = _visible(device)
+            # What the parent can import, the worker can.
+            environment["PYTHONPATH"] = os.pathsep.join(p for p in [*sys.path, os.environ.get("PYTHONPATH", "")] if p)
+            threads = torch.get_num_threads()
+            command = [sys.executable, "-m", "tangency.tiles.executors", str(listener.address), str(threads)]
+            self.process = subprocess.Popen(command, env=environment)
+            self.connection = self._accept(listener)
+
+    def _accept(self, listener: Listener) -> Connection:
+        """The worker's call, or WorkerLost if it died first."""
+        found: queue.Queue[Any] = queue.Queue()
+
+        def accept() -> None:
+            try:
+                found.put(listener.accept())
+            except Exception as e:
+                found.put(e)
+
+        threading.Thread(target=accept, daemon=True).start()
+        end = time.monotonic() + START
+        while time.monotonic() < end and self.process.poll() is None:
+            with contextlib.suppress(queue.Empty):
+                answer = found.get(timeout=0.1)
+                if isinstance(answer, Exception):
+                    raise WorkerLost(f"it could not be reached: {answer}")
+                return answer
+        self.process.kill()
+        raise WorkerLost(f"it did not start (exit status {self.process.poll()}).")
+
+    def ask(self, call: bytes) -> tuple[bool, Any]:
+        self.connection.send_bytes(call)
+        return pickle.loads(self.connection.recv_bytes())
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.close()
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def _visible(device: str) -> str:
+    """The device as CUDA_VISIBLE_DEVICES must name it in a process that sees it alone."""
+    number = int(device.partition(":")[2] or 0)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return str(number) if not visible else visible.split(",")[number].strip()
+
+
+def _work(address: str, threads: int) -> None:
+    """The life of a worker: until the connection closes."""
+    torch.set_num_threads(threads)
+    with Client(address, authkey=os.environ["TANGENCY_WORKER_KEY"].encode()) as connection:
+        while True:
+            try:
+                call = connection.recv_bytes()
+            except (EOFError, OSError):
+                return
+            try:
+                f, args = pickle.loads(call)
+                answer = pickle.dumps((True, f(*args)), protocol=5)
+            except BaseException as e:
+                answer = pickle.dumps((False, _sendable(e)), protocol=5)
+            connection.send_bytes(answer)
+
+
+def _sendable(e: BaseException) -> BaseException:
+    try:
+        pickle.loads(pickle.dumps(e))
+    except Exception:
+        return RuntimeError(f"{type(e).__name__}: {e}")
+    return e
+
+
+if __name__ == "__main__":
+    _work(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,132 @@
+"""Many machines by Ray: actors that hold the kernel on their GPU, tasks that may be done twice, lost nodes replaced."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import InputError, WorkerLost
+
+# Seconds between two looks for machines that have joined, and that one may take to join when none is left (heuristic).
+LOOK, WAIT = 10.0, 60.0
+
+
+class RayExecutor:
+    """Workers on a Ray cluster: `tg.compute(…, executor=tg.RayExecutor("auto"))`.
+
+    One actor per GPU of the cluster (where it has none, one per CPU); each keeps the kernel on its device between tasks.
+    `address` as for `ray.init`: "auto" for the running cluster, "ray://host:10001", or None to start one here. `gpus` and
+    `cpus` are what each worker takes; `runtime_env` goes to the actors. Machines that join are used, tasks of machines
+    that are lost go to the others. Tiles come back to this process, which alone writes to the store: the machines need
+    no common file system.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        gpus: float | None = None,
+        cpus: float = 1,
+        runtime_env: dict[str, Any] | None = None,
+    ) -> None:
+        try:
+            import ray
+        except ImportError as e:
+            raise InputError("RayExecutor needs Ray: pip install 'tangency[ray]'.") from e
+        self._ray = ray
+        self._started = not ray.is_initialized()
+        if self._started:
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+        self._gpus = (1.0 if ray.cluster_resources().get("GPU", 0) else 0.0) if gpus is None else gpus
+        self._options = {"num_gpus": self._gpus, "num_cpus": cpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        if runtime_env is not None:
+            self._options["runtime_env"] = runtime_env
+        self._load: dict[Any, int] = {}  # live actors and the tasks that each has
+        self._shared: tuple[Any, Any] | None = None
+        self._looked = 0.0
+        self._grow()
+        if not self._load:
+            raise InputError(
+                f"the Ray cluster has no room for a worker with {self._gpus:g} GPUs and {cpus:g} CPUs; it has "
+                f"{ray.available_resources()} free. Ask for less: RayExecutor(gpus=…, cpus=…)."
+            )
+
+    @property
+    def workers(self) -> int:
+        return len(self._load)
+
+    def submit(self, f: Callable[..., Any], job: Any, *args: Any) -> "_Answer":
+        if time.monotonic() - self._looked > LOOK:
+            self._grow()
+        end = time.monotonic() + WAIT
+        while not self._load:
+            if time.monotonic() > end:
+                raise WorkerLost(f"no worker is left in the Ray cluster, and none joined within {WAIT:g} s.")
+            time.sleep(1.0)
+            self._grow()
+        if self._shared is None or self._shared[0] is not job:
+            self._shared = job, self._ray.put(job)  # sent to each machine once
+        actor = min(self._load, key=lambda a: self._load[a])
+        self._load[actor] += 1
+        return _Answer(self, actor, actor.call.remote(f, self._shared[1], *args))
+
+    def close(self) -> None:
+        """End the workers, and the Ray runtime if it was started here."""
+        for actor in list(self._load):
+            self._drop(actor)
+        if self._started:
+            self._ray.shutdown()
+
+    def __enter__(self) -> "RayExecutor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _grow(self) -> None:
+        """An actor for every free slot."""
+        self._looked = time.monotonic()
+        free = self._ray.available_resources()
+        kind, each = ("GPU", self._gpus) if self._gpus else ("CPU", self._options["num_cpus"])
+        slots = int(self._ray.cluster_resources().get(kind, 0) // each) - len(self._load)
+        for _ in range(min(slots, int(free.get(kind, 0) // each))):
+            self._load[self._ray.remote(**self._options)(_Actor).remote()] = 0
+
+    def _drop(self, actor: Any) -> None:
+        self._load.pop(actor, None)
+        with contextlib.suppress(Exception):
+            self._ray.kill(actor)
+
+
+class _Actor:
+    """A process on some machine; what it holds between tasks is kept by `work.perform`."""
+
+    def call(self, f: Callable[..., Any], *args: Any) -> Any:
+        return f(*args)
+
+
+class _Answer:
+    """A future of Ray, with its worker."""
+
+    def __init__(self, executor: RayExecutor, actor: Any, reference: Any) -> None:
+        self._executor, self._actor, self._reference = executor, actor, reference
+
+    def done(self) -> bool:
+        return bool(self._executor._ray.wait([self._reference], timeout=0)[0])
+
+    def result(self) -> Any:
+        errors = self._executor._ray.exceptions
+        try:
+            answer = self._executor._ray.get(self._reference)
+        except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError, errors.NodeDiedError) as e:
+            self._executor._drop(self._actor)
+            raise WorkerLost(f"a Ray worker is gone: {str(e).splitlines()[0]}") from e
+        except errors.RayTaskError as e:
+            self._release()
+            raise (e.cause if isinstance(e.cause, Exception) else e) from None
+        self._release()
+        return answer
+
+    def _release(self) -> None:
+        if self._actor in self._executor._load:
+            self._executor._load[self._actor] -= 1

@@ -1,0 +1,210 @@
+"""Where samples come from: anything that can be cut into batches, in memory or not.
+
+A tensor, a NumPy array or memmap, a zarr array, or whatever else has `shape` and takes slices; a tuple or dict of these;
+a `torch.utils.data.Dataset`. Only the block that is being prepared is ever loaded.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from .. import _check, _tree
+from .._types import Inputs
+from ..errors import InputError
+
+Pick = int | str | tuple[int | str, ...] | Callable[[Any], Any] | None
+# Samples that are read together when a source is hashed, and bytes (heuristic).
+_BATCH, _PIECE = 256, 1 << 26
+
+
+class Source(ABC):
+    """Samples that are loaded a block at a time."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def take(self, block: slice) -> Inputs:
+        """These samples as tensors."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """A hash of every sample, independent of how they are stored. Cost: reads everything once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays(Source):
+    """A tensor or array, or a tuple or dict of them; other values (flags, None) are passed through."""
+
+    form: Any
+
+    def __len__(self) -> int:
+        return int(next(_leaves(self.form))[1].shape[0])
+
+    def take(self, block: slice) -> Inputs:
+        def one(v: Any) -> Any:
+            if isinstance(v, Tensor):
+                return v[block].detach()
+            return _tensor(v[block]) if _sliced(v) else v
+
+        if isinstance(self.form, Mapping):
+            return {k: one(v) for k, v in self.form.items()}
+        return tuple(one(v) for v in self.form) if isinstance(self.form, (tuple, list)) else one(self.form)
+
+    def digest(self) -> str:
+        h = hashlib.sha256()
+        for name, v in _leaves(self.form):
+            each = max(1, _PIECE // max(1, int(np.prod(v.shape[1:])) * 8))
+            h.update(f"{name} {tuple(v.shape)} ".encode())
+            for start in range(0, v.shape[0], each):
+                some = v[start : start + each]
+                some = some.detach() if isinstance(some, Tensor) else _tensor(some)
+                if start == 0:
+                    h.update(str(some.dtype).encode())
+                h.update(_bytes(some))
+        for name, v in _values(self.form):
+            h.update(f"{name}={v!r}".encode())
+        return h.hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class Items(Source):
+    """A `Dataset`, item by item; `collate` makes a batch of a list of items."""
+
+    dataset: Any
+    pick: Pick
+    collate: Callable[[list[Any]], Any]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, block: slice) -> Inputs:
+        return self.collate([self._item(k) for k in range(block.start, block.stop)])
+
+    def digest(self) -> str:
+        h = hashlib.sha256()
+        for start in range(0, len(self), _BATCH):
+            for k in range(start, min(start + _BATCH, len(self))):
+                item = self._item(k)
+                for name, v in _leaves(item):
+                    t = v.detach() if isinstance(v, Tensor) else _tensor(v)
+                    h.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+                    h.update(_bytes(t))
+                for name, v in _values(item):
+                    h.update(f"{name}={v!r}".encode())
+        return h.hexdigest()[:16]
+
+    def _item(self, k: int) -> Any:
+        item = self.dataset[k]
+        if callable(self.pick):
+            return self.pick(item)
+        if isinstance(self.pick, tuple):
+            return tuple(item[p] for p in self.pick)
+        return item if self.pick is None else item[self.pick]
+
+
+def from_dataset(dataset: Any, pick: Pick = None, *, collate: Callable[[list[Any]], Any] | None = None) -> "Items":
+    """The items of a `torch.utils.data.Dataset` as inputs of `tg.compute`, loaded a block at a time.
+
+    `pick` says what of an item goes to the model: a position or key (`0` for the image of an (image, label) pair), a
+    tuple of them, or a function. `collate` makes a batch of a list of items (default: torch's own); one that pads each
+    batch to its own longest sample saves work where samples differ in length and are sorted by it.
+
+    >>> import tangency as tg
+    >>> pairs = torch.utils.data.TensorDataset(torch.randn(9, 3), torch.arange(9))
+    >>> tg.compute(tg.trace_ntk(torch.nn.Linear(3, 2)), tg.from_dataset(pairs, 0)).shape
+    torch.Size([9, 9])
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise InputError(
+            f"the data set is a {type(dataset).__name__}; needed: one with a length and numbered items (map-style)."
+        )
+    if len(dataset) == 0:
+        raise InputError("the data set is empty; a kernel needs at least one sample.")
+    return Items(dataset, pick, collate or default_collate)
+
+
+def source(x: Any, name: str) -> Source:
+    """What the user gave, as a Source, checked."""
+    if isinstance(x, Source):
+        return x
+    if isinstance(x, Dataset):
+        made = from_dataset(x)
+        item = made._item(0)
+        if isinstance(item, (tuple, list)) and len(item) > 1 and _label(item[-1]):
+            raise InputError(
+                f"the items of {name} are ({', '.join(type(v).__name__ for v in item)}), which looks like inputs and a "
+                f"label. Say what goes to the model: tg.from_dataset({name}, 0); with a loss as head, (0, 1)."
+            )
+        return made
+    if isinstance(x, list) and x and not any(_sliced(v) for v in x):
+        raise InputError(
+            f"{name} is a list of {type(x[0]).__name__}; needed: a tensor, array, tuple, dict or data set."
+        )
+    if not isinstance(x, (Mapping, tuple, list)) and not _sliced(x):
+        raise InputError(
+            f"{name} is a {type(x).__name__}; needed: a tensor, a NumPy or zarr array, a tuple or dict of them, or a "
+            "torch Dataset, with the sample in the leading dimension."
+        )
+    _check.inputs(_outline(x), name)
+    return Arrays(x)
+
+
+def batch(kernel_ready: Callable[[Inputs, str], Inputs], device: torch.device | None, x: Inputs, name: str) -> Inputs:
+    """A block as the kernel takes it: on its device, checked and cast."""
+    if device is not None:
+        x = _tree.transform(lambda v: v.to(device, non_blocking=True), x)
+    return kernel_ready(x, name)
+
+
+def _sliced(v: Any) -> bool:
+    return hasattr(v, "shape") and hasattr(v, "dtype") and hasattr(v, "__getitem__") and not np.isscalar(v)
+
+
+def _outline(form: Any) -> Any:
+    """The same form with tensors that have shapes only: what the checks look at."""
+
+    def one(v: Any) -> Any:
+        return torch.empty(tuple(v.shape), device="meta") if _sliced(v) else v
+
+    if isinstance(form, Mapping):
+        return {k: one(v) for k, v in form.items()}
+    return tuple(one(v) for v in form) if isinstance(form, (tuple, list)) else one(form)
+
+
+def _items(form: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(form, Mapping):
+        return ((f"[{k!r}]", v) for k, v in form.items())
+    if isinstance(form, (tuple, list)):
+        return ((f"[{k}]", v) for k, v in enumerate(form))
+    return iter([("", form)])
+
+
+def _leaves(form: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, v) for name, v in _items(form) if _sliced(v))
+
+
+def _values(form: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, v) for name, v in _items(form) if not _sliced(v))
+
+
+def _tensor(v: Any) -> Tensor:
+    array = np.ascontiguousarray(v)
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("="))
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _bytes(t: Tensor) -> bytes:
+    return t.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _label(v: Any) -> bool:
+    return isinstance(v, (int, np.integer)) or (isinstance(v, (Tensor, np.ndarray)) and v.ndim == 0)
