@@ -1,4 +1,4 @@
-"""Whole Gram matrices on one GPU, written to a store: ResNet18 on CIFAR-10 (60,000 x 60,000), BERT-base on CoLA (9,600).
+"""Whole Gram matrices on one GPU, in a store: ResNet18 on CIFAR-10 (60,000 x 60,000), BERT-base on CoLA (9,600).
 
 Run on the GPU machine, where zarr must be importable:
 
@@ -9,8 +9,8 @@ Run on the GPU machine, where zarr must be importable:
 DIR holds cifar0.npy … cifar3.npy (rows of CIFAR-10's binary format, 15,000 each, in canonical order) and cola.npy
 (token numbers of CoLA's 9,067 sentences, and random ones of lengths drawn from CoLA's up to 9,600, padded with 0).
 
-A run may be killed and started again: the seconds of all its commands add up in STORE.json. Seconds count from the call of
-`tg.compute` to its return, hashing, planning, probing and writing included; training and checking are not counted.
+A run may be killed and started again: the seconds of all its commands add up in STORE.json. Seconds count from the call
+of `tg.compute` to its return, hashing, planning, probing and writing included; training and checking are not counted.
 """
 
 import argparse
@@ -147,9 +147,9 @@ def job(name: str, folder: Path, beside: Path, n: int | None) -> tuple[Any, Any,
     x, labels = cifar(folder, n or 60000)
     model = resnet(x, labels, beside)
     with torch.no_grad():
-        test = x[50000:] if len(x) == 60000 else x
-        hits = [(model(test[k : k + 1000].cuda()).argmax(1).cpu() == labels[-len(test) :][k : k + 1000]) for k in range(0, len(test), 1000)]
-    print(f"accuracy {float(torch.cat(hits).float().mean()):.3f}", flush=True)
+        test = slice(50000, None) if len(x) == 60000 else slice(0, None)
+        said = torch.cat([model(some.cuda()).argmax(1).cpu() for some in x[test].split(1000)])
+    print(f"accuracy {float((said == labels[test]).float().mean()):.3f}", flush=True)
     make = tg.trace_ntk if name == "trace" else lambda m, dtype: tg.head_ntk(m, 0, dtype=dtype)
     return make(model, dtype="float16"), make(model, dtype="float64"), x, lambda k: x[k].cuda(), len(x)
 
@@ -178,7 +178,7 @@ def main() -> None:
     peak = torch.cuda.max_memory_allocated() / 2**30
     seconds, plan = sum(earlier), gram.store.plan
     size = sum(f.stat().st_size for f in Path(args.store).rglob("*") if f.is_file())
-    print(f"{args.job}: {seconds:.1f} s, tiles of {plan.rows}, {plan.count / seconds:.2f} tiles/s, peak {peak:.0f} GiB", flush=True)
+    print(f"{args.job}: {seconds:.1f} s, {plan.count} tiles of {plan.rows}, peak {peak:.0f} GiB", flush=True)
     begin = time.perf_counter()
     _ = gram @ torch.ones(n)
     product = time.perf_counter() - begin

@@ -32,7 +32,7 @@ ROOMS = [
     ["combine", "ntk", "gram"],
     ["tiles"],
     ["models"],
-    ["testing", "plots"],
+    ["testing", "plots", "cli"],
     ["__init__"],
 ]
 FLOOR = {name: k for k, room in enumerate(ROOMS) for name in room}

@@ -1,9 +1,14 @@
 """Blockwise computation: any N, the symmetric half once, and a memory budget that is kept."""
 
+import re
 import subprocess
 import sys
 import textwrap
+import time
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,8 +16,8 @@ from torch import nn
 import tangency as tg
 from tangency.kernel import Empirical
 from tangency.models import mlp
-from tangency.tiles import run
-from tangency.tiles.plan import TilePlan, plan
+from tangency.tiles.plan import Footprint, TilePlan, plan
+from tangency.tiles.sweep import Host, Sweep, moved
 
 F64 = torch.float64
 
@@ -39,9 +44,11 @@ def test_the_symmetric_half_is_computed_once(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Empirical, "pair", counting)
     kernel = tg.trace_ntk(model)
-    whole = run.run_tiles(kernel, x, None, TilePlan(10, 10, True, 4, 1 << 20, 1 << 20))
-    assert sorted(seen) == sorted([(4, 4), (4, 4), (4, 2), (4, 4), (4, 2), (2, 2)])
-    assert torch.equal(whole, whole.T)
+    for memory in ("1GiB", "30kB"):  # all row blocks at once; one at a time
+        seen.clear()
+        whole = tg.compute(kernel, x, tile=4, memory=memory, progress=False).dense()
+        assert sorted(seen[1:]) == sorted([(4, 4), (4, 4), (4, 2), (4, 4), (4, 2), (2, 2)])  # the first is the plan's
+        assert torch.equal(whole, whole.T)
 
 
 def test_bits_do_not_depend_on_progress_and_run() -> None:
@@ -88,16 +95,147 @@ def test_memory_is_parsed() -> None:
 
 
 def test_plans_fit_their_budget() -> None:
-    for budget in (1 << 20, 1 << 24, 1 << 30):
+    for given in (1 << 20, 1 << 24, 1 << 30):
         for kept, transient in ((100, 1000), (40_000, 10_000), (100_000, 1_000_000)):
+            budget = given
+            size = Footprint(400_000, kept, transient, 4)
             try:
-                cut = plan(1000, 1000, True, budget, 4_000_00, kept, transient, 4)
+                cut = plan(1000, 1000, True, budget, size)
             except tg.MemoryBudgetError as e:
-                assert "Give at least" in str(e)  # noqa: PT017
-                continue
-            blocks = 1 if cut.rows == 1000 else 3
+                need = int(re.search(r"Give at least memory=(\d+)", str(e))[1])  # type: ignore[index]
+                cut, budget = plan(1000, 1000, True, need, size), need
+            blocks = cut.group + 1 if cut.group < cut.grid[0] else cut.group
             used = 400_000 + blocks * cut.rows * kept + cut.capture + 8 * cut.workspace
-            assert used <= budget or cut.rows == 1
+            assert used <= budget
+
+
+def test_every_tile_is_in_one_task() -> None:
+    for symmetric in (True, False):
+        for group in (1, 2, 5, 9):
+            cut = TilePlan(70, 70, symmetric, 8, 1, 1, group)
+            every = set(cut.tiles())
+            assert len(every) == cut.count
+            missing = {at for at in every if sum(at) % 3}
+            for most in (None, 1, 7):
+                found = [(i, j) for t in cut.tasks(missing, most, first=4) for j, rows in t.columns for i in rows]
+                assert sorted(found) == sorted(missing)
+                for task in cut.tasks(missing, most):
+                    assert {i for _, rows in task.columns for i in rows} == set(task.rows)
+                    assert len(task.rows) <= group
+            left = next(cut.tasks(missing)).without({min(missing)})
+            assert min(missing) not in {(i, j) for j, rows in left.columns for i in rows}
+
+
+class _Recorded:
+    """Stands in for a second CUDA stream and keeps the order of what is asked of it."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def run(self, f: Any, *args: Any) -> Any:
+        self.log.append(f"prepare {args[1]}")
+        return f(*args)
+
+    def follow(self) -> None:
+        self.log.append("follow")
+
+    def join(self) -> None:
+        self.log.append("join")
+
+    def mark(self) -> str:
+        self.log.append("mark")
+        return "event"
+
+    def wait(self, event: str) -> None:
+        self.log.append(f"wait {event}")
+
+
+def test_the_next_block_is_prepared_behind_the_present_contraction() -> None:
+    """The order of work on a GPU's two streams, on a CPU: no block is overwritten before it was used."""
+    kernel, x = tg.trace_ntk(mlp([5, 8, 3]).double()), torch.randn(16, 5, dtype=F64)
+    cut = TilePlan(16, 16, True, 4, 1 << 20, 1 << 20)
+    sweep = Sweep(kernel, lambda side, k: x[cut.block(k)], cut)
+    sweep._side = stream = _Recorded()  # type: ignore[assignment]
+    made = {}
+    for i, j, tile in sweep.tiles(next(cut.tasks(set(cut.tiles())))):
+        stream.log.append(f"pair {i} {j}")
+        made[i, j] = tile
+    assert stream.log == [
+        "follow", "pair 0 0", "join", "pair 0 1", "mark", "prepare 2", "wait event", "join", "pair 0 2", "mark",
+        "prepare 3", "wait event", "join", "pair 0 3",
+    ]  # fmt: skip
+    for (i, j), tile in made.items():
+        torch.testing.assert_close(tile, kernel(x[cut.block(i)], x[cut.block(j)]))
+
+
+def test_blocks_are_kept_on_the_host_where_copying_is_cheaper() -> None:
+    cpu, made = torch.device("cpu"), []
+
+    def prepare(seconds: float) -> Any:
+        def f(x: torch.Tensor) -> dict[str, Any]:
+            time.sleep(seconds)
+            made.append(x)
+            return {"a": (x, 3), "b": [x + 1]}
+
+        return f
+
+    slow, quick = Host(cpu, uses=5, room=3 * 8000), Host(cpu, uses=1, room=1 << 30)
+    x = torch.randn(500)
+    for k in range(5):
+        slow.get((0, k), lambda: x, prepare(0.01))
+        quick.get((0, k), lambda: x.repeat(20_000), lambda big: big)
+    assert slow.worth is True
+    assert quick.worth is False
+    assert not quick.kept
+    assert list(slow.kept) == [(0, 1), (0, 2), (0, 3), (0, 4)][: 3 * 8000 // 4000]
+    before = len(made)
+    again = slow.get((0, 2), lambda: x, prepare(0.01))
+    assert len(made) == before
+    assert torch.equal(again["a"][0], x)
+    assert torch.equal(again["b"][0], x + 1)
+    slow.forget_below(3)
+    assert list(slow.kept) == [(0, 3), (0, 4)]
+
+
+def test_prepared_batches_can_be_moved() -> None:
+    """Whatever a kernel keeps: the tile of moved batches is the same."""
+    model = tg.models.lenet5(3).double().eval()
+    x = torch.randn(4, 3, 32, 32, dtype=F64)
+    k = tg.trace_ntk(model)
+    for kernel in (k, tg.sum(k, tg.conjugate_kernel(model)), tg.cosine(k), tg.scale(k, 2.0)):
+        a, b = kernel.prepare(x), kernel.prepare(x + 1)
+        there = moved(a, torch.clone), moved(b, torch.clone)
+        assert torch.equal(kernel.pair(*there), kernel.pair(a, b))
+
+
+def test_memory_stays_level_while_n_grows_tenfold(tmp_path: Path) -> None:
+    """With a store and inputs on disk, ten times the samples take no more memory: the budget, whatever N."""
+    budget, used = 60 << 20, []
+    for n in (400, 4000):
+        path = tmp_path / f"x{n}.npy"
+        np.save(path, np.random.default_rng(0).standard_normal((n, 784), dtype=np.float32))
+        code = GROWTH.format(path=str(path), store=str(tmp_path / f"k{n}"), budget=budget)
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        used.append(int(done.stdout))
+    assert max(used) <= budget, f"{[u >> 20 for u in used]} MiB used of {budget >> 20}"
+
+
+GROWTH = """
+import resource, numpy as np, torch, tangency as tg
+torch.set_num_threads(1)
+torch.manual_seed(0)
+kernel = tg.trace_ntk(tg.models.mlp([784, 100, 100, 10]))
+x = np.load({path!r}, mmap_mode="r")
+tg.compute(kernel, np.array(x[:40]), memory="1GiB", store={store!r} + "-warm", progress=False)  # libraries' own
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+gram = tg.compute(kernel, x, memory={budget}, store={store!r}, progress=False)
+gram @ torch.ones(len(x))
+print(peak() - before)
+"""
 
 
 PEAK = """

@@ -81,7 +81,10 @@ class Block(ABC):
 
 @dataclass(frozen=True)
 class Dense(Block):
+    """G itself. `scale` [n] is there when it was formed from factors that had been rescaled to fit 16 bits."""
+
     g: Float[Tensor, "n c p"]
+    scale: Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -92,10 +95,10 @@ class Dense(Block):
         return self.g.shape[1]
 
     def rows(self, index: slice) -> "Dense":
-        return Dense(self.g[index])
+        return Dense(self.g[index], None if self.scale is None else self.scale[index])
 
     def expand(self) -> Float[Tensor, "n c p"]:
-        return self.g
+        return self.g if self.scale is None else self.g.float() * self.scale[:, None, None]
 
     def tensors(self) -> list[Tensor]:
         return [self.g]
@@ -211,6 +214,41 @@ def add(blocks: Sequence[Block]) -> Block:
     return joined[0] if len(joined) == 1 else Mixed(tuple(joined))
 
 
+def formed(block: Block) -> Block:
+    """The gradients themselves where they take less memory than their factors; they are then never formed again.
+
+    It is never the wrong choice: with c·o·i < t·(i + c·o), multiplying gradients is also cheaper than going by
+    positions.
+    """
+    if not isinstance(block, Outer) or block.indexed or saved_by_forming(block) <= 0:
+        return block
+    t, g, i, o = block.sizes()
+    # A few samples at a time, so that unfolded activations stay small (heuristic: bytes).
+    step = max(1, (1 << (30 if block.uses[0].d.is_cuda else 26)) // (t * g * i * block.uses[0].d.element_size()))
+    pieces = []
+    for start in range(0, block.n, step):
+        some = block.rows(slice(start, start + step))
+        made = gradient(some.a().transpose(1, 2), some.d()).view(some.n, some.c, g, o, i)
+        pieces.append(block.uses[0].lift.layout(made).flatten(2))
+    return Dense(pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces), block.scale)
+
+
+def saved_by_forming(block: Outer) -> int:
+    """Bytes per sample that the gradients take less than their factors."""
+    _, g, i, o = block.sizes()
+    return block.nbytes // block.n - block.c * g * o * i * block.uses[0].d.element_size()
+
+
+def gradient(a: Tensor, d: Tensor) -> Tensor:
+    """Σ_t δ_t ⊗ a_t from a [n, g, t, i] and δ [n, c, t, g, o]: [n, c, g·o·i]."""
+    n, c, t, g, _ = d.shape
+    if a.dtype == torch.float16 and a.device.type == "cpu":
+        return gradient(a.float(), d.float()).half()
+    # One product per sample (and group) that reads the activations once for all outputs.
+    deltas = d.permute(0, 3, 1, 4, 2).reshape(n * g, -1, t)
+    return torch.bmm(deltas, a.reshape(n * g, t, -1)).view(n, g, c, -1).transpose(1, 2).flatten(2)
+
+
 def put(target: Block | None, block: Block, start: int, n: int) -> Block:
     """Write the block of a micro-batch into rows start… of a block of n samples, which is made if there is none yet.
 
@@ -221,7 +259,11 @@ def put(target: Block | None, block: Block, start: int, n: int) -> Block:
     if isinstance(block, Dense):
         whole = _room(block.g, n) if target is None else target.tensors()[0]
         whole[rows] = block.g
-        return Dense(whole)
+        scales = target.scale if isinstance(target, Dense) else None
+        if block.scale is not None:
+            scales = block.scale.new_zeros(n) if scales is None else scales
+            scales[rows] = block.scale
+        return Dense(whole, scales)
     if isinstance(block, Mixed):
         kept = target.blocks if isinstance(target, Mixed) else (None,) * len(block.blocks)
         return Mixed(tuple(put(t, b, start, n) for t, b in zip(kept, block.blocks, strict=True)))

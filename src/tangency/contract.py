@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import fused
-from .blocks import Block, Dense, Outer
+from .blocks import Block, Dense, Outer, gradient
 from .cost import choose
 
 # Bytes that each large temporary of a contraction may take when nobody says otherwise (heuristic).
@@ -43,7 +43,8 @@ class Sum:
         that are thereby done with, of those `present`, are returned.
         """
         if isinstance(x, Dense) and isinstance(y, Dense):
-            self.product(self._wide(x.g), self._wide(y.g))
+            both = None if x.scale is None or y.scale is None else (x.scale, y.scale)
+            self.product(self._wide(x.g), self._wide(y.g), both)
         elif isinstance(x, Outer) and isinstance(y, Outer) and x.kind == y.kind:
             scale = None if x.scale is None or y.scale is None else (x.scale, y.scale)
             if choose(x, y, self.trace, method).method == "expand":
@@ -230,8 +231,8 @@ def _expanded(x: Outer, y: Outer, total: Sum) -> Iterator[tuple[Tensor, Tensor]]
         right = left if x is y else _Side(y, None, None, total)
         size = max(x.n, y.n) * x.c * g * i
     for part in _slices(x, o, size, total):
-        gradient = left.gradient(part)
-        yield gradient, gradient if right is left else right.gradient(part)
+        formed = left.gradient(part)
+        yield formed, formed if right is left else right.gradient(part)
 
 
 class _Side:
@@ -303,16 +304,11 @@ def _even(o: int, fit: int) -> int:
 
 def _gradient(a: Tensor, d: Tensor, rows: int | None = None) -> Tensor:
     """Σ_t δ_t ⊗ a_t for a slice of output channels: [n, c, g·o·i]."""
-    n, c, t, g, o = d.shape
+    n, c, t, _, o = d.shape
     if rows is not None:  # row numbers
         out = d.new_zeros(n, c, rows + 1, o)
         return out.scatter_add(2, a[:, None, :, None].expand(n, c, t, o), d[:, :, :, 0])[:, :, :rows].flatten(2)
-    if a.dtype == torch.float16 and a.device.type == "cpu":
-        return _gradient(a.float(), d.float()).half()
-    # One product per sample (and group) that reads the activations once for all outputs.
-    deltas = d.permute(0, 3, 1, 4, 2).reshape(n * g, c * o, t)
-    gradient = torch.bmm(deltas, a.reshape(n * g, t, -1))
-    return gradient.view(n, g, c, -1).transpose(1, 2).flatten(2)
+    return gradient(a, d)
 
 
 def _compact(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
@@ -330,7 +326,7 @@ def diagonal(x: Block) -> Tensor:
     """‖g_c‖² per sample and output: [n, c]."""
     workspace = WORKSPACE[x.tensors()[-1].device.type]
     if isinstance(x, Dense):
-        return x.g.square().sum(2)
+        return x.expand().square().sum(2)
     if isinstance(x, Outer) and not x.indexed:
         return _outer_diagonal(x, workspace)
     size = x.rows(slice(0, 1)).expand().numel() * 8

@@ -7,7 +7,7 @@ compares every rule with plain autograd; what does not fit goes through `torch.f
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,16 +34,24 @@ def _room(device: torch.device) -> int:
     return (torch.cuda.mem_get_info(device)[0] + cached) // 3
 
 
+Form = Callable[[str], bool]
+
+
+def _all(name: str) -> bool:
+    return True
+
+
 class Features(ABC):
     """φ(x): one block of per-sample features per name."""
 
     network: Network
 
     @abstractmethod
-    def __call__(self, x: Inputs, memory: int | None = None) -> dict[str, Block]: ...
+    def __call__(self, x: Inputs, memory: int | None = None, form: Form = _all) -> dict[str, Block]:
+        """The blocks of x. `form` says of which parameters gradients may be formed where that saves memory."""
 
     @abstractmethod
-    def footprint(self, x: Inputs) -> tuple[int, int]:
+    def footprint(self, x: Inputs, form: Form = _all) -> tuple[int, int]:
         """Bytes per sample: (kept in the blocks, transient while they are made)."""
 
 
@@ -77,17 +85,18 @@ class Jacobian(Features):
                 stacklevel=5,
             )
 
-    def footprint(self, x: Inputs) -> tuple[int, int]:
+    def footprint(self, x: Inputs, form: Form = _all) -> tuple[int, int]:
         plan = self.plan(x)
-        return plan.kept, plan.transient
+        saved = sum(size for name, size in plan.saved.items() if form(name))
+        return plan.kept - saved, plan.transient + saved  # a micro-batch has its factors first
 
-    def __call__(self, x: Inputs, memory: int | None = None) -> dict[str, Block]:
+    def __call__(self, x: Inputs, memory: int | None = None, form: Form = _all) -> dict[str, Block]:
         with torch.inference_mode(False):
             x = _tree.transform(lambda v: v.clone() if v.is_inference() else v, x)
             while True:
                 plan = self.plan(x)
                 try:
-                    return self._blocks(x, plan, memory)
+                    return self._blocks(x, plan, memory, form)
                 except NoRule as e:  # data-dependent control flow used a parameter in a way that the probe had not seen
                     if not e.names - plan.fallback.keys():
                         raise
@@ -95,16 +104,18 @@ class Jacobian(Features):
                     self._say(again)
                     self.plans[_tree.signature(x)] = again
 
-    def _blocks(self, x: Inputs, plan: Plan, memory: int | None) -> dict[str, Block]:
+    def _blocks(self, x: Inputs, plan: Plan, memory: int | None, form: Form) -> dict[str, Block]:
         differentiable = _tree.needs_grad(x)
         state = self.network.state()
         budget = memory or _room(next(iter(state.values())).device)
         n = _tree.size(x)
-        # On a GPU the cotangents of all outputs are kept one by one, and then stacked.
-        each = plan.transient + plan.kept * (2 if next(iter(state.values())).device.type == "cuda" else 1)
-        step = n if differentiable else max(1, budget // max(1, each))
+        step = max(1, budget // max(1, plan.transient + plan.kept))
+        step = -(-n // -(-n // step))  # micro-batches about equal
+        if differentiable:
+            return capture(self.network, state, x, plan, differentiable=True)
         if step >= n:
-            return capture(self.network, state, x, plan, differentiable=differentiable)
+            found = capture(self.network, state, x, plan)
+            return {name: blocks.formed(found.pop(name)) if form(name) else found.pop(name) for name in list(found)}
         whole: dict[str, Block] = {}
         for k, part in enumerate(_tree.split(x, step)):
             try:
@@ -112,7 +123,8 @@ class Jacobian(Features):
             except NonFiniteError as e:
                 raise e.shifted(k * step) from None
             for name in list(found):
-                whole[name] = blocks.put(whole.get(name), found.pop(name), k * step, n)
+                block = blocks.formed(found.pop(name)) if form(name) else found.pop(name)
+                whole[name] = blocks.put(whole.get(name), block, k * step, n)
         return {name: whole[name] for name in self.network.train if name in whole}
 
 
@@ -127,12 +139,12 @@ class Hidden(Features):
     layers: tuple[str, ...] | None
     bias: bool
 
-    def footprint(self, x: Inputs) -> tuple[int, int]:
+    def footprint(self, x: Inputs, form: Form = _all) -> tuple[int, int]:
         found = self._blocks(_tree.take(x, slice(0, 1)))
         kept = sum(b.nbytes for b in found.values())
         return kept, 8 * kept + 64 * sum(v[0].numel() * v.element_size() for _, v in _tree.leaves(x))
 
-    def __call__(self, x: Inputs, memory: int | None = None) -> dict[str, Block]:
+    def __call__(self, x: Inputs, memory: int | None = None, form: Form = _all) -> dict[str, Block]:
         differentiable = _tree.needs_grad(x)
         if differentiable:
             return self._blocks(x)

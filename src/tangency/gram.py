@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 # Where a tile lies: a slice, or the numbers of its rows for a selection in another order.
 Index = slice | Tensor
 Wanted = Callable[[Index, Index], bool]
-Choice = slice | Sequence[int] | Tensor | None
+Choice = slice | Sequence[int] | np.ndarray | Tensor | None
 
 
 class Gram(ABC):
@@ -57,7 +58,8 @@ class Gram(ABC):
             )
         out: Tensor | None = None
         for rows, columns, tile in self.tiles():
-            if self._in_memory and tile.shape == self.shape:
+            whole = isinstance(rows, slice) and isinstance(columns, slice) and tile.shape == self.shape
+            if self._in_memory and whole:
                 return tile
             out = tile.new_empty(self.shape) if out is None else out
             place(out, rows, columns, tile)
@@ -69,10 +71,10 @@ class Gram(ABC):
 
     def diag(self) -> Tensor:
         """The diagonal of a square Gram: [n], or [n, c]. Reads the tiles on the diagonal only."""
-        n, m = _flat(self.shape)
-        if n != m:
+        half = len(self.shape) // 2
+        if self.shape[:half] != self.shape[half:]:
             raise InputError(f"the Gram is {tuple(self.shape)}; only a square one has a diagonal.")
-        c = n // self.shape[0]
+        c = self.shape[1:half].numel()
         out: Tensor | None = None
         for rows, columns, tile in self.tiles(_meet):
             at, where = _coincide(rows, columns, tile.device)
@@ -80,14 +82,17 @@ class Gram(ABC):
                 out = tile.new_zeros(self.shape[0], c)
             flat = tile.reshape(_count(rows), c, _count(columns), c)[at, :, where]
             out[_numbers(rows, tile.device)[at]] = flat.diagonal(dim1=1, dim2=2)
-        assert out is not None
-        return out[:, 0] if len(self.shape) == 2 else out
+        if out is None:  # no samples
+            out = torch.empty(0, c, dtype=self.dtype)
+        return out[:, 0] if half == 1 else out
 
     def __getitem__(self, key: Any) -> Tensor:
         """A dense part: gram[i], gram[2:5], gram[rows, columns] with numbers, slices, index sets or masks."""
-        rows, columns = key if isinstance(key, tuple) else (key, slice(None))
-        single = isinstance(rows, int), isinstance(columns, int)
-        part = self.select([rows] if single[0] else rows, [columns] if single[1] else columns).dense()
+        keys = key if isinstance(key, tuple) else (key, slice(None))
+        if len(keys) != 2:
+            raise InputError(f"needed: gram[rows] or gram[rows, columns]; got {len(keys)} indices. Outputs come along.")
+        single = [isinstance(k, (int, np.integer)) for k in keys]
+        part = self.select(*([int(k)] if one else k for k, one in zip(keys, single, strict=True))).dense()
         if single[1]:
             part = part.select(part.dim() // 2, 0)
         return part[0] if single[0] else part
@@ -112,9 +117,8 @@ class Gram(ABC):
 
         A Gram of x with another y does not hold k(x, x) and k(y, y): give both, from `kernel.diag`.
         """
-        n, m = _flat(self.shape)
         given = row_diag is not None and column_diag is not None
-        if not given and (n != m or row_diag is not None or column_diag is not None):
+        if not given and (not self._same_samples or row_diag is not None or column_diag is not None):
             raise InputError(
                 f"the Gram is {tuple(self.shape)}; its cosine needs k(x, x) and k(y, y): "
                 "gram.cosine(kernel.diag(x), kernel.diag(y))."
@@ -128,15 +132,17 @@ class Gram(ABC):
             if not bool((norms > 0).all()):
                 sample = int((~(norms > 0)).nonzero()[0, 0])
                 raise InputError(f"k(x, x) is not positive for {name} {sample}, so its cosine is undefined.")
-        view = self._view()
-        return View(view.base, view.rows, view.columns, left.sqrt(), right.sqrt(), square=not given)
+        view, left, right = self._view(), left.sqrt(), right.sqrt()
+        if view.left is not None and view.right is not None:  # a cosine already
+            left, right = view.left * left.to(view.left.device), view.right * right.to(view.right.device)
+        return View(view.base, view.rows, view.columns, left, right, square=not given)
 
     def to_scipy(self) -> "LinearOperator":
         """A scipy.sparse.linalg.LinearOperator that streams over tiles: for eigsh, cg, …"""
         from scipy.sparse.linalg import LinearOperator
 
         def apply(transposed: bool) -> Callable[[Any], Any]:
-            return lambda v: self._product(torch.as_tensor(v), transposed).cpu().numpy()
+            return lambda v: self._product(torch.from_numpy(np.array(v)), transposed).cpu().numpy()
 
         return LinearOperator(
             shape=_flat(self.shape),
@@ -149,14 +155,14 @@ class Gram(ABC):
 
     def _product(self, v: Tensor, transposed: bool) -> Tensor:
         """K v or Kᵀ v on v's device, in the wider of the two types."""
-        n, m = _flat(self.shape)
-        per_row, per_column = n // self.shape[0], m // self.shape[len(self.shape) // 2]
+        (n, m), half = _flat(self.shape), len(self.shape) // 2
+        per_row, per_column = self.shape[1:half].numel(), self.shape[half + 1 :].numel()
         if transposed:
             n, m, per_row, per_column = m, n, per_column, per_row
         if v.dim() not in (1, 2) or v.shape[0] != m:
             raise InputError(f"K is {n} x {m} and v has shape {tuple(v.shape)}; needed: [{m}] or [{m}, q].")
         columns_given, dtype = v.dim() == 2, torch.promote_types(v.dtype, self.dtype)
-        v = v.to(dtype).reshape(m // per_column, per_column, -1)
+        v = v.to(dtype).reshape(m // per_column, per_column, v.shape[1] if columns_given else 1)
         out = v.new_zeros(n // per_row, per_row, v.shape[2])
         for rows, columns, tile in self.tiles():
             if transposed:
@@ -164,7 +170,7 @@ class Gram(ABC):
             i, j = _on(rows, v.device), _on(columns, v.device)
             piece = v[j].flatten(0, 1)
             flat = tile.reshape(-1, len(piece)).to(v.device, dtype)
-            out[i] += (flat @ piece).view(-1, per_row, v.shape[2])
+            out[i] += (flat @ piece).unflatten(0, (-1, per_row))
         return out.flatten(0, 1) if columns_given else out.flatten()
 
     def _view(self) -> "View":
@@ -173,6 +179,12 @@ class Gram(ABC):
     @property
     def _in_memory(self) -> bool:
         return False
+
+    @property
+    def _same_samples(self) -> bool:
+        """Whether rows and columns are the same samples in the same order, so that the diagonal holds k(x, x)."""
+        half = len(self.shape) // 2
+        return self.shape[:half] == self.shape[half:]
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +214,7 @@ class DenseGram(Gram):
 
 @dataclass(frozen=True, eq=False)
 class View(Gram):
-    """Some rows and columns of a Gram, divided by norms where it is a cosine. Nothing is read before it is asked for."""
+    """Some rows and columns of a Gram, divided by norms where it is a cosine; read only when asked for."""
 
     base: Gram
     rows: Tensor | None  # numbers in base; None for all
@@ -265,6 +277,13 @@ class View(Gram):
     @property
     def _in_memory(self) -> bool:
         return self.base._in_memory
+
+    @property
+    def _same_samples(self) -> bool:
+        if not self.base._same_samples:
+            return False
+        every = torch.arange(self.base.shape[0])
+        return torch.equal(*(every if chosen is None else chosen for chosen in (self.rows, self.columns)))
 
     def __repr__(self) -> str:
         what = "part" if self.left is None else "cosine"
@@ -361,7 +380,7 @@ def _chosen(choice: Choice, count: int, name: str) -> Tensor | None:
         return None
     if isinstance(choice, slice):
         return torch.tensor(range(count)[choice], dtype=torch.long)
-    index = torch.as_tensor(choice).cpu()
+    index = torch.as_tensor(choice.copy() if isinstance(choice, np.ndarray) else choice).cpu()
     if index.dtype == torch.bool:
         if index.shape != (count,):
             raise InputError(f"the mask for {name} has shape {tuple(index.shape)}; needed: [{count}].")
@@ -372,11 +391,11 @@ def _chosen(choice: Choice, count: int, name: str) -> Tensor | None:
         raise InputError(
             f"{name} must be a list of numbers, a slice or a mask; got {index.dtype} {tuple(index.shape)}."
         )
-    index = torch.where(index < 0, index + count, index).long()
-    bad = (index < 0) | (index >= count)
+    index = index.long()
+    bad = (index < -count) | (index >= count)
     if bool(bad.any()):
         raise InputError(f"{name}: number {int(index[bad][0])} is not among the {count} of this Gram.")
-    return index
+    return torch.where(index < 0, index + count, index)
 
 
 def _machine_memory() -> int:

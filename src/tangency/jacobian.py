@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class Plan:
     c: int
     kept: int  # bytes per sample that the blocks take
     transient: int  # bytes per sample that a forward and a backward pass take besides
+    saved: dict[str, int] = field(default_factory=dict)  # parameter → bytes per sample less if its gradients are formed
     seed: float = 1.0  # factor on the cotangents of a float16 pass
 
     def without(self, names: Iterable[str], why: str) -> "Plan":

@@ -8,7 +8,7 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from . import _check
 from ._types import Inputs
-from .blocks import Block, Outer
+from .blocks import Block, Dense, Outer
 from .contract import Sum, diagonal
 from .cost import Cost, Method, choose, forced
 from .errors import InputError, NonFiniteError
@@ -107,14 +107,17 @@ class Empirical(Kernel):
         return self.features.network.ready(x, name)
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
-        return self.features.footprint(x)
+        return self.features.footprint(x, self._form)
 
     @property
     def device(self) -> torch.device:
         return next(self.features.network.model.parameters()).device
 
     def prepare(self, x: Inputs, memory: int | None = None) -> dict[str, Block]:
-        return self.features(x, memory)
+        return self.features(x, memory, self._form)
+
+    def _form(self, name: str) -> bool:
+        return forced(self.method, name) != "in place"
 
     def diagnose(self, a: dict[str, Block]) -> None:
         bad: list[tuple[int, str]] = []
@@ -186,6 +189,8 @@ class Empirical(Kernel):
                 continue
             block = a[name]
             cost: Cost = choose(block, b[name], self.trace, forced(self.method, name))
+            if isinstance(block, Dense) and plan is not None and name in plan.saved:
+                cost = replace(cost, method="formed")
             sizes = block.sizes() if isinstance(block, Outer) else ()
             if isinstance(block, Outer) and block.scale is None and cost.method != "expand":
                 along.add(block.bias)
@@ -214,8 +219,7 @@ class Empirical(Kernel):
 
 def _architecture(model: nn.Module) -> str:
     shapes = [(k, tuple(v.shape), str(v.dtype)) for k, v in model.state_dict(keep_vars=True).items() if v is not None]
-    text = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # addresses are another each time
-    return hashlib.sha256(repr((text, shapes)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((_stable(model), shapes)).encode()).hexdigest()[:16]
 
 
 def _digest(state: Mapping[str, Tensor]) -> str:
@@ -227,10 +231,32 @@ def _digest(state: Mapping[str, Tensor]) -> str:
 
 
 def _describe(thing: object) -> Any:
+    """A head, or what picks the outputs, as a JSON value; functions by their code and what they close over."""
     if thing is None or isinstance(thing, (int, str)):
         return thing
     if isinstance(thing, tuple):
         return list(thing)
-    code = getattr(thing, "__code__", None)
-    body = "" if code is None else hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:8]
-    return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}:{body}"
+    h = hashlib.sha256()
+    if getattr(thing, "__code__", None) is not None:
+        _hash_code(h, thing.__code__)  # type: ignore[attr-defined]
+        cells = [c.cell_contents for c in getattr(thing, "__closure__", None) or ()]
+        for v in (*cells, *(getattr(thing, "__defaults__", None) or ())):
+            h.update(_digest({"": v}).encode() if isinstance(v, Tensor) else _stable(v).encode())
+    else:
+        h.update(_stable(thing).encode())
+    name = getattr(thing, "__qualname__", type(thing).__qualname__)
+    return f"{getattr(thing, '__module__', '')}.{name}:{h.hexdigest()[:8]}"
+
+
+def _hash_code(h: Any, code: Any) -> None:
+    h.update(code.co_code + repr((code.co_names, code.co_varnames)).encode())
+    for v in code.co_consts:
+        if hasattr(v, "co_code"):  # a function inside
+            _hash_code(h, v)
+        else:
+            h.update(_stable(v).encode())
+
+
+def _stable(thing: object) -> str:
+    """repr without addresses, which are another each time."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))

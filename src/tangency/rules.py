@@ -18,7 +18,7 @@ from . import fused
 from .blocks import Block, Dense, Lift, Outer, Use
 
 
-class NoRule(Exception):  # noqa: N818 - a signal between capture and rules, never shown to users
+class NoRule(Exception):  # a signal between capture and rules, never shown to users
     """This particular call does not fit the rule. `names`: the parameters concerned, where they are known."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:

@@ -41,8 +41,8 @@ def connect(executor: Any, kernel: Kernel) -> Iterator[tuple[Submit, int]]:
         own = Workers([f"cuda:{k}" for k in range(torch.cuda.device_count())])
     elif not callable(getattr(executor, "submit", None)):
         raise InputError(
-            f"executor is a {type(executor).__name__}; needed: 'gpus', tg.Workers(…), tg.RayExecutor(…), or an object with "
-            "submit(f, *args).result(), such as a concurrent.futures.ProcessPoolExecutor."
+            f"executor is a {type(executor).__name__}; needed: 'gpus', tg.Workers(…), tg.RayExecutor(…), or an "
+            "object with submit(f, *args).result(), such as a concurrent.futures.ProcessPoolExecutor."
         )
     with own as live:
         yield live.submit, int(getattr(live, "workers", 0) or getattr(live, "_max_workers", 0) or 8)
@@ -80,15 +80,22 @@ def _ready(waiting: Sequence[tuple[Any, tuple[Any, ...], int]]) -> int:
 class Workers:
     """Processes on this machine, one per device: `tg.compute(…, executor=tg.Workers(["cuda:0", "cuda:1"]))`.
 
-    `devices` is a number of CPU processes or a list of devices; a process sees its own device alone. The processes start
-    with the first task and stay until `close()`, or until the end of a `with`. One that dies is replaced, and its task
-    computed again. Nothing has to be guarded by `if __name__ == "__main__"`.
+    `devices` is a number of CPU processes or a list of devices; a process sees its own device alone. The processes
+    start with the first task and stay until `close()`, or until the end of a `with`. One that dies is replaced, and its
+    task computed again. Nothing has to be guarded by `if __name__ == "__main__"`.
     """
 
     def __init__(self, devices: int | Sequence[str]) -> None:
         names = ["cpu"] * devices if isinstance(devices, int) else [str(d) for d in devices]
         if not names:
             raise InputError(f"Workers({devices!r}): needed: at least one device.")
+        for name in names:
+            kind, _, number = name.partition(":")
+            if isinstance(devices, str) or kind not in ("cpu", "cuda") or not (number or "0").isdigit():
+                raise InputError(
+                    f"Workers({devices!r}): needed: a number of CPU processes, or a list of devices such as "
+                    "['cuda:0', 'cuda:1']."
+                )
         self.devices = names
         self._queue: queue.Queue[tuple[Future[Any], bytes] | None] = queue.Queue()
         self._threads: list[threading.Thread] = []
@@ -142,6 +149,8 @@ class Workers:
                     live.end()
                     live = None
                 future.set_exception(WorkerLost(f"the worker on {device} is gone ({type(e).__name__}: {e})."))
+            except Exception as e:  # whoever waits for the future must hear of it
+                future.set_exception(e)
         if live is not None:
             live.end()
 
@@ -156,10 +165,11 @@ class _Process:
             if device.startswith("cuda"):
                 environment["CUDA_VISIBLE_DEVICES"] = _visible(device)
             # What the parent can import, the worker can.
-            environment["PYTHONPATH"] = os.pathsep.join(p for p in [*sys.path, os.environ.get("PYTHONPATH", "")] if p)
-            threads = torch.get_num_threads()
-            command = [sys.executable, "-m", "tangency.tiles.executors", str(listener.address), str(threads)]
-            self.process = subprocess.Popen(command, env=environment)
+            environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+            command = [sys.executable, "-P", "-c", f"from {__name__} import _work; _work()"]
+            self.process = subprocess.Popen(
+                [*command, str(listener.address), str(torch.get_num_threads())], env=environment
+            )
             self.connection = self._accept(listener)
 
     def _accept(self, listener: Listener) -> Connection:
@@ -201,12 +211,16 @@ def _visible(device: str) -> str:
     """The device as CUDA_VISIBLE_DEVICES must name it in a process that sees it alone."""
     number = int(device.partition(":")[2] or 0)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return str(number) if not visible else visible.split(",")[number].strip()
+    names = visible.split(",") if visible else [str(k) for k in range(number + 1)]
+    if number >= len(names):
+        raise InputError(f"there is no {device}: CUDA_VISIBLE_DEVICES={visible} has {len(names)} in all.")
+    return names[number].strip()
 
 
-def _work(address: str, threads: int) -> None:
+def _work() -> None:
     """The life of a worker: until the connection closes."""
-    torch.set_num_threads(threads)
+    address, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
     with Client(address, authkey=os.environ["TANGENCY_WORKER_KEY"].encode()) as connection:
         while True:
             try:
@@ -227,7 +241,3 @@ def _sendable(e: BaseException) -> BaseException:
     except Exception:
         return RuntimeError(f"{type(e).__name__}: {e}")
     return e
-
-
-if __name__ == "__main__":
-    _work(sys.argv[1], int(sys.argv[2]))

@@ -10,8 +10,15 @@ from dataclasses import dataclass, replace
 
 from ..errors import MemoryBudgetError
 
-# Samples on a side of a tile, at most (heuristic): larger ones gain no speed, and a finished tile is what a crash saves.
+# Samples on a side of a tile, at most (heuristic): larger ones gain no speed, and only finished tiles survive a crash.
 LARGEST = {"cpu": 1024, "cuda": 4096}
+# Row blocks that a sweep should hold, unless tiles would get small (heuristic): gradients that are formed for every
+# tile want large tiles, blocks that are prepared for every sweep want many rows in it. On a GPU preparing weighs more.
+HELD, SMALL = {"cpu": 1, "cuda": 3}, 1024
+# Buffers of `workspace` bytes that a contraction holds at its peak (measured).
+BUFFERS = {"cpu": 8, "cuda": 5}
+# What making a block, and each large temporary of a contraction, may take at most (heuristic).
+CAPTURE, WORKSPACE = 3 << 33, {"cpu": 1 << 28, "cuda": 1 << 31}
 # Tiles that lie about at once: the one being made, those being copied and written, and what writing takes (heuristic).
 TILES = 6
 
@@ -64,7 +71,7 @@ class TilePlan:
         return high * (high + 1) // 2 if self.symmetric else high * wide
 
     def tasks(self, missing: Collection[tuple[int, int]], most: int | None = None, first: int = 0) -> Iterator[Task]:
-        """Sweeps that make the missing tiles, each of at most `most` tiles (roughly), beginning with row block `first`."""
+        """Sweeps that make the missing tiles, each of about `most` tiles at most, beginning with row block `first`."""
         high = self.grid[0]
         by_row: dict[int, list[int]] = {}
         for i, j in sorted(missing):
@@ -111,17 +118,17 @@ class Footprint:
         """What is left for blocks and their making. The rest is for allocators and libraries (heuristic)."""
         return int(memory * (0.9 if self.device == "cuda" else 0.8)) - self.result
 
-    def least(self, rows: int, capture: int, workspace: int) -> int:
-        """What a plan with one row block takes besides the result."""
-        return (1 + self.columns) * rows * self.kept + TILES * rows * rows * self.cell + capture + 8 * workspace
+    def least(self, rows: int, capture: int, workspace: int, held: int = 1) -> int:
+        """What a plan that holds so many row blocks takes besides the result."""
+        blocks, buffers = (held + self.columns) * rows * self.kept, BUFFERS[self.device] * workspace
+        return blocks + TILES * rows * rows * self.cell + capture + buffers
 
 
 def plan(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: int | None = None) -> TilePlan:
     """Cut the budget: the result, the blocks, the making of a block, the contraction's temporaries."""
     room = size.room(memory)
-    # The contraction holds at most eight buffers of `workspace` bytes at its peak.
-    workspace = max(size.cell, min(room // 32, 1 << (31 if size.device == "cuda" else 28)))
-    capture = max(size.kept + size.transient, min(room // 4, 1 << 34))
+    workspace = max(size.cell, min(room // 32, WORKSPACE[size.device]))
+    capture = max(size.kept + size.transient, min(room // 4, CAPTURE))
     least = size.least(tile or 1, capture if room > 0 else 0, workspace if room > 0 else 0)
     if room < least:
         floor = size.least(tile or 1, size.kept + size.transient, size.cell)
@@ -133,8 +140,12 @@ def plan(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: in
             f"Give at least memory={need}{fix}."
         )
     rows = tile or min(max(n, m), LARGEST[size.device])
-    while tile is None and rows > 1 and size.least(rows, capture, workspace) > room:
-        rows = max(1, rows * 7 // 8)
+    held = HELD[size.device]
+    while tile is None and rows > 1 and size.least(rows, capture, workspace, held) > room:
+        if rows <= SMALL and held > 1:
+            held -= 1
+        else:
+            rows = max(1, rows * 15 // 16)
     if tile is None:
         rows = _even(max(n, m), rows)
     cut = TilePlan(n, m, symmetric, rows, capture, workspace)
@@ -146,8 +157,8 @@ def grouped(cut: TilePlan, memory: int, size: Footprint) -> TilePlan:
     free = size.room(memory) - size.least(cut.rows, cut.capture, cut.workspace)
     if free < 0:
         raise MemoryBudgetError(
-            f"memory={memory} bytes is too small for tiles of {cut.rows} samples a side, with which this was begun. Give "
-            f"at least memory={int((size.least(cut.rows, cut.capture, cut.workspace) + size.result) / 0.8) + 1}."
+            f"memory={memory} bytes is too small for tiles of {cut.rows} samples a side, with which this was begun. "
+            f"Give at least memory={int((size.least(cut.rows, cut.capture, cut.workspace) + size.result) / 0.8) + 1}."
         )
     return replace(cut, group=max(1, min(cut.grid[0], 1 + free // max(1, cut.rows * size.kept))))
 
@@ -155,4 +166,6 @@ def grouped(cut: TilePlan, memory: int, size: Footprint) -> TilePlan:
 def _even(count: int, most: int) -> int:
     """Blocks about equal, at most `most`, and aligned where they are large (matrix units want multiples)."""
     rows = -(-count // -(-count // most))
-    return min(most, -(-rows // 64) * 64) if 256 <= rows < count else rows
+    if rows < 256 or rows == count:
+        return rows
+    return -(-rows // 64) * 64 if -(-rows // 64) * 64 <= most else most // 64 * 64

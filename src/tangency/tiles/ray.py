@@ -1,6 +1,7 @@
 """Many machines by Ray: actors that hold the kernel on their GPU, tasks that may be done twice, lost nodes replaced."""
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,11 @@ LOOK, WAIT = 10.0, 60.0
 class RayExecutor:
     """Workers on a Ray cluster: `tg.compute(…, executor=tg.RayExecutor("auto"))`.
 
-    One actor per GPU of the cluster (where it has none, one per CPU); each keeps the kernel on its device between tasks.
-    `address` as for `ray.init`: "auto" for the running cluster, "ray://host:10001", or None to start one here. `gpus` and
-    `cpus` are what each worker takes; `runtime_env` goes to the actors. Machines that join are used, tasks of machines
-    that are lost go to the others. Tiles come back to this process, which alone writes to the store: the machines need
-    no common file system.
+    One actor per GPU of the cluster (where it has none, one per CPU); each keeps the kernel on its device between
+    tasks. `address` as for `ray.init`: "auto" for the running cluster, "ray://host:10001", or None to start one here.
+    `gpus` and `cpus` are what each worker takes; `runtime_env` goes to the actors. Machines that join are used, tasks
+    of machines that are lost go to the others. Tiles come back to this process, which alone writes to the store: the
+    machines need no common file system.
     """
 
     def __init__(
@@ -38,17 +39,29 @@ class RayExecutor:
         if self._started:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
         self._gpus = (1.0 if ray.cluster_resources().get("GPU", 0) else 0.0) if gpus is None else gpus
-        self._options = {"num_gpus": self._gpus, "num_cpus": cpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        self._need = {kind: each for kind, each in (("GPU", self._gpus), ("CPU", cpus)) if each}
+        self._options: dict[str, Any] = {"num_gpus": self._gpus, "num_cpus": cpus, "max_restarts": 0}
+        self._options["scheduling_strategy"] = "SPREAD"
         if runtime_env is not None:
             self._options["runtime_env"] = runtime_env
         self._load: dict[Any, int] = {}  # live actors and the tasks that each has
+        self._starting: dict[Any, Any] = {}  # actors that are not up yet (a busy cluster may have no room after all)
+        self._why = ""  # what became of the last one that did not come up
         self._shared: tuple[Any, Any] | None = None
         self._looked = 0.0
-        self._grow()
+        if not self._need:
+            self.close()
+            raise InputError(f"RayExecutor(gpus={gpus}, cpus={cpus}): needed: more than nothing for each worker.")
+        end = time.monotonic() + WAIT
+        while not self._load and self._slots() and time.monotonic() < end:
+            self._grow(1.0)
+        self._join(LOOK)
         if not self._load:
+            free = ray.available_resources()
+            self.close()
             raise InputError(
-                f"the Ray cluster has no room for a worker with {self._gpus:g} GPUs and {cpus:g} CPUs; it has "
-                f"{ray.available_resources()} free. Ask for less: RayExecutor(gpus=…, cpus=…)."
+                f"the Ray cluster has no room for a worker with {self._gpus:g} GPUs and {cpus:g} CPUs on one machine; "
+                f"it has {free} free in all. Ask for less: RayExecutor(gpus=…, cpus=…).{self._why}"
             )
 
     @property
@@ -56,14 +69,14 @@ class RayExecutor:
         return len(self._load)
 
     def submit(self, f: Callable[..., Any], job: Any, *args: Any) -> "_Answer":
+        self._join(0.0)
         if time.monotonic() - self._looked > LOOK:
             self._grow()
         end = time.monotonic() + WAIT
         while not self._load:
             if time.monotonic() > end:
-                raise WorkerLost(f"no worker is left in the Ray cluster, and none joined within {WAIT:g} s.")
-            time.sleep(1.0)
-            self._grow()
+                raise WorkerLost(f"no worker is left in the Ray cluster, and none joined within {WAIT:g} s.{self._why}")
+            self._grow(1.0)
         if self._shared is None or self._shared[0] is not job:
             self._shared = job, self._ray.put(job)  # sent to each machine once
         actor = min(self._load, key=lambda a: self._load[a])
@@ -72,7 +85,7 @@ class RayExecutor:
 
     def close(self) -> None:
         """End the workers, and the Ray runtime if it was started here."""
-        for actor in list(self._load):
+        for actor in [*self._load, *self._starting]:
             self._drop(actor)
         if self._started:
             self._ray.shutdown()
@@ -83,17 +96,41 @@ class RayExecutor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _grow(self) -> None:
-        """An actor for every free slot."""
+    def _slots(self) -> int:
+        """Workers that the machines have room for when nobody else is there."""
+        slots: list[int] = [self._fit(node["Resources"]) for node in self._ray.nodes() if node["Alive"]]
+        return sum(slots)
+
+    def _fit(self, resources: dict[str, float]) -> int:
+        return min(int(resources.get(kind, 0) // each) for kind, each in self._need.items())
+
+    def _grow(self, wait: float = 0.0) -> None:
+        """An actor for every free slot. It takes tasks once it is up, which it is given `wait` seconds for."""
         self._looked = time.monotonic()
-        free = self._ray.available_resources()
-        kind, each = ("GPU", self._gpus) if self._gpus else ("CPU", self._options["num_cpus"])
-        slots = int(self._ray.cluster_resources().get(kind, 0) // each) - len(self._load)
-        for _ in range(min(slots, int(free.get(kind, 0) // each))):
-            self._load[self._ray.remote(**self._options)(_Actor).remote()] = 0
+        room = min(self._slots() - len(self._load), self._fit(self._ray.available_resources()))
+        for _ in range(room - len(self._starting)):
+            actor: Any = self._ray.remote(**self._options)(_Actor).remote()
+            self._starting[actor] = actor.call.remote(int)
+        self._join(wait)
+        if wait and not self._starting and not self._load:
+            time.sleep(wait)
+
+    def _join(self, wait: float) -> None:
+        """The actors that are up take tasks; those that cannot start are given up."""
+        signs = list(self._starting.values())
+        up = self._ray.wait(signs, num_returns=len(signs), timeout=wait)[0] if signs else []
+        for actor, sign in [pair for pair in self._starting.items() if pair[1] in up]:
+            try:
+                self._ray.get(sign)
+                self._load[actor] = 0
+                del self._starting[actor]
+            except self._ray.exceptions.RayError as e:
+                self._why = f" A worker did not come up: {e}"
+                self._drop(actor)
 
     def _drop(self, actor: Any) -> None:
         self._load.pop(actor, None)
+        self._starting.pop(actor, None)
         with contextlib.suppress(Exception):
             self._ray.kill(actor)
 
@@ -125,7 +162,7 @@ class _Answer:
             self._release()
             raise (e.cause if isinstance(e.cause, Exception) else e) from None
         self._release()
-        return answer
+        return copy.deepcopy(answer)  # Ray's own arrays are read-only and keep its store full
 
     def _release(self) -> None:
         if self._actor in self._executor._load:

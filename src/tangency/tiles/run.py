@@ -86,19 +86,28 @@ class Run:
     def stored(self, where: Any, tile: int | None) -> Target:
         """The store, begun or gone on with. One that is finished costs no more than hashing the inputs."""
         store = Store.find(where)
-        inputs = {"x1": self.x.digest(), "x2": None if self.y is None else self.y.digest()}
-        spec = self.kernel.spec()
+        job = self._job()
         if store is None:
             cut = plan(self.n, self.m, self.y is None, self.memory, replace(self.size, result=0), tile)
-            store = Store.create(where, manifest(spec, inputs, self.shape, self._cell.dtype, cut))
-        now = manifest(
-            spec, inputs, store.shape(self.n, self.m), store.dtype, replace(store.plan, symmetric=self.y is None)
-        )
-        require_same_job(store, {k: now[k] for k in ("kernel", "inputs", "shape", "symmetric", "versions")}, tile)
+            store = Store.create(where, manifest(*job, self.shape, self._cell.dtype, cut))
+        self._same(store, job, tile)
         if store.complete:
             return Stored(store, store.plan, self.again(store), where)
         cut = grouped(store.plan, self.memory, replace(self.size, result=0))
         return Stored(store, cut, self.again(store), where)
+
+    def require_same(self, store: Store) -> None:
+        """Refuse a store that holds something else."""
+        self._same(store, self._job(), None)
+
+    def _job(self) -> tuple[dict[str, Any], dict[str, str | None]]:
+        """The kernel's spec and the inputs' hashes."""
+        return self.kernel.spec(), {"x1": self.x.digest(), "x2": None if self.y is None else self.y.digest()}
+
+    def _same(self, store: Store, job: tuple[dict[str, Any], dict[str, str | None]], tile: int | None) -> None:
+        cut = replace(store.plan, symmetric=self.y is None)
+        now = manifest(*job, store.shape(self.n, self.m), store.dtype, cut)
+        require_same_job(store, {k: now[k] for k in ("kernel", "inputs", "shape", "symmetric", "versions")}, tile)
 
     def fill(self, target: Target, executor: Any, progress: bool) -> Gram:
         """Compute what is missing."""
@@ -224,7 +233,7 @@ class Run:
 
 @contextmanager
 def _bar(total: int, missing: int, progress: bool) -> Iterator[Callable[[int], Any]]:
-    """A progress bar on a terminal (tqdm, where it is installed) with tiles per second and the time left; else silence."""
+    """On a terminal a bar with tiles per second and the time left (tqdm, where it is installed); else silence."""
     if not (progress and missing > 1 and sys.stderr.isatty()):
         yield lambda k: None
         return

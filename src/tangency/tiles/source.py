@@ -1,7 +1,7 @@
 """Where samples come from: anything that can be cut into batches, in memory or not.
 
-A tensor, a NumPy array or memmap, a zarr array, or whatever else has `shape` and takes slices; a tuple or dict of these;
-a `torch.utils.data.Dataset`. Only the block that is being prepared is ever loaded.
+A tensor, a NumPy array or memmap, a zarr array, or whatever else has `shape` and takes slices; a tuple or dict of
+these; a `torch.utils.data.Dataset`. Only the block that is being prepared is ever loaded.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Gram matrices on disk: a zarr v3 array with one checksummed chunk per tile, and a manifest of what decides its numbers.
+"""Gram matrices on disk: a zarr v3 array, one checksummed chunk per tile, and a manifest of what decides its numbers.
 
 Each tile is written atomically (to a temporary name, then renamed). Which tiles are finished is which chunks are there:
 no log that could disagree with the data. Of a symmetric matrix only the upper half is stored.
@@ -41,23 +41,18 @@ class Store:
     @staticmethod
     def find(where: Any) -> "Store | None":
         """What is at a path or URL: a store of ours, or nothing yet. Anything else is refused."""
-        zarr = _zarr()
-        url = str(where)
+        zarr, url = _zarr(), str(where)
+        path = None if "://" in url or not isinstance(where, (str, Path)) else Path(where)
+        if path is not None and path.exists() and not (path / "zarr.json").is_file():
+            if not path.is_dir() or any(p.suffix != ".partial" for p in path.iterdir()):
+                raise StoreError(f"{url} exists and is not a Gram store. Give an empty or a new folder.")
+            return None
         try:
             array = zarr.open_array(store=where, mode="r+", config=CONFIG)
         except (FileNotFoundError, zarr.errors.NodeNotFoundError):
-            path = Path(url)
-            if "://" not in url and path.exists() and (not path.is_dir() or any(_content(path))):
-                raise StoreError(f"{url} exists and is not a Gram store. Give an empty or a new folder.") from None
             return None
-        except (
-            zarr.errors.ContainsGroupError,
-            zarr.errors.NodeTypeValidationError,
-            ValueError,
-            KeyError,
-            TypeError,
-        ) as e:
-            raise StoreError(f"{url} exists and is not a Gram store ({e}). Give an empty or a new folder.") from e
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise StoreError(f"{url} cannot be opened as a Gram store ({e}). Give an empty or a new folder.") from e
         if "tangency" not in array.attrs:
             raise StoreError(f"{url} is a zarr array, but not one that tangency made. Give another folder.")
         store = Store(array, url)
@@ -94,6 +89,14 @@ class Store:
         except OSError as e:
             raise _failed(str(where), e) from e
         return Store(array, str(where))
+
+    @property
+    def function(self) -> str | None:
+        """The MODULE:FUNCTION of the command line that made it."""
+        return self.array.attrs.get("function")
+
+    def remember(self, function: str) -> None:
+        self.array.attrs["function"] = function
 
     @property
     def local(self) -> Path | None:
@@ -140,8 +143,8 @@ class Store:
             tile = np.asarray(self.array.get_block_selection(self._at(i, j)))
         except (ValueError, RuntimeError, EOFError) as e:
             raise DamagedTile(
-                f"tile {i}, {j} of {self.url} does not match its checksum ({e}). Compute it again: call tg.compute with "
-                f"what the store was begun with, or `tangency gram`."
+                f"tile {i}, {j} of {self.url} does not match its checksum ({e}). Compute it again: call tg.compute "
+                f"with what the store was begun with, or `tangency gram`."
             ) from e
         except OSError as e:
             raise StoreError(f"tile {i}, {j} of {self.url} cannot be read: {e}.") from e
@@ -180,8 +183,8 @@ class Store:
         free = shutil.disk_usage(self.local).free
         if need > free:
             raise StoreError(
-                f"{self.url} needs {need / 1e9:.3g} GB more and the disk has {free / 1e9:.3g} GB free. Free some, or give a "
-                "folder on another disk."
+                f"{self.url} needs {need / 1e9:.3g} GB more and the disk has {free / 1e9:.3g} GB free. Free some, or "
+                "give a folder on another disk."
             )
 
     def _at(self, i: int, j: int) -> tuple[int, ...]:
@@ -239,9 +242,9 @@ class StoredGram(Gram):
         absent = needed - finished
         if absent:
             raise IncompleteGram(
-                f"{self.path} is not finished ({len(finished)} of {self.store.plan.count} tiles), and {len(absent)} of the "
-                f"tiles needed here are missing, first {min(absent)}. Go on with tg.compute(…, store={self.path!r}), or "
-                "take a part that is there."
+                f"{self.path} is not finished ({len(finished)} of {self.store.plan.count} tiles), and {len(absent)} "
+                f"of the tiles needed here are missing, first {min(absent)}. Go on with tg.compute(…, "
+                f"store={self.path!r}), or take a part that is there."
             )
 
     def _read(self, todo: list[tuple[int, int, bool, bool]]) -> Iterator[tuple[tuple[int, int, bool, bool], Tensor]]:
@@ -335,10 +338,6 @@ def _failed(url: str, e: OSError) -> StoreError:
             "arguments to go on."
         )
     return StoreError(f"{url} cannot be written: {e}. The finished tiles are safe; call again to go on.")
-
-
-def _content(path: Path) -> Iterator[Path]:
-    return (p for p in path.iterdir() if p.suffix != ".partial")
 
 
 def _zarr() -> Any:

@@ -19,8 +19,8 @@ from ..kernel import Kernel, Prepared
 from .plan import Task, TilePlan
 
 Load = Callable[[int, int], Inputs]  # (side, block) → inputs as the kernel takes them
-# Bytes per second from pinned host memory to a GPU (heuristic: what PCIe 5 reaches, halved).
-HOST_BANDWIDTH = 2.5e10
+# Bytes per second from pinned host memory to a GPU, and for a first copy into memory that must be pinned (heuristics).
+HOST_BANDWIDTH, PINNING = 2.5e10, 2e9
 # The part of the machine's free memory that kept blocks may take (heuristic).
 HOST_SHARE = 0.4
 
@@ -33,7 +33,8 @@ class Sweep:
         self.rows: dict[int, Prepared] = {}
         cuda = kernel.device is not None and kernel.device.type == "cuda"
         self._side = Stream(kernel.device) if cuda else None
-        self._host = Host(kernel.device) if cuda and cut.group < cut.grid[0] else None
+        sweeps = -(-cut.grid[0] // cut.group)
+        self._host = Host(kernel.device, uses=sweeps // 2) if cuda and sweeps > 2 else None
 
     def tiles(self, task: Task) -> Iterator[tuple[int, int, Tensor]]:
         """(i, j, tile) of every tile of the task. A GPU may still be at work on a tile, and nobody has looked at it."""
@@ -91,10 +92,16 @@ class Sweep:
     def _block(self, side: int, k: int) -> Prepared:
         if self._host is None:
             return self._prepare(side, k)
-        return self._host.get((side, k), lambda: self._prepare(side, k))
+        return self._host.get((side, k), lambda: self._inputs(side, k), lambda x: self._prepare(side, k, x))
 
-    def _prepare(self, side: int, k: int) -> Prepared:
+    def _inputs(self, side: int, k: int) -> Inputs:
+        """The block's samples, of which the kernel knows all it must find out first: what follows can be timed."""
         inputs = self.load(side, k)
+        self.kernel.footprint(inputs)
+        return inputs
+
+    def _prepare(self, side: int, k: int, inputs: Inputs | None = None) -> Prepared:
+        inputs = self.load(side, k) if inputs is None else inputs
         try:
             return self.kernel.prepare(inputs, self.cut.capture)
         except NonFiniteError as e:
@@ -105,7 +112,8 @@ class Stream:
     """A second queue of work for a GPU."""
 
     def __init__(self, device: torch.device | None) -> None:
-        self.device, self.stream = device, torch.cuda.Stream(device)
+        # First in line: its many small kernels slip in where the contraction's few large ones leave room.
+        self.device, self.stream = device, torch.cuda.Stream(device, priority=-1)
 
     def run(self, f: Callable[..., Prepared], *args: Any) -> Prepared:
         """f with everything that it launches and allocates on this stream."""
@@ -128,32 +136,34 @@ class Stream:
 
 
 class Host:
-    """Prepared blocks in pinned host memory, if the second one shows that copying beats preparing again (the first is
-    slow for other reasons).
+    """Prepared blocks in pinned host memory, if the second one shows that copying beats preparing again over the `uses`
+    that it will find on average (the first one is slow for other reasons).
 
     First come, first kept: sweeps pass the same blocks in the same order, where throwing out the oldest would throw out
     the one needed next.
     """
 
-    def __init__(self, device: torch.device | None, room: int | None = None) -> None:
-        self.device, self.room = device, int(HOST_SHARE * _available()) if room is None else room
+    def __init__(self, device: torch.device | None, uses: int, room: int | None = None) -> None:
+        self.device, self.uses = device, uses
+        self.room = int(HOST_SHARE * _available()) if room is None else room
         self.kept: dict[tuple[int, int], Prepared] = {}
         self.worth: bool | None = None  # not known yet
         self._made = 0
 
-    def get(self, key: tuple[int, int], make: Callable[[], Prepared]) -> Prepared:
+    def get(self, key: tuple[int, int], load: Callable[[], Inputs], prepare: Callable[[Inputs], Prepared]) -> Prepared:
         if key in self.kept:
             return moved(self.kept[key], lambda t: t.to(self.device, non_blocking=True))
         if self.worth is False:
-            return make()
+            return prepare(load())
+        inputs = load()
         _synchronize()
         start = time.perf_counter()
-        made = make()
+        made = prepare(inputs)
         _synchronize()
-        size = _bytes(made)
+        seconds, size = time.perf_counter() - start, _bytes(made)
         self._made += 1
         if self.worth is None and self._made > 1:
-            self.worth = size / HOST_BANDWIDTH < time.perf_counter() - start
+            self.worth = self.uses * (seconds - size / HOST_BANDWIDTH) > size / PINNING
         if self.worth and size <= self.room:
             self.room -= size
             self.kept[key] = moved(made, _pinned)

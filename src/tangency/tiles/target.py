@@ -123,8 +123,8 @@ class InMemory(Target):
 
     def stopped(self) -> str:
         return (
-            f"stopped after {len(self._taken)} of {self.cut.count} tiles, which are lost. With store='folder' they would be "
-            "kept."
+            f"stopped after {len(self._taken)} of {self.cut.count} tiles, which are lost. With store='folder' they "
+            "would be kept."
         )
 
 
@@ -198,8 +198,8 @@ class Stored(Target):
     def smaller(self) -> int:
         if self.finished():
             raise MemoryBudgetError(
-                f"CUDA ran out of memory with tiles of {self.cut.rows} samples a side, with which {self.store.url} was begun. "
-                f"Give it more room, or begin another store with tile={max(1, self.cut.rows // 2)}."
+                f"CUDA ran out of memory with tiles of {self.cut.rows} samples a side, with which {self.store.url} "
+                f"was begun. Give it more room, or begin another store with tile={max(1, self.cut.rows // 2)}."
             )
         half = self.cut.halved()
         plan = {"rows": half.rows, "capture": half.capture, "workspace": half.workspace}
@@ -208,8 +208,8 @@ class Stored(Target):
 
     def stopped(self) -> str:
         return (
-            f"stopped: {len(self.finished())} of {self.cut.count} tiles are safe in {self.store.url}. Call again with the same "
-            "arguments to go on."
+            f"stopped: {len(self.finished())} of {self.cut.count} tiles are safe in {self.store.url}. Call again "
+            "with the same arguments to go on."
         )
 
     def __enter__(self) -> "Stored":
@@ -232,8 +232,8 @@ def require_same_job(store: Store, now: Mapping[str, Any], tile: int | None) -> 
     changed = [f"{k} {before.get(k)} → {v}" for k, v in here.items() if before.get(k) != v]
     if changed:
         warnings.warn(
-            f"{store.url} was begun with other versions ({', '.join(changed)}): new tiles may differ from the old ones in "
-            "their last bits.",
+            f"{store.url} was begun with other versions ({', '.join(changed)}): new tiles may differ from the old "
+            "ones in their last bits.",
             StoreWarning,
             stacklevel=5,
         )

@@ -3,9 +3,10 @@
 The kernel is packed once (`pack`); a worker unpacks it once and keeps it, with the row blocks of its last task.
 """
 
-import hashlib
 import io
 import pickle
+import secrets
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,27 +28,25 @@ class Job:
     """What all tasks of a run share."""
 
     kernel: bytes
-    digest: str
     cut: TilePlan
+    run: str  # another one for every run: what a worker holds comes from the inputs of that run
 
     @staticmethod
     def of(kernel: Kernel, cut: TilePlan) -> "Job":
-        packed = pack(kernel)
-        return Job(packed, hashlib.sha256(packed).hexdigest(), cut)
+        return Job(pack(kernel), cut, secrets.token_hex(16))
 
 
 Tiles = list[tuple[int, int, np.ndarray]]
-_held: dict[tuple[str, TilePlan], Sweep] = {}
+_held = threading.local()  # a sweep is one thread's: the workers of an executor may be threads of one process
 
 
 def perform(job: Job, task: Task, inputs: Mapping[tuple[int, int], Inputs]) -> Tiles:
     """The tiles of a task, from the inputs of its blocks (side, block)."""
-    key = job.digest, job.cut
-    if key not in _held:
-        _held.clear()  # one job at a time: a worker's memory is planned for one
-        kernel = unpack(job.kernel)
-        _held[key] = Sweep(kernel, lambda side, k: {}, job.cut)
-    sweep = _held[key]
+    if getattr(_held, "run", None) != job.run:
+        _held.sweep = None  # one job at a time: a worker's memory is planned for one
+        _held.sweep = Sweep(unpack(job.kernel), lambda side, k: {}, job.cut)
+        _held.run = job.run
+    sweep: Sweep = _held.sweep
     kernel = sweep.kernel
     sweep.load = lambda side, k: batch(kernel.ready, kernel.device, inputs[side, k], "x")
     with torch.no_grad():
@@ -83,14 +82,20 @@ def pack(kernel: Kernel) -> bytes:
         Packer(buffer, protocol=5).dump(kernel)
     except (pickle.PicklingError, AttributeError, TypeError) as e:
         raise InputError(
-            f"the kernel cannot be sent to other processes: {e}. Define the model and its functions in a module that can "
-            "be imported, or pip install cloudpickle."
+            f"the kernel cannot be sent to other processes: {e}. Define the model and its functions in a module that "
+            "can be imported, or pip install cloudpickle."
         ) from e
     return buffer.getvalue()
 
 
 def unpack(packed: bytes) -> Kernel:
-    return pickle.loads(packed)
+    try:
+        return pickle.loads(packed)
+    except (AttributeError, ImportError) as e:  # without cloudpickle, what a script defines is sent by name alone
+        raise InputError(
+            f"a worker cannot unpack the kernel: {e}. Define the model and its functions in a module that the workers "
+            "can import too, or pip install cloudpickle."
+        ) from e
 
 
 def _arrive(t: Tensor) -> Tensor:
