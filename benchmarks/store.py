@@ -4,7 +4,8 @@
 
 Overhead: the same job (kernel, samples, tile, budget) in memory and into a store, in turn, best of five, ratio.
 Product: a store of ROWS x ROWS float32 made of random tiles, `gram @ v` against reading the same files in order without
-looking at them; before each pass the page cache is dropped (needs root; otherwise both are warm, and the result says so).
+looking at them; before each pass the page cache is dropped (needs root; otherwise both are warm, and the result says
+so).
 """
 
 import argparse

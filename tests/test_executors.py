@@ -336,7 +336,7 @@ def test_only_so_many_calls_are_under_way() -> None:
                 yield work, k
 
         found = []
-        for k in results(pool.submit, calls(), 5):
+        for k in results(pool.submit, calls(), lambda: 3):
             found.append(k)
             under_way -= 1
     assert sorted(found) == list(range(40))

@@ -207,7 +207,33 @@ def test_every_sample_shape_is_probed() -> None:
     kernel = tg.trace_ntk(model)
     small = kernel.footprint(torch.randn(3, 1, 8, 8, dtype=F64))
     large = kernel.footprint(torch.randn(3, 1, 32, 32, dtype=F64))
-    assert large[0] > 8 * small[0]
+    assert large[1] > 8 * small[1]
+    factors = tg.trace_ntk(model, method="in place")
+    assert factors.footprint(torch.randn(3, 1, 32, 32, dtype=F64))[0] > 8 * large[0]
+
+
+def test_gradients_are_formed_once_where_they_are_smaller() -> None:
+    """A convolution over many positions keeps its gradients, a linear layer its factors; the footprint says so."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 36, 3)).double()
+    x = torch.randn(5, 1, 8, 8, dtype=F64)
+    kernel = tg.trace_ntk(model)
+    blocks = kernel.prepare(x)
+    assert isinstance(blocks["0.weight"], tg.blocks.Dense)
+    assert isinstance(blocks["3.weight"], tg.blocks.Outer)
+    assert sum(b.nbytes for b in blocks.values()) == 5 * kernel.footprint(x)[0]
+    assert {r.parameter: r.method for r in kernel.explain(x).rows}["0.weight"] == "formed"
+    factors = tg.trace_ntk(model, method="in place")
+    assert isinstance(factors.prepare(x)["0.weight"], tg.blocks.Outer)
+    for other in (factors, tg.trace_ntk(model, method="expand")):
+        close(other(x), kernel(x))
+        close(other.diag(x), kernel.diag(x))
+    close(kernel.pair(blocks, factors.prepare(x)), kernel(x))  # one side formed, the other not
+    small = kernel.prepare(x, memory=1)  # one sample at a time, put together
+    close(small["0.weight"].g, blocks["0.weight"].g)
+    half, exact = tg.trace_ntk(model, dtype="float16"), kernel(x)
+    assert half.prepare(half.ready(x))["0.weight"].g.dtype == torch.float16
+    assert float((half(x) - exact).abs().max()) < 2e-3 * float(exact.abs().max())
+    assert float((half.diag(x) - exact.diagonal()).abs().max()) < 2e-3 * float(exact.abs().max())
 
 
 def test_methods_can_be_forced_by_name_and_explain_says_so() -> None:

@@ -75,7 +75,7 @@ class Recorder(TorchFunctionMode):
     n: int
     layouts: Mapping[tuple[str, int], Layout] = field(default_factory=dict)
     keep_outputs: bool = False
-    half: bool = False  # 16-bit passes, of first order only
+    half: bool = False  # cotangents are kept in 16 bits, and are of first order only
     taps: list[Tap] = field(default_factory=list)
     unexplained: dict[str, str] = field(default_factory=dict)
     _counts: dict[str, int] = field(default_factory=dict)
@@ -199,7 +199,7 @@ def collect(
     n, c = out.shape
     live = [tap for tap in taps if tap.edge is not None]
     edges = [tap.edge for tap in live if tap.edge is not None]
-    kept = [_Cotangents.of(tap, recorder.layout(tap), n, c, differentiable) for tap in live]
+    kept = [_Cotangents.of(tap, recorder.layout(tap), n, c, differentiable, recorder.half) for tap in live]
     for j in range(c if live and out.requires_grad else 0):
         one = torch.zeros_like(out)
         one[:, j] = seed
@@ -223,16 +223,17 @@ class _Cotangents:
     x: Tensor | None
     c: int
     differentiable: bool
+    half: bool
     parts: dict[int, Any] = field(default_factory=dict)  # of outputs, where nothing is written into a buffer
     buffer: Tensor | None = None
 
     @staticmethod
-    def of(tap: Tap, layout: Layout, n: int, c: int, differentiable: bool) -> "_Cotangents":
+    def of(tap: Tap, layout: Layout, n: int, c: int, differentiable: bool, half: bool) -> "_Cotangents":
         try:
             x = None if tap.input is None else _input(tap, layout, n)
         except (NoRule, RuntimeError) as e:
             raise NoRule(tap.names) from e
-        return _Cotangents(tap, layout, x if x is None or differentiable else x.detach(), c, differentiable)
+        return _Cotangents(tap, layout, x if x is None or differentiable else x.detach(), c, differentiable, half)
 
     def add(self, j: int, grad: Tensor, n: int) -> None:
         try:
@@ -243,7 +244,9 @@ class _Cotangents:
             if self.x is not None and not self.parts and self.tap.weight is not None:
                 self.x = self.tap.rule.ready(self.x)
             self.parts[j] = self._apply(grad[:, None])
-        elif self.differentiable or grad.device.type == "cuda":  # on a GPU, one stack is faster than c strided copies
+            return
+        grad = grad.half() if self.half else grad
+        if self.differentiable or grad.device.type == "cuda":  # on a GPU, one stack is faster than c strided copies
             self.parts[j] = grad
         else:
             if self.buffer is None:

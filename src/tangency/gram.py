@@ -65,9 +65,9 @@ class Gram(ABC):
             place(out, rows, columns, tile)
         return torch.empty(self.shape, dtype=self.dtype) if out is None else out
 
-    def __matmul__(self, v: Tensor) -> Tensor:
+    def __matmul__(self, v: Tensor | np.ndarray) -> Tensor:
         """K v for v [m] or [m, q], streaming over tiles. Full kernels act on [m·d] or [m·d, q]."""
-        return self._product(v, transposed=False)
+        return self._product(torch.as_tensor(v), transposed=False)
 
     def diag(self) -> Tensor:
         """The diagonal of a square Gram: [n], or [n, c]. Reads the tiles on the diagonal only."""
@@ -89,6 +89,7 @@ class Gram(ABC):
     def __getitem__(self, key: Any) -> Tensor:
         """A dense part: gram[i], gram[2:5], gram[rows, columns] with numbers, slices, index sets or masks."""
         keys = key if isinstance(key, tuple) else (key, slice(None))
+        keys = tuple(slice(None) if k is Ellipsis else k for k in keys)
         if len(keys) != 2:
             raise InputError(f"needed: gram[rows] or gram[rows, columns]; got {len(keys)} indices. Outputs come along.")
         single = [isinstance(k, (int, np.integer)) for k in keys]
@@ -181,17 +182,17 @@ class Gram(ABC):
         return False
 
     @property
+    @abstractmethod
     def _same_samples(self) -> bool:
         """Whether rows and columns are the same samples in the same order, so that the diagonal holds k(x, x)."""
-        half = len(self.shape) // 2
-        return self.shape[:half] == self.shape[half:]
 
 
 @dataclass(frozen=True, eq=False)
 class DenseGram(Gram):
-    """A Gram matrix that lies in memory."""
+    """A Gram matrix that lies in memory; `symmetric` if its rows and columns are the same samples."""
 
     value: Float[Tensor, "..."]
+    symmetric: bool
 
     @property
     def shape(self) -> torch.Size:
@@ -207,6 +208,10 @@ class DenseGram(Gram):
     @property
     def _in_memory(self) -> bool:
         return True
+
+    @property
+    def _same_samples(self) -> bool:
+        return self.symmetric
 
     def __repr__(self) -> str:
         return f"DenseGram(shape={tuple(self.shape)}, dtype={self.value.dtype}, device={self.value.device})"

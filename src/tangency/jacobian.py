@@ -67,16 +67,17 @@ def _by_rules(
     tracked = {id(state[k]): k for k in network.train if k not in plan.fallback}
     recorder = Recorder(tracked, _tree.size(x), plan.layouts, half=half)
     found: dict[str, list[Block]] = {}
-    with network.modes(differentiable=differentiable, half=half, exact=exact):
-        with torch.enable_grad(), recorder:
-            out = network(state, x)
-        _check_outputs(out)
-        recorder.check_unchanged()
-        recorder.check_known(plan.fallback)
-        taps = [tap for tap in recorder.taps if all(k not in plan.fallback for k in tap.names)]
-        with torch.set_grad_enabled(differentiable):
-            for name, block in collect(out, recorder, taps, differentiable=differentiable, seed=seed):
-                found.setdefault(name, []).append(block)
+    # The forward pass keeps its 32 bits in every precision. Rounded to 16, a few ReLUs in a thousand open that should
+    # stay shut: cosines are then wrong by 1e-3, a hundred times what rounding the factors costs (docs/design.md).
+    with network.modes(differentiable=differentiable, exact=True), torch.enable_grad(), recorder:
+        out = network(state, x)
+    _check_outputs(out)
+    recorder.check_unchanged()
+    recorder.check_known(plan.fallback)
+    taps = [tap for tap in recorder.taps if all(k not in plan.fallback for k in tap.names)]
+    with network.modes(differentiable=differentiable, exact=exact), torch.set_grad_enabled(differentiable):
+        for name, block in collect(out, recorder, taps, differentiable=differentiable, seed=seed):
+            found.setdefault(name, []).append(block)
     joined = {k: blocks.add(bs) for k, bs in found.items()}
     for weight, bias in _companions(recorder.taps).items():
         factored = joined.get(weight)

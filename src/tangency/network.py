@@ -142,20 +142,19 @@ class Network:
         return tuple(x[:-extra]), tuple(x[-extra:])
 
     @contextmanager
-    def modes(self, *, differentiable: bool = False, half: bool = False, exact: bool = False) -> Iterator[None]:
+    def modes(self, *, differentiable: bool = False, exact: bool = False) -> Iterator[None]:
         """The numerical modes that this precision asks for, for as long as the context lasts; none if `exact`."""
         cuda = next(self.model.parameters()).device.type == "cuda"
         math = sdpa_kernel(SDPBackend.MATH) if differentiable else nullcontext()
         # cuDNN's recurrent layers have no backward pass in evaluation mode; torch's own do.
         recurrent = cuda and any(isinstance(m, nn.RNNBase) for m in self.model.modules())
         native = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
-        cast = torch.autocast("cuda", torch.float16) if half and cuda else nullcontext()
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         before = (matmul.allow_tf32, cudnn.allow_tf32) if cuda else None
         try:
             if cuda:
                 matmul.allow_tf32 = cudnn.allow_tf32 = self.precision in ("tf32", "float16") and not exact
-            with math, cast, native:
+            with math, native:
                 yield
         finally:
             if before is not None:

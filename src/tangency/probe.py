@@ -157,7 +157,7 @@ def _verified(network: Network, state: Params, pair: Inputs, plan: Plan) -> Plan
     return replace(
         plan,
         kept=max(kept // half, 1),
-        transient=max(transient // half, 1),
+        transient=max(transient, 1),  # both passes keep 32 bits
         saved={k: saved_by_forming(b) // half for k, b in factored.items() if saved_by_forming(b) > 0},
         seed=min(max(seed, 2.0**-14), 2.0**14),
     )

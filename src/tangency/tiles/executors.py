@@ -28,8 +28,8 @@ START = 120.0
 
 
 @contextmanager
-def connect(executor: Any, kernel: Kernel) -> Iterator[tuple[Submit, int]]:
-    """(submit, number of workers) of what the user gave; workers that we start ourselves end with the context."""
+def connect(executor: Any, kernel: Kernel) -> Iterator[tuple[Submit, Callable[[], int]]]:
+    """(submit, number of workers now) of what the user gave; workers that we start ourselves end with the context."""
     own: AbstractContextManager[Any] = contextlib.nullcontext(executor)
     if isinstance(executor, str):
         if executor != "gpus":
@@ -45,15 +45,15 @@ def connect(executor: Any, kernel: Kernel) -> Iterator[tuple[Submit, int]]:
             "object with submit(f, *args).result(), such as a concurrent.futures.ProcessPoolExecutor."
         )
     with own as live:
-        yield live.submit, int(getattr(live, "workers", 0) or getattr(live, "_max_workers", 0) or 8)
+        yield live.submit, lambda: int(getattr(live, "workers", 0) or getattr(live, "_max_workers", 0) or 8)
 
 
-def results(submit: Submit, calls: Iterable[tuple[Any, ...]], window: int) -> Iterator[Any]:
-    """The results of all calls in the order in which they come in, at most `window` under way; lost ones go again."""
+def results(submit: Submit, calls: Iterable[tuple[Any, ...]], workers: Callable[[], int]) -> Iterator[Any]:
+    """The results of all calls in the order in which they come in, two more under way than workers; lost ones again."""
     waiting: list[tuple[Any, tuple[Any, ...], int]] = []
     source = iter(calls)
     while True:
-        while len(waiting) < window and (call := next(source, None)) is not None:
+        while len(waiting) < workers() + 2 and (call := next(source, None)) is not None:
             waiting.append((submit(*call), call, 1))
         if not waiting:
             return

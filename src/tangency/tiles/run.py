@@ -144,9 +144,9 @@ class Run:
         with connect(executor, self.kernel) as (submit, workers):
             job = Job.of(self.kernel, cut)
             # Tasks large enough to reuse their rows, small enough that all workers stay busy (heuristic).
-            most = max(1, min(16 * cut.group, len(missing) // (4 * workers)))
+            most = max(1, min(16 * cut.group, len(missing) // (4 * workers())))
             tasks = ((perform, job, task, self._inputs(cut, task)) for task in cut.tasks(missing, most, target.first))
-            for tiles in results(submit, tasks, workers + 2):
+            for tiles in results(submit, tasks, workers):
                 for i, j, tile in tiles:
                     target.put(i, j, torch.from_numpy(tile))
                     step(1)

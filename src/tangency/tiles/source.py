@@ -20,8 +20,8 @@ from .._types import Inputs
 from ..errors import InputError
 
 Pick = int | str | tuple[int | str, ...] | Callable[[Any], Any] | None
-# Samples that are read together when a source is hashed, and bytes (heuristic).
-_BATCH, _PIECE = 256, 1 << 26
+# Bytes that are read together when a source is hashed (heuristic).
+_PIECE = 1 << 26
 
 
 class Source(ABC):
@@ -64,13 +64,13 @@ class Arrays(Source):
             each = max(1, _PIECE // max(1, int(np.prod(v.shape[1:])) * 8))
             h.update(f"{name} {tuple(v.shape)} ".encode())
             for start in range(0, v.shape[0], each):
-                some = v[start : start + each]
+                some = v[start : min(start + each, v.shape[0])]
                 some = some.detach() if isinstance(some, Tensor) else _tensor(some)
                 if start == 0:
                     h.update(str(some.dtype).encode())
                 h.update(_bytes(some))
         for name, v in _values(self.form):
-            h.update(f"{name}={v!r}".encode())
+            _hash(h, name, v)
         return h.hexdigest()[:16]
 
 
@@ -89,16 +89,16 @@ class Items(Source):
         return self.collate([self._item(k) for k in range(block.start, block.stop)])
 
     def digest(self) -> str:
+        """Of what `collate` makes of each item: that is what the model gets, and an item need not show its content."""
         h = hashlib.sha256()
-        for start in range(0, len(self), _BATCH):
-            for k in range(start, min(start + _BATCH, len(self))):
-                item = self._item(k)
-                for name, v in _leaves(item):
-                    t = v.detach() if isinstance(v, Tensor) else _tensor(v)
-                    h.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
-                    h.update(_bytes(t))
-                for name, v in _values(item):
-                    h.update(f"{name}={v!r}".encode())
+        for k in range(len(self)):
+            sample = self.take(slice(k, k + 1))
+            for name, v in _leaves(sample):
+                t = v.detach() if isinstance(v, Tensor) else _tensor(v)
+                h.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+                h.update(_bytes(t))
+            for name, v in _values(sample):
+                _hash(h, name, v)
         return h.hexdigest()[:16]
 
     def _item(self, k: int) -> Any:
@@ -181,7 +181,7 @@ def _outline(form: Any) -> Any:
 
 def _items(form: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(form, Mapping):
-        return ((f"[{k!r}]", v) for k, v in form.items())
+        return ((f"[{k!r}]", form[k]) for k in sorted(form, key=str))  # in which order they were given is no matter
     if isinstance(form, (tuple, list)):
         return ((f"[{k}]", v) for k, v in enumerate(form))
     return iter([("", form)])
@@ -195,11 +195,32 @@ def _values(form: Any) -> Iterator[tuple[str, Any]]:
     return ((name, v) for name, v in _items(form) if not _sliced(v))
 
 
+def _hash(h: Any, name: str, v: Any) -> None:
+    """A value that is passed through: flags, None, or something with arrays inside."""
+    if _sliced(v):
+        t = v.detach() if isinstance(v, Tensor) else _tensor(v)
+        h.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+        h.update(_bytes(t))
+    elif isinstance(v, (Mapping, tuple, list)):
+        for inner, w in _items(v):
+            _hash(h, name + inner, w)
+    else:
+        h.update(f"{name}={v!r}".encode())
+
+
 def _tensor(v: Any) -> Tensor:
     array = np.ascontiguousarray(v)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("="))
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    if not array.flags.writeable or min(array.strides, default=0) < 0:  # a single row of a reversed array
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except TypeError as e:
+        raise InputError(
+            f"the array holds {array.dtype}, of which there are no tensors; needed: numbers. For texts or samples of "
+            "several lengths: tg.from_dataset(…, collate=…)."
+        ) from e
 
 
 def _bytes(t: Tensor) -> bytes:

@@ -216,6 +216,10 @@ class StoredGram(Gram):
         return self.store.dtype
 
     @property
+    def _same_samples(self) -> bool:
+        return self.store.plan.symmetric
+
+    @property
     def progress(self) -> tuple[int, int]:
         """(finished tiles, all tiles)."""
         return len(self.store.finished()), self.store.plan.count

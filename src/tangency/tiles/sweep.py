@@ -55,12 +55,12 @@ class Sweep:
 
     def diagnose(self, i: int, j: int) -> NonFiniteError:
         """What made tile (i, j) not finite. Cost: prepares both sides again."""
-        try:
-            for side, k in ((0, i), (self._columns_side, j)):
-                start = self.cut.block(k, side).start
-                self.kernel.diagnose(self._prepare(side, k))
-        except NonFiniteError as e:
-            return e.shifted(start)
+        for side, k in ((0, i), (self._columns_side, j)):
+            prepared = self._prepare(side, k)
+            try:
+                self.kernel.diagnose(prepared)
+            except NonFiniteError as e:
+                return e.shifted(self.cut.block(k, side).start)
         return NonFiniteError(
             f"the kernel overflowed in tile {i}, {j} although all gradients are finite; use a wider dtype.", 0, ""
         )

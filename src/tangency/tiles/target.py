@@ -116,7 +116,7 @@ class InMemory(Target):
 
     def gram(self) -> Gram:
         assert self._out is not None
-        return DenseGram(self._out)
+        return DenseGram(self._out, self.cut.symmetric)
 
     def smaller(self) -> int:
         return self.cut.halved().rows
