@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import tangency as tg
 from tangency.models import mlp
+from tangency.tiles import work
 from tangency.tiles.executors import ATTEMPTS, results
 
 F64 = torch.float64
@@ -342,3 +343,25 @@ def test_only_so_many_calls_are_under_way() -> None:
     assert sorted(found) == list(range(40))
     assert most == 5
     assert tries == [ATTEMPTS if k % 7 == 0 else 1 for k in range(40)]
+
+
+def arrived(t: torch.Tensor) -> torch.Tensor:
+    return 2 * t.double()
+
+
+def test_tensors_of_a_gpu_are_put_where_the_worker_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way that GPU tensors take, here float64 for far and float32 for near: parameters, buffers, tied weights."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).eval().double()
+    model[2].weight = model[0].weight
+    monkeypatch.setattr(work, "_far", lambda t: t.dtype == torch.float64)
+    monkeypatch.setattr(work, "_leave", lambda t: t.detach().float())
+    monkeypatch.setattr(work, "_arrive", arrived)
+    packed = work.pack(tg.trace_ntk(model, params=model.state_dict()))
+    monkeypatch.undo()
+    got = work.unpack(packed).features.network
+    for name, p in model.named_parameters():
+        assert torch.equal(dict(got.model.named_parameters())[name], 2 * p), name
+        assert isinstance(dict(got.model.named_parameters())[name], nn.Parameter)
+        assert torch.equal(got.params[name], 2 * p.detach())
+    assert torch.equal(got.model[1].running_var, 2 * model[1].running_var)
+    assert got.model[2].weight is got.model[0].weight

@@ -1,10 +1,13 @@
 """The options and kernels that users call: checkpoints, subsets of parameters, outputs, heads, layers, combinators."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from reference import full, jacobians, trace
-from torch import nn
+from torch import Tensor, nn
 
 import tangency as tg
 from tangency.models import lenet5, mlp
@@ -248,3 +251,37 @@ def test_methods_can_be_forced_by_name_and_explain_says_so() -> None:
     assert "0.weight" in str(kernel.explain(x))
     with pytest.raises(tg.InputError, match="names '9.wight'"):
         tg.trace_ntk(model, method={"9.wight": "expand"})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "float16"])
+def test_the_forward_pass_is_never_rounded(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU lower precision is allowed for the backward passes and the contraction alone: ReLUs must not flip."""
+    from contextlib import contextmanager
+
+    from tangency.network import Network
+
+    state: list[bool] = []
+    seen: list[tuple[str, bool]] = []
+    modes, call = Network.modes, Network.__call__
+
+    @contextmanager
+    def noted(self: Network, **options: bool) -> Iterator[None]:
+        state.append(options.get("exact", False))
+        with modes(self, **options):
+            yield
+        state.pop()
+
+    def forward(self: Network, *args: Any) -> Tensor:
+        seen.append(("forward", state[-1]))
+        out = call(self, *args)
+        if out.requires_grad:
+            out.register_hook(lambda g: seen.append(("backward", state[-1])))
+        return out
+
+    x = torch.randn(4, 3)
+    kernel = tg.trace_ntk(mlp([3, 5, 2]), dtype=dtype)
+    kernel(x)  # the probe, which is exact throughout
+    monkeypatch.setattr(Network, "modes", noted)
+    monkeypatch.setattr(Network, "__call__", forward)
+    kernel(x)
+    assert seen == [("forward", True), ("backward", False), ("backward", False)]

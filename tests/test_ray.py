@@ -166,3 +166,18 @@ def test_a_node_is_killed_and_another_one_joins(
                 break
         assert len(noted(tmp_path) - before) == 1, "nobody has joined"
     ray.shutdown()
+
+
+def test_the_command_line(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tangency.cli import main
+
+    (tmp_path / "ray_job.py").write_text(
+        "import torch, tangency as tg\n"
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    return tg.trace_ntk(tg.models.mlp([5, 8, 3]).double()), torch.randn(60, 5, dtype=torch.float64)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["gram", "ray_job:make", "--store", "k", "--tile", "16", "--ray", cluster.address]) == 0
+    assert main(["verify", "k", "--sample", "5"]) == 0
+    assert not ray.is_initialized()

@@ -72,8 +72,8 @@ def pack(kernel: Kernel) -> bytes:
 
     class Packer(Base):  # type: ignore[misc,valid-type,unused-ignore]
         def reducer_override(self, thing: Any) -> Any:
-            if type(thing) is Tensor and thing.device.type == "cuda":
-                return _arrive, (thing.detach().cpu(),)
+            if type(thing) is Tensor and _far(thing):
+                return _arrive, (_leave(thing),)
             override = getattr(super(), "reducer_override", None)
             return NotImplemented if override is None else override(thing)
 
@@ -96,6 +96,14 @@ def unpack(packed: bytes) -> Kernel:
             f"a worker cannot unpack the kernel: {e}. Define the model and its functions in a module that the workers "
             "can import too, or pip install cloudpickle."
         ) from e
+
+
+def _far(t: Tensor) -> bool:
+    return t.device.type == "cuda"
+
+
+def _leave(t: Tensor) -> Tensor:
+    return t.detach().cpu()
 
 
 def _arrive(t: Tensor) -> Tensor:
