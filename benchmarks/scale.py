@@ -9,13 +9,18 @@ Run on the GPU machine, where zarr must be importable:
 DIR holds cifar0.npy … cifar3.npy (rows of CIFAR-10's binary format, 15,000 each, in canonical order) and cola.npy
 (token numbers of CoLA's 9,067 sentences, and random ones of lengths drawn from CoLA's up to 9,600, padded with 0).
 
-A run may be killed and started again: the seconds of all its commands add up in STORE.json. Seconds count from the call
-of `tg.compute` to its return, hashing, planning, probing and writing included; training and checking are not counted.
+`benchmarks/scale_data.py` makes them.
+
+A run may be stopped (--stop-after SECONDS) or killed and started again: the seconds of all its commands add up in
+STORE.json. They count from the call of `tg.compute` to its return, hashing, planning, probing and writing included;
+training and checking are not counted.
 """
 
 import argparse
 import json
 import platform
+import random
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -118,18 +123,19 @@ def flops(kernel: Any, inputs: Any, n: int, tile: int) -> float:
     return sum(costs) * (n / tile) ** 2 / 2
 
 
-def cosine_error(gram: tg.Gram, exact: Any, take: Any, pairs: int, step: int = 20) -> float:
-    """Largest difference of cosines over random pairs, against float64."""
-    generator = torch.Generator().manual_seed(1)
-    i, j = torch.randint(0, gram.shape[0], (2, pairs), generator=generator)
-    diag = gram.diag().double()
+def cosine_error(gram: tg.Gram, kernel: Any, exact: Any, take: Any, pairs: int, step: int = 20) -> float:
+    """Largest difference of cosines over random pairs of finished tiles, against float64."""
+    draw, cut, done = random.Random(1), gram.store.plan, sorted(gram.store.finished())
     worst = 0.0
-    for k in range(0, pairs, step):
-        a, b = i[k : k + step], j[k : k + step]
-        x, y = take(a), take(b)
+    for _ in range(0, pairs, step):
+        at = draw.choice(done)
+        rows, columns = cut.block(at[0]), cut.block(at[1], 1)
+        p, q = (torch.tensor([draw.randrange(b.start, b.stop) for _ in range(step)]) for b in (rows, columns))
+        stored = torch.from_numpy(gram.store.read(*at))[p - rows.start, q - columns.start].double()
+        x, y = take(p), take(q)
+        got = stored / (kernel.diag(x).double() * kernel.diag(y).double()).sqrt().cpu()
         want = exact(x, y).diagonal().cpu() / (exact.diag(x) * exact.diag(y)).sqrt().cpu()
-        got = torch.stack([gram[int(p), [int(q)]][0] for p, q in zip(a, b, strict=True)]).double()
-        worst = max(worst, float((got / (diag[a] * diag[b]).sqrt() - want).abs().max()))
+        worst = max(worst, float((got - want).abs().max()))
     return worst
 
 
@@ -162,45 +168,54 @@ def main() -> None:
     parser.add_argument("--samples", type=int, help="the first so many only")
     parser.add_argument("--tile", type=int)
     parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--stop-after", type=int, help="seconds after which to stop, as Ctrl-C would")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     kernel, exact, inputs, take, n = job(args.job, args.data, Path(args.store + ".pt"), args.samples)
     clock = Path(args.store + ".json")
     earlier = json.loads(clock.read_text()) if clock.exists() else []
     torch.cuda.reset_peak_memory_stats()
+    if args.stop_after:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.alarm(args.stop_after)
     start = time.perf_counter()
     try:
-        gram = tg.compute(kernel, inputs, store=args.store, tile=args.tile, progress=True)
+        tg.compute(kernel, inputs, store=args.store, tile=args.tile, progress=True)
         torch.cuda.synchronize()
+    except KeyboardInterrupt as e:
+        print(e, flush=True)
     finally:
+        signal.alarm(0)
         earlier.append(time.perf_counter() - start)
         clock.write_text(json.dumps(earlier))
+    gram = tg.open_gram(args.store)
     peak = torch.cuda.max_memory_allocated() / 2**30
-    seconds, plan = sum(earlier), gram.store.plan
+    seconds, plan, done = sum(earlier), gram.store.plan, gram.progress[0]
     size = sum(f.stat().st_size for f in Path(args.store).rglob("*") if f.is_file())
-    print(f"{args.job}: {seconds:.1f} s, {plan.count} tiles of {plan.rows}, peak {peak:.0f} GiB", flush=True)
-    begin = time.perf_counter()
-    _ = gram @ torch.ones(n)
-    product = time.perf_counter() - begin
+    print(f"{args.job}: {seconds:.1f} s, {done} of {plan.count} tiles of {plan.rows}, {peak:.0f} GiB", flush=True)
     result: dict[str, Any] = {
         "samples": n,
         "seconds": seconds,
         "commands": len(earlier),
         "published": PUBLISHED[args.job],
         "tile": plan.rows,
+        "tiles_done": done,
         "tiles": plan.count,
-        "tiles_per_s": plan.count / seconds,
+        "tiles_per_s": done / seconds,
         "peak_GiB": peak,
         "store_GB": size / 1e9,
-        "product_GB_per_s": size / 1e9 / product,
         "matrix_TFLOP_per_s": matrix_rate(),
     }
+    if done == plan.count:
+        begin = time.perf_counter()
+        _ = gram @ torch.ones(n)
+        result["product_GB_per_s"] = size / 1e9 / (time.perf_counter() - begin)
     if args.job != "bert":  # its tiles differ in length
         block = [inputs[k * plan.rows : (k + 1) * plan.rows].cuda() for k in range(2)]
-        result["TFLOP_per_s"] = flops(kernel, block, n, plan.rows) / seconds / 1e12
+        result["TFLOP_per_s"] = flops(kernel, block, n, plan.rows) * done / plan.count / seconds / 1e12
         del block
     torch.cuda.empty_cache()
-    result["max_cosine_error"], result["pairs"] = cosine_error(gram, exact, take, args.pairs), args.pairs
+    result["max_cosine_error"], result["pairs"] = cosine_error(gram, kernel, exact, take, args.pairs), args.pairs
     result |= {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
