@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import tangency as tg
+from tangency.tiles import sweep
 
 PUBLISHED = {
     "trace": "389 h, one A100 (000 Table 4)",
@@ -168,6 +169,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, help="the first so many only")
     parser.add_argument("--tile", type=int)
     parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--no-overlap", action="store_true", help="prepare blocks on the main stream")
     parser.add_argument("--stop-after", type=int, help="seconds after which to stop, as Ctrl-C would")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -175,6 +177,8 @@ def main() -> None:
     clock = Path(args.store + ".json")
     earlier = json.loads(clock.read_text()) if clock.exists() else []
     torch.cuda.reset_peak_memory_stats()
+    if args.no_overlap:
+        sweep.Stream = lambda device: None  # type: ignore[assignment,misc]
     if args.stop_after:
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.alarm(args.stop_after)
