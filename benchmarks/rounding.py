@@ -3,8 +3,8 @@
     python benchmarks/rounding.py [--out benchmarks/results/rounding.json]
 
 A ResNet18 of width 16 is trained for a minute on scikit-learn's digits (enlarged to 32 x 32). Its trace kernel on 40
-test images is then computed with every convolution's and norm's output rounded to 16 bits in the forward pass only, in the
-backward passes only, and with nothing but the factors rounded, which is what dtype="float16" does.
+test images is then computed with every convolution's and norm's output rounded to 16 bits in the forward pass only, in
+the backward passes only, and with nothing but the factors rounded, which is what dtype="float16" does.
 """
 
 import argparse
