@@ -41,18 +41,13 @@ def other():
 def wrong():
     return data()
 
-class Slow(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.inner = torch.nn.Linear(5, 2)
-
-    def forward(self, x):
-        time.sleep(0.02)
-        return self.inner(x)
+class Slow(tg.combine.ScaleKernel):
+    def pair(self, a, b, workspace=None):
+        time.sleep(0.05)
+        return super().pair(a, b, workspace)
 
 def slow():
-    return tg.trace_ntk(Slow()), data()
+    return Slow(kernel().kernel, 2.0), data()
 """
 
 
@@ -127,7 +122,7 @@ def test_ctrl_c_says_how_to_go_on(job: str) -> None:
     """On a terminal: a bar with tiles per second; Ctrl-C ends with the sentence, and the same command goes on."""
     primary, secondary = pty.openpty()
     fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    command = [sys.executable, "-m", "tangency.cli", "gram", f"{job}:slow", "--store", "k", "--tile", "4"]
+    command = [sys.executable, "-m", "tangency.cli", "gram", f"{job}:slow", "--store", "k", "--tile", "5"]
     process = subprocess.Popen(command, stderr=secondary, stdout=subprocess.DEVNULL)
     os.close(secondary)
     end = time.monotonic() + 60
@@ -150,6 +145,7 @@ def test_ctrl_c_says_how_to_go_on(job: str) -> None:
     assert "tiles are safe in k. Call again with the same arguments to go on." in text
     done, count = tg.open_gram("k").progress
     assert 20 <= done < count
+    assert tg.open_gram("k").store.function == f"{job}:slow"  # known from the start: status can say how to go on
     assert subprocess.run(command, check=False, capture_output=True).returncode == 0
     assert tg.open_gram("k").progress == (count, count)
 

@@ -17,9 +17,8 @@ from ._version import __version__
 from .errors import DamagedTile, InputError, TangencyError
 from .kernel import Kernel
 from .tiles.ray import RayExecutor
-from .tiles.run import Run, compute
-from .tiles.source import source
-from .tiles.store import Store, StoredGram, open_gram
+from .tiles.run import Run
+from .tiles.store import StoredGram, open_gram
 from .tiles.work import finite
 
 # How far a tile that is computed again, perhaps on another machine, may be from the stored one, relative to its largest
@@ -53,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     gram.add_argument("function", metavar="MODULE:FUNCTION", help=_FUNCTION)
     gram.add_argument("--store", required=True, help="the folder (or zarr URL) for the matrix")
     gram.add_argument("--memory", help="what may be allocated, e.g. 8GiB (default: 4GiB; on a GPU, what is free)")
-    gram.add_argument("--tile", type=int, help="samples on a side of a tile (default: from the memory)")
+    gram.add_argument("--tile", type=_positive, help="samples on a side of a tile (default: from the memory)")
     where = gram.add_mutually_exclusive_group()
     where.add_argument("--gpus", action="store_true", help="a worker on every visible GPU")
     where.add_argument("--ray", metavar="ADDRESS", help="workers on a Ray cluster: auto, or ray://host:10001")
@@ -83,27 +82,23 @@ def _parser() -> argparse.ArgumentParser:
 _FUNCTION = "a function without arguments that returns (kernel, x) or (kernel, x1, x2); MODULE may be a file, job.py"
 
 
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}; needed: at least 1")
+    return value
+
+
 def _gram(args: argparse.Namespace) -> int:
     kernel, x1, x2 = _call(args.function)
     executor: Any = RayExecutor(args.ray) if args.ray else "gpus" if args.gpus else None
     start = time.perf_counter()
     try:
-        made = compute(
-            kernel,
-            x1,
-            x2,
-            store=args.store,
-            tile=args.tile,
-            memory=args.memory,
-            executor=executor,
-            progress=not args.quiet,
-        )
+        run = Run(kernel, x1, x2, args.memory, args.function)
+        made = run.compute(args.store, args.tile, executor, not args.quiet)
     finally:
         if args.ray:
             executor.close()
-        store = Store.find(args.store)
-        if store is not None:
-            store.remember(args.function)
     print(f"{args.store}: {_size(made.shape)} {str(made.dtype).removeprefix('torch.')}, complete after ", end="")
     print(f"{time.perf_counter() - start:.1f} s. Open it with tangency.open_gram({args.store!r}).")
     return 0
@@ -157,7 +152,7 @@ def _verify(args: argparse.Namespace) -> int:
 def _again(gram: StoredGram, function: str, finished: list[tuple[int, int]], args: argparse.Namespace) -> int:
     """Compute some tiles again; how many differ by more than rounding."""
     kernel, x1, x2 = _call(function)
-    run = Run(kernel, source(x1, "x1"), None if x2 is None else source(x2, "x2"))
+    run = Run(kernel, x1, x2)
     run.require_same(gram.store)
     precision = next(
         (k["dtype"] for k in (gram.manifest["kernel"], *_inner(gram.manifest["kernel"])) if "dtype" in k), ""

@@ -27,10 +27,8 @@ ATTEMPTS = 4
 START = 120.0
 
 
-@contextmanager
-def connect(executor: Any, kernel: Kernel) -> Iterator[tuple[Submit, Callable[[], int]]]:
-    """(submit, number of workers now) of what the user gave; workers that we start ourselves end with the context."""
-    own: AbstractContextManager[Any] = contextlib.nullcontext(executor)
+def check(executor: Any, kernel: Kernel) -> None:
+    """Refuse what cannot take tasks, before anything is computed."""
     if isinstance(executor, str):
         if executor != "gpus":
             raise InputError(
@@ -38,12 +36,19 @@ def connect(executor: Any, kernel: Kernel) -> Iterator[tuple[Submit, Callable[[]
             )
         if kernel.device is None or kernel.device.type != "cuda":
             raise InputError("executor='gpus' needs the model on a GPU: model.cuda().")
-        own = Workers([f"cuda:{k}" for k in range(torch.cuda.device_count())])
-    elif not callable(getattr(executor, "submit", None)):
+    elif executor is not None and not callable(getattr(executor, "submit", None)):
         raise InputError(
             f"executor is a {type(executor).__name__}; needed: 'gpus', tg.Workers(…), tg.RayExecutor(…), or an "
             "object with submit(f, *args).result(), such as a concurrent.futures.ProcessPoolExecutor."
         )
+
+
+@contextmanager
+def connect(executor: Any) -> Iterator[tuple[Submit, Callable[[], int]]]:
+    """(submit, number of workers now) of what the user gave; workers that we start ourselves end with the context."""
+    own: AbstractContextManager[Any] = contextlib.nullcontext(executor)
+    if executor == "gpus":
+        own = Workers([f"cuda:{k}" for k in range(torch.cuda.device_count())])
     with own as live:
         yield live.submit, lambda: int(getattr(live, "workers", 0) or getattr(live, "_max_workers", 0) or 8)
 

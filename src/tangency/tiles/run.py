@@ -16,7 +16,7 @@ from .._types import Inputs
 from ..errors import InputError, PerformanceWarning, StoreWarning
 from ..gram import Gram
 from ..kernel import Kernel
-from .executors import connect, results
+from .executors import check, connect, results
 from .plan import Footprint, Task, TilePlan, grouped, plan
 from .source import Source, batch, source
 from .store import Store, manifest
@@ -55,30 +55,41 @@ def compute(
     >>> gram.shape, (gram @ torch.ones(100)).shape
     (torch.Size([100, 100]), torch.Size([100]))
     """
-    if not isinstance(kernel, Kernel):
-        raise InputError(f"kernel is a {type(kernel).__name__}; needed: a tangency kernel, e.g. tg.trace_ntk(model).")
     if tile is not None and (not isinstance(tile, int) or isinstance(tile, bool) or tile < 1):
         raise InputError(f"tile={tile!r}; needed: a number of samples, at least 1.")
-    run = Run(kernel, source(x1, "x1"), None if x2 is None else source(x2, "x2"), _check.memory(memory))
-    with torch.no_grad():
-        while True:
-            target = run.in_memory(tile) if store is None else run.stored(store, tile)
-            try:
-                return run.fill(target, executor, progress)
-            except torch.cuda.OutOfMemoryError:
-                torch.cuda.empty_cache()
-                tile = target.smaller()
-                warnings.warn(
-                    f"CUDA ran out of memory; going on with blocks of {tile} samples.", PerformanceWarning, stacklevel=2
-                )
+    return Run(kernel, x1, x2, memory).compute(store, tile, executor, progress)
 
 
 class Run:
-    """A kernel, its inputs and a memory budget."""
+    """A kernel, its inputs and a memory budget. `function` is what the command line was given to make them."""
 
-    def __init__(self, kernel: Kernel, x: Source, y: Source | None, memory: int | None = None) -> None:
-        self.kernel, self.x, self.y, self._memory = kernel, x, y, memory
-        self.n, self.m = len(x), len(x if y is None else y)
+    def __init__(
+        self, kernel: Kernel, x1: Any, x2: Any = None, memory: int | str | None = None, function: str | None = None
+    ) -> None:
+        if not isinstance(kernel, Kernel):
+            raise InputError(
+                f"kernel is a {type(kernel).__name__}; needed: a tangency kernel, e.g. tg.trace_ntk(model)."
+            )
+        self.kernel, self.function, self._memory = kernel, function, _check.memory(memory)
+        self.x: Source = source(x1, "x1")
+        self.y: Source | None = None if x2 is None else source(x2, "x2")
+        self.n, self.m = len(self.x), len(self.x if self.y is None else self.y)
+
+    def compute(self, store: Any, tile: int | None, executor: Any, progress: bool) -> Gram:
+        check(executor, self.kernel)
+        with torch.no_grad():
+            while True:
+                target = self.in_memory(tile) if store is None else self.stored(store, tile)
+                try:
+                    return self.fill(target, executor, progress)
+                except torch.cuda.OutOfMemoryError:
+                    torch.cuda.empty_cache()
+                    tile = target.smaller()
+                    warnings.warn(
+                        f"CUDA ran out of memory; going on with blocks of {tile} samples.",
+                        PerformanceWarning,
+                        stacklevel=3,
+                    )
 
     def in_memory(self, tile: int | None) -> Target:
         return InMemory(plan(self.n, self.m, self.y is None, self.memory, self.size, tile), self.shape)
@@ -91,6 +102,8 @@ class Run:
             cut = plan(self.n, self.m, self.y is None, self.memory, replace(self.size, result=0), tile)
             store = Store.create(where, manifest(*job, self.shape, self._cell.dtype, cut))
         self._same(store, job, tile)
+        if self.function is not None:
+            store.remember(self.function)
         if store.complete:
             return Stored(store, store.plan, self.again(store), where)
         cut = grouped(store.plan, self.memory, replace(self.size, result=0))
@@ -141,7 +154,7 @@ class Run:
 
     def _there(self, target: Target, missing: set[tuple[int, int]], step: Callable[[int], Any], executor: Any) -> None:
         cut = target.cut
-        with connect(executor, self.kernel) as (submit, workers):
+        with connect(executor) as (submit, workers):
             job = Job.of(self.kernel, cut)
             # Tasks large enough to reuse their rows, small enough that all workers stay busy (heuristic).
             most = max(1, min(16 * cut.group, len(missing) // (4 * workers())))
