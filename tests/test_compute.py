@@ -208,10 +208,11 @@ def test_prepared_batches_can_be_moved() -> None:
         assert torch.equal(kernel.pair(*there), kernel.pair(a, b))
 
 
-def test_memory_stays_level_while_n_grows_tenfold(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", [(400, 4000), pytest.param((4000, 40_000), marks=pytest.mark.slow)])
+def test_memory_stays_level_while_n_grows_tenfold(tmp_path: Path, sizes: tuple[int, int]) -> None:
     """With a store and inputs on disk, ten times the samples take no more memory: the budget, whatever N."""
     budget, used = 60 << 20, []
-    for n in (400, 4000):
+    for n in sizes:
         path = tmp_path / f"x{n}.npy"
         np.save(path, np.random.default_rng(0).standard_normal((n, 784), dtype=np.float32))
         code = GROWTH.format(path=str(path), store=str(tmp_path / f"k{n}"), budget=budget)

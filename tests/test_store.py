@@ -66,10 +66,10 @@ def test_kill_at_twenty_moments(whole: Path, tmp_path: Path) -> None:
     kills, before = 0, {}
     while kills < 20:
         log = tmp_path / f"log{kills}"
-        process = start(path, log, 0.02)
+        process = start(path, log, 0.05)
         while process.is_alive() and not made(log):  # begun
             time.sleep(0.002)
-        time.sleep(draw.uniform(0, 0.1))
+        time.sleep(draw.uniform(0, 0.12))
         assert process.is_alive(), f"finished after {kills} kills: give the job more tiles"
         os.kill(process.pid, signal.SIGKILL)
         process.join()

@@ -5,6 +5,7 @@ these; a `torch.utils.data.Dataset`. Only the block that is being prepared is ev
 """
 
 import hashlib
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ..errors import InputError
 
 Pick = int | str | tuple[int | str, ...] | Callable[[Any], Any] | None
 # Bytes that are read together when a source is hashed (heuristic).
-_PIECE = 1 << 26
+_PIECE = 1 << 22
 
 
 class Source(ABC):
@@ -52,7 +53,11 @@ class Arrays(Source):
         def one(v: Any) -> Any:
             if isinstance(v, Tensor):
                 return v[block].detach()
-            return _tensor(v[block]) if _sliced(v) else v
+            if not _sliced(v):
+                return v
+            taken = _tensor(v[block])
+            _release(v)
+            return taken
 
         if isinstance(self.form, Mapping):
             return {k: one(v) for k, v in self.form.items()}
@@ -69,6 +74,7 @@ class Arrays(Source):
                 if start == 0:
                     h.update(str(some.dtype).encode())
                 h.update(_bytes(some))
+                _release(v)
         for name, v in _values(self.form):
             _hash(h, name, v)
         return h.hexdigest()[:16]
@@ -223,8 +229,15 @@ def _tensor(v: Any) -> Tensor:
         ) from e
 
 
-def _bytes(t: Tensor) -> bytes:
-    return t.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+def _bytes(t: Tensor) -> memoryview:
+    return memoryview(t.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def _release(v: Any) -> None:
+    """Give back the pages of a mapped file that were read: they would count as this process's memory."""
+    pages = getattr(v, "_mmap", None)
+    if isinstance(v, np.memmap) and v.mode in ("r", "r+") and hasattr(pages, "madvise"):  # not private changes
+        pages.madvise(mmap.MADV_DONTNEED)
 
 
 def _label(v: Any) -> bool:
