@@ -226,7 +226,7 @@ def _digest(state: Mapping[str, Tensor]) -> str:
     h = hashlib.sha256()
     for k, v in state.items():
         h.update(k.encode())
-        h.update(memoryview(v.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
+        h.update(v.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return h.hexdigest()[:16]
 
 

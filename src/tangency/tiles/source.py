@@ -230,12 +230,12 @@ def _tensor(v: Any) -> Tensor:
 
 
 def _bytes(t: Tensor) -> memoryview:
-    return memoryview(t.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return t.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def _release(v: Any) -> None:
     """Give back the pages of a mapped file that were read: they would count as this process's memory."""
-    pages = getattr(v, "_mmap", None)
+    pages: Any = getattr(v, "_mmap", None)
     if isinstance(v, np.memmap) and v.mode in ("r", "r+") and hasattr(pages, "madvise"):  # not private changes
         pages.madvise(mmap.MADV_DONTNEED)
 
