@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -229,6 +230,21 @@ def test_urls(whole: Path) -> None:
     assert again(Path("x"), store="memory://tangency-test/gram").progress == (91, 91)
     with pytest.raises(tg.StoreMismatch):
         again(Path("x"), store="memory://tangency-test/gram", tile=5)
+
+
+def test_places(whole: Path, tmp_path: Path) -> None:
+    for place in (tmp_path / "path", f"file://{tmp_path}/url", zarr.storage.LocalStore(tmp_path / "own")):
+        assert torch.equal(again(Path("x"), store=place).dense(), tg.open_gram(str(whole)).dense())
+    assert tg.open_gram(tmp_path / "url").progress == (91, 91)
+    (tmp_path / "plain").write_text("")
+    for place, error, what in (
+        ("", tg.InputError, "needed: a folder or a URL"),
+        ("nosuch://a/b", tg.StoreError, "Protocol not known"),
+        *([] if importlib.util.find_spec("s3fs") else [("s3://bucket/gram", tg.InputError, "s3fs")]),
+        (tmp_path / "plain" / "k", tg.StoreError, "cannot be"),
+    ):
+        with pytest.raises(error, match=what):
+            again(Path("x"), store=place)
 
 
 def test_a_disk_that_fills_up(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

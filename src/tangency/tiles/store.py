@@ -41,7 +41,8 @@ class Store:
     @staticmethod
     def find(where: Any) -> "Store | None":
         """What is at a path or URL: a store of ours, or nothing yet. Anything else is refused."""
-        zarr, url = _zarr(), str(where)
+        zarr, where = _zarr(), _where(where)
+        url = str(where)
         path = None if "://" in url or not isinstance(where, (str, Path)) else Path(where)
         if path is not None and path.exists() and not (path / "zarr.json").is_file():
             if not path.is_dir() or any(p.suffix != ".partial" for p in path.iterdir()):
@@ -51,6 +52,8 @@ class Store:
             array = zarr.open_array(store=where, mode="r+", config=CONFIG)
         except (FileNotFoundError, zarr.errors.NodeNotFoundError):
             return None
+        except ImportError as e:
+            raise InputError(f"store={url!r} needs another package: {e}.") from e
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise StoreError(f"{url} cannot be opened as a Gram store ({e}). Give an empty or a new folder.") from e
         if "tangency" not in array.attrs:
@@ -66,7 +69,7 @@ class Store:
     @staticmethod
     def create(where: Any, manifest: Mapping[str, Any], overwrite: bool = False) -> "Store":
         """A new store; if another process has just made one here, that one."""
-        zarr = _zarr()
+        zarr, where = _zarr(), _where(where)
         rows, shape = manifest["plan"]["rows"], manifest["shape"]
         chunks = [rows, rows] if len(shape) == 2 else [rows, shape[1], rows, shape[3]]
         try:
@@ -87,7 +90,7 @@ class Store:
             assert found is not None
             return found
         except OSError as e:
-            raise _failed(str(where), e) from e
+            raise StoreError(f"the store {where} cannot be made: {e}. Give a folder that can be written.") from e
         return Store(array, str(where))
 
     @property
@@ -101,8 +104,7 @@ class Store:
     @property
     def local(self) -> Path | None:
         """The folder, if it is one of this machine."""
-        path = Path(self.url.removeprefix("file://"))
-        return None if "://" in str(path) or not path.is_dir() else path
+        return None if "://" in self.url or not Path(self.url).is_dir() else Path(self.url)
 
     @property
     def plan(self) -> TilePlan:
@@ -342,6 +344,15 @@ def _failed(url: str, e: OSError) -> StoreError:
             "arguments to go on."
         )
     return StoreError(f"{url} cannot be written: {e}. The finished tiles are safe; call again to go on.")
+
+
+def _where(store: Any) -> Any:
+    """What zarr opens: a path, a URL or a store of its own."""
+    if isinstance(store, str):
+        store = store.removeprefix("file://")
+        if not store:
+            raise InputError("store='' is no place; needed: a folder or a URL.")
+    return store
 
 
 def _zarr() -> Any:
