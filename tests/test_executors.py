@@ -60,8 +60,10 @@ def noted(folder: Path) -> set[int]:
 
 def alive(pid: int) -> bool:
     """Whether there is such a process that is more than an entry in its parent's table."""
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-    return bool(state.strip()) and not state.strip().startswith("Z")
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:

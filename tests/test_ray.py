@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -34,12 +33,16 @@ pytestmark = pytest.mark.timeout(150)
 
 def descendants() -> set[int]:
     """Ray's processes among those that this one has started, and theirs."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-    processes = [line.split(None, 2) for line in listed.splitlines()]
+    parents, names = {}, {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end while we look
+            pid = int(entry.name)
+            parents[pid] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            names[pid] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     found = {os.getpid()}
-    while more := {int(pid) for pid, parent, _ in processes if int(parent) in found} - found:
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
-    return {int(pid) for pid, _, what in processes if int(pid) in found and ("ray::" in what or "/ray/" in what)}
+    return {pid for pid in found if "ray::" in names.get(pid, "") or "/ray/" in names.get(pid, "")}
 
 
 @pytest.fixture(scope="module")
