@@ -285,3 +285,25 @@ def test_the_forward_pass_is_never_rounded(dtype: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(Network, "__call__", forward)
     kernel(x)
     assert seen == [("forward", True), ("backward", False), ("backward", False)]
+
+
+def test_micro_batches_of_different_forms_are_put_together() -> None:
+    """A model may go another way for some samples, so that a parameter's blocks differ in kind."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 36, 3)).double()
+    x = torch.randn(4, 1, 8, 8, dtype=F64)
+    factors = tg.trace_ntk(model, method="in place").prepare(x)["0.weight"]
+    dense = tg.blocks.formed(factors)
+    mixed = tg.blocks.Mixed((factors, factors))
+    half = tg.trace_ntk(model, dtype="float16")
+    scaled = half.prepare(half.ready(x))["0.weight"]
+    kinds = [factors, dense, mixed, scaled]
+    wide = tg.blocks.Dense(scaled.expand())
+    same = half.pair({"w": scaled}, {"w": scaled})
+    for a, b in ((scaled, wide), (wide, scaled), (wide, wide)):  # one side may have been put together
+        torch.testing.assert_close(half.pair({"w": a}, {"w": b}), same, rtol=1e-5, atol=1e-5)
+    for first in kinds:
+        for second in kinds:
+            target = tg.blocks.put(None, first.rows(slice(0, 2)), 0, 4)
+            whole = tg.blocks.put(target, second.rows(slice(2, 4)), 2, 4).expand().double()
+            want = torch.cat([first.expand()[:2].double(), second.expand()[2:].double()])
+            torch.testing.assert_close(whole, want, rtol=1e-6, atol=1e-6)

@@ -215,12 +215,12 @@ def add(blocks: Sequence[Block]) -> Block:
 
 
 def formed(block: Block) -> Block:
-    """The gradients themselves where they take less memory than their factors; they are then never formed again.
+    """The gradients themselves, for where they take less memory than their factors; they are then not formed again.
 
-    It is never the wrong choice: with c·o·i < t·(i + c·o), multiplying gradients is also cheaper than going by
+    There it is never the wrong choice: with c·o·i < t·(i + c·o), multiplying gradients is also cheaper than going by
     positions.
     """
-    if not isinstance(block, Outer) or block.indexed or saved_by_forming(block) <= 0:
+    if not isinstance(block, Outer) or block.indexed:
         return block
     t, g, i, o = block.sizes()
     # A few samples at a time, so that unfolded activations stay small (heuristic: bytes).
@@ -255,6 +255,8 @@ def put(target: Block | None, block: Block, start: int, n: int) -> Block:
     What a micro-batch lacks stays zero: a parameter that some samples do not reach (a data-dependent branch), or a loop
     that uses a weight more often for some samples.
     """
+    if target is not None and _form(target) != _form(block):  # the model took another way for these samples
+        target, block = Dense(target.expand()), Dense(block.expand())
     rows = slice(start, start + block.n)
     if isinstance(block, Dense):
         whole = _room(block.g, n) if target is None else target.tensors()[0]
@@ -280,6 +282,15 @@ def put(target: Block | None, block: Block, start: int, n: int) -> Block:
         assert scale is not None
         scale[rows] = block.scale
     return replace(block, uses=tuple(uses), scale=scale)
+
+
+def _form(block: Block) -> tuple[Any, ...]:
+    """What two blocks must have in common to be rows of one."""
+    if isinstance(block, Mixed):
+        return tuple(_form(b) for b in block.blocks)
+    if isinstance(block, Outer):
+        return block.kind, block.dtype, block.scale is None
+    return block.tensors()[0].dtype, isinstance(block, Dense) and block.scale is None
 
 
 def _room(v: Tensor, n: int) -> Tensor:

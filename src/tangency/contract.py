@@ -43,8 +43,10 @@ class Sum:
         that are thereby done with, of those `present`, are returned.
         """
         if isinstance(x, Dense) and isinstance(y, Dense):
-            both = None if x.scale is None or y.scale is None else (x.scale, y.scale)
-            self.product(self._wide(x.g), self._wide(y.g), both)
+            if x.scale is None or y.scale is None:
+                self.product(self._wide(x.expand()), self._wide(y.expand()))
+            else:
+                self.product(self._wide(x.g), self._wide(y.g), (x.scale, y.scale))
         elif isinstance(x, Outer) and isinstance(y, Outer) and x.kind == y.kind:
             scale = None if x.scale is None or y.scale is None else (x.scale, y.scale)
             if choose(x, y, self.trace, method).method == "expand":

@@ -115,7 +115,7 @@ class Jacobian(Features):
             return capture(self.network, state, x, plan, differentiable=True)
         if step >= n:
             found = capture(self.network, state, x, plan)
-            return {name: blocks.formed(found.pop(name)) if form(name) else found.pop(name) for name in list(found)}
+            return {name: self._kept(name, found.pop(name), plan, form) for name in list(found)}
         whole: dict[str, Block] = {}
         for k, part in enumerate(_tree.split(x, step)):
             try:
@@ -123,9 +123,14 @@ class Jacobian(Features):
             except NonFiniteError as e:
                 raise e.shifted(k * step) from None
             for name in list(found):
-                block = blocks.formed(found.pop(name)) if form(name) else found.pop(name)
+                block = self._kept(name, found.pop(name), plan, form)
                 whole[name] = blocks.put(whole.get(name), block, k * step, n)
         return {name: whole[name] for name in self.network.train if name in whole}
+
+    @staticmethod
+    def _kept(name: str, block: Block, plan: Plan, form: Form) -> Block:
+        """Gradients where the plan says that they are smaller (for all batches alike), else what was captured."""
+        return blocks.formed(block) if name in plan.saved and form(name) else block
 
 
 @dataclass(frozen=True, eq=False)
