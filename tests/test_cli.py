@@ -11,6 +11,7 @@ import sys
 import termios
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,9 @@ def test_ctrl_c_says_how_to_go_on(job: str) -> None:
     primary, secondary = pty.openpty()
     fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     command = [sys.executable, "-m", "tangency.cli", "gram", f"{job}:slow", "--store", "k", "--tile", "5"]
-    process = subprocess.Popen(command, stderr=secondary, stdout=subprocess.DEVNULL)
+    # A test run in the background of a shell ignores SIGINT, and its children would too.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stderr=secondary, stdout=subprocess.DEVNULL, preexec_fn=heed)
     os.close(secondary)
     end = time.monotonic() + 60
     while len(list(Path("k").glob("c/*/*"))) < 20 and time.monotonic() < end:
