@@ -15,11 +15,10 @@ import torch
 
 from ._version import __version__
 from .errors import DamagedTile, InputError, TangencyError
-from .kernel import Kernel
+from .kernel import Kernel, all_finite
 from .tiles.ray import RayExecutor
 from .tiles.run import Run
 from .tiles.store import StoredGram, open_gram
-from .tiles.work import finite
 
 # How far a tile that is computed again, perhaps on another machine, may be from the stored one, relative to its largest
 # entry (heuristic: rounding in other orders).
@@ -167,7 +166,7 @@ def _again(gram: StoredGram, function: str, finished: list[tuple[int, int]], arg
         except DamagedTile:
             continue
         gap = float((tile - stored).abs().max() / tile.abs().max().clamp_min(1e-300))
-        gap = gap if finite(stored.numpy()) else float("inf")
+        gap = gap if all_finite(stored) else float("inf")
         worst, equal = max(worst, gap), equal + bool(torch.equal(tile, stored))
         if gap > _CLOSE.get(precision, 1e-4):
             wrong += 1

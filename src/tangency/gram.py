@@ -203,7 +203,9 @@ class DenseGram(Gram):
         return self.value.dtype
 
     def tiles(self, wanted: Wanted | None = None) -> Iterator[tuple[Index, Index, Tensor]]:
-        yield slice(0, self.shape[0]), slice(0, self.shape[len(self.shape) // 2]), self.value
+        rows, columns = slice(0, self.shape[0]), slice(0, self.shape[len(self.shape) // 2])
+        if wanted is None or wanted(rows, columns):
+            yield rows, columns, self.value
 
     @property
     def _in_memory(self) -> bool:
@@ -249,8 +251,6 @@ class View(Gram):
             return _count(i) > 0 and _count(j) > 0 and (wanted is None or wanted(i, j))
 
         for rows, columns, tile in self.base.tiles(touched):
-            if not touched(rows, columns):
-                continue
             (i, p), (j, q) = where[0](rows), where[1](columns)
             if p is not None:
                 tile = tile[p.to(tile.device)]

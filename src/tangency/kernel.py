@@ -72,8 +72,7 @@ class Kernel(ABC):
 
     def finite(self, k: Tensor, a: Prepared, b: Prepared) -> Tensor:
         """The tile k of a and b, if all its entries are finite."""
-        # The sum first: it is finite if every entry is (or overflows, and then the entries decide).
-        if not bool(k.detach().sum().isfinite()) and not bool(k.detach().isfinite().all()):
+        if not all_finite(k.detach()):
             self.diagnose(a)
             self.diagnose(b)
             raise NonFiniteError("the kernel overflowed although all gradients are finite; use a wider dtype.", 0, "")
@@ -92,6 +91,12 @@ class Kernel(ABC):
     def parts(self, x: Inputs, y: Inputs | None = None) -> dict[str, Tensor]:
         """The kernel split by parameter (or layer); the parts sum to the whole."""
         raise InputError(f"{type(self).__name__} does not split into a sum over parameters; ask the kernel inside it.")
+
+
+def all_finite(k: Tensor, total: Tensor | None = None) -> bool:
+    """Whether all entries are. Their sum first: it is finite if they are (or overflows, and the entries decide)."""
+    total = k.sum() if total is None else total
+    return bool(total.isfinite()) or bool(k.isfinite().all())
 
 
 @dataclass(frozen=True, eq=False)

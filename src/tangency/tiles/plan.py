@@ -19,6 +19,8 @@ HELD, SMALL = {"cpu": 1, "cuda": 3}, 1024
 BUFFERS = {"cpu": 8, "cuda": 5}
 # What making a block, and each large temporary of a contraction, may take at most (heuristic).
 CAPTURE, WORKSPACE = 3 << 33, {"cpu": 1 << 28, "cuda": 1 << 31}
+# The part of a budget that is ours to plan with; the rest is for allocators and libraries (heuristic).
+USABLE = {"cpu": 0.8, "cuda": 0.9}
 # Tiles that lie about at once: the one being made, those being copied and written, and what writing takes (heuristic).
 TILES = 6
 
@@ -51,6 +53,11 @@ class TilePlan:
     capture: int
     workspace: int
     group: int = 1  # row blocks that are held prepared at once
+
+    @property
+    def decisive(self) -> dict[str, int]:
+        """What decides the bits of a tile."""
+        return {"rows": self.rows, "capture": self.capture, "workspace": self.workspace}
 
     def block(self, k: int, side: int = 0) -> slice:
         """The samples of row (side 0) or column (side 1) block k."""
@@ -115,8 +122,12 @@ class Footprint:
         return 2 if self.device == "cuda" else 1
 
     def room(self, memory: int) -> int:
-        """What is left for blocks and their making. The rest is for allocators and libraries (heuristic)."""
-        return int(memory * (0.9 if self.device == "cuda" else 0.8)) - self.result
+        """What is left for blocks and their making."""
+        return int(memory * USABLE[self.device]) - self.result
+
+    def memory(self, room: int) -> int:
+        """The budget that leaves so much room."""
+        return int((room + self.result) / USABLE[self.device]) + 1
 
     def least(self, rows: int, capture: int, workspace: int, held: int = 1) -> int:
         """What a plan that holds so many row blocks takes besides the result."""
@@ -132,12 +143,11 @@ def plan(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: in
     least = size.least(tile or 1, capture if room > 0 else 0, workspace if room > 0 else 0)
     if room < least:
         floor = size.least(tile or 1, size.kept + size.transient, size.cell)
-        need = int((floor + size.result) / (0.9 if size.device == "cuda" else 0.8) * 2) + 1
         what = "one pair of samples" if tile is None else f"a tile of {tile} samples a side"
         fix = "" if size.result == 0 else ", or store= to keep the result on disk"
         raise MemoryBudgetError(
             f"memory={memory} bytes is too small: the result takes {size.result} and {what} {floor} more. "
-            f"Give at least memory={need}{fix}."
+            f"Give at least memory={2 * size.memory(floor)}{fix}."
         )
     rows = tile or min(max(n, m), LARGEST[size.device])
     held = HELD[size.device]
@@ -154,11 +164,12 @@ def plan(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: in
 
 def grouped(cut: TilePlan, memory: int, size: Footprint) -> TilePlan:
     """The plan with as many row blocks held at once as the budget has room for."""
-    free = size.room(memory) - size.least(cut.rows, cut.capture, cut.workspace)
+    least = size.least(cut.rows, cut.capture, cut.workspace)
+    free = size.room(memory) - least
     if free < 0:
         raise MemoryBudgetError(
             f"memory={memory} bytes is too small for tiles of {cut.rows} samples a side, with which this was begun. "
-            f"Give at least memory={int((size.least(cut.rows, cut.capture, cut.workspace) + size.result) / 0.8) + 1}."
+            f"Give at least memory={size.memory(least)}."
         )
     return replace(cut, group=max(1, min(cut.grid[0], 1 + free // max(1, cut.rows * size.kept))))
 

@@ -15,14 +15,14 @@ from .. import _check, _tree
 from .._types import Inputs
 from ..errors import InputError, PerformanceWarning, StoreWarning
 from ..gram import Gram
-from ..kernel import Kernel
+from ..kernel import Kernel, all_finite
 from .executors import check, connect, results
 from .plan import Footprint, Task, TilePlan, grouped, plan
 from .source import Source, batch, source
 from .store import Store, manifest
 from .sweep import Sweep
-from .target import InMemory, Stored, Target, require_same_job
-from .work import Job, finite, perform
+from .target import InMemory, Stored, Target
+from .work import Job, perform
 
 # Tiles between two looks at what other processes have put into a store meanwhile (heuristic).
 LOOK = 64
@@ -120,7 +120,7 @@ class Run:
     def _same(self, store: Store, job: tuple[dict[str, Any], dict[str, str | None]], tile: int | None) -> None:
         cut = replace(store.plan, symmetric=self.y is None)
         now = manifest(*job, store.shape(self.n, self.m), store.dtype, cut)
-        require_same_job(store, {k: now[k] for k in ("kernel", "inputs", "shape", "symmetric", "versions")}, tile)
+        store.require_same({k: now[k] for k in ("kernel", "inputs", "shape", "symmetric", "versions")}, tile)
 
     def fill(self, target: Target, executor: Any, progress: bool) -> Gram:
         """Compute what is missing."""
@@ -183,7 +183,7 @@ class Run:
         sweep = self.sweep(cut)
         with torch.no_grad():
             tile = next(iter(sweep.tiles(Task((i,), ((j, (i,)),)))))[2].cpu()
-        if not finite(tile.numpy()):
+        if not all_finite(tile):
             raise sweep.diagnose(i, j)
         return tile
 
@@ -202,7 +202,7 @@ class Run:
         return self.x if side == 0 or self.y is None else self.y
 
     def _ready(self, x: Inputs, side: int) -> Inputs:
-        return batch(self.kernel.ready, self.kernel.device, x, ("x1", "x2")[side])
+        return batch(self.kernel, x, ("x1", "x2")[side])
 
     @cached_property
     def _few(self) -> list[Inputs]:

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, default_collate
 from .. import _check, _tree
 from .._types import Inputs
 from ..errors import InputError
+from ..kernel import Kernel
 
 Pick = int | str | tuple[int | str, ...] | Callable[[Any], Any] | None
 # Bytes that are read together when a source is hashed (heuristic).
@@ -50,18 +51,7 @@ class Arrays(Source):
         return int(next(_leaves(self.form))[1].shape[0])
 
     def take(self, block: slice) -> Inputs:
-        def one(v: Any) -> Any:
-            if isinstance(v, Tensor):
-                return v[block].detach()
-            if not _sliced(v):
-                return v
-            taken = _tensor(v[block])
-            _release(v)
-            return taken
-
-        if isinstance(self.form, Mapping):
-            return {k: one(v) for k, v in self.form.items()}
-        return tuple(one(v) for v in self.form) if isinstance(self.form, (tuple, list)) else one(self.form)
+        return _mapped(lambda v: _cut(v, block), self.form)
 
     def digest(self) -> str:
         h = hashlib.sha256()
@@ -98,13 +88,7 @@ class Items(Source):
         """Of what `collate` makes of each item: that is what the model gets, and an item need not show its content."""
         h = hashlib.sha256()
         for k in range(len(self)):
-            sample = self.take(slice(k, k + 1))
-            for name, v in _leaves(sample):
-                t = v.detach() if isinstance(v, Tensor) else _tensor(v)
-                h.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
-                h.update(_bytes(t))
-            for name, v in _values(sample):
-                _hash(h, name, v)
+            _hash(h, "", self.take(slice(k, k + 1)))
         return h.hexdigest()[:16]
 
     def _item(self, k: int) -> Any:
@@ -159,30 +143,37 @@ def source(x: Any, name: str) -> Source:
             f"{name} is a {type(x).__name__}; needed: a tensor, a NumPy or zarr array, a tuple or dict of them, or a "
             "torch Dataset, with the sample in the leading dimension."
         )
-    _check.inputs(_outline(x), name)
+    # What the checks look at are shapes.
+    _check.inputs(_mapped(lambda v: torch.empty(tuple(v.shape), device="meta"), x), name)
     return Arrays(x)
 
 
-def batch(kernel_ready: Callable[[Inputs, str], Inputs], device: torch.device | None, x: Inputs, name: str) -> Inputs:
+def batch(kernel: Kernel, x: Inputs, name: str) -> Inputs:
     """A block as the kernel takes it: on its device, checked and cast."""
-    if device is not None:
-        x = _tree.transform(lambda v: v.to(device, non_blocking=True), x)
-    return kernel_ready(x, name)
+    if kernel.device is not None:
+        x = _tree.transform(lambda v: v.to(kernel.device, non_blocking=True), x)
+    return kernel.ready(x, name)
 
 
 def _sliced(v: Any) -> bool:
     return hasattr(v, "shape") and hasattr(v, "dtype") and hasattr(v, "__getitem__") and not np.isscalar(v)
 
 
-def _outline(form: Any) -> Any:
-    """The same form with tensors that have shapes only: what the checks look at."""
-
-    def one(v: Any) -> Any:
-        return torch.empty(tuple(v.shape), device="meta") if _sliced(v) else v
-
+def _mapped(f: Callable[[Any], Any], form: Any) -> Any:
+    """`_tree.transform` for whatever can be cut: f of every array, other values as they are."""
     if isinstance(form, Mapping):
-        return {k: one(v) for k, v in form.items()}
-    return tuple(one(v) for v in form) if isinstance(form, (tuple, list)) else one(form)
+        return {k: f(v) if _sliced(v) else v for k, v in form.items()}
+    if isinstance(form, (tuple, list)):
+        return tuple(f(v) if _sliced(v) else v for v in form)
+    return f(form)
+
+
+def _cut(v: Any, block: slice) -> Tensor:
+    if isinstance(v, Tensor):
+        return v[block].detach()
+    taken = _tensor(v[block])
+    _release(v)
+    return taken
 
 
 def _items(form: Any) -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ import errno
 import platform
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .._version import __version__
-from ..errors import DamagedTile, IncompleteGram, InputError, StoreError, StoreMismatch
+from ..errors import DamagedTile, IncompleteGram, InputError, StoreError, StoreMismatch, StoreWarning
 from ..gram import Gram, Index, Wanted, mirror
 from .plan import TilePlan
 
@@ -122,6 +123,25 @@ class Store:
     def shape(self, n: int, m: int) -> torch.Size:
         """The array's shape with other numbers of samples."""
         return torch.Size([n, m] if self.array.ndim == 2 else [n, self.array.shape[1], m, self.array.shape[3]])
+
+    def require_same(self, now: Mapping[str, Any], tile: int | None) -> None:
+        """Refuse if `now`, a part of a manifest, or a tile that was asked for is not ours; say it if only the libraries
+        differ."""
+        was, given = {k: self.manifest[k] for k in now}, dict(now)
+        versions = _differences(was.pop("versions"), given.pop("versions"))
+        if tile is not None:
+            was["tile"], given["tile"] = self.plan.rows, tile
+        different = _differences(was, given)
+        if different:
+            raise StoreMismatch(self.url, different)
+        if versions:
+            changed = ", ".join(f"{k} {then} → {here}" for k, (then, here) in versions.items())
+            warnings.warn(
+                f"{self.url} was begun with other versions ({changed}): new tiles may differ from the old ones in "
+                "their last bits.",
+                StoreWarning,
+                stacklevel=6,
+            )
 
     def finished(self) -> set[tuple[int, int]]:
         """The tiles whose chunks are there."""
@@ -303,7 +323,7 @@ def manifest(
         "shape": list(shape),
         "dtype": str(dtype).removeprefix("torch."),
         "symmetric": cut.symmetric,
-        "plan": {"rows": cut.rows, "capture": cut.capture, "workspace": cut.workspace},
+        "plan": cut.decisive,
         "versions": {
             "tangency": __version__,
             "torch": torch.__version__,
@@ -313,17 +333,11 @@ def manifest(
     }
 
 
-def require_same(url: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise StoreMismatch naming every field in which a store differs from what is asked for now."""
-    was, given = dict(_flatten(stored)), dict(_flatten(now))
-    absent = "(absent)"
-    different = {
-        k: (was.get(k, absent), given.get(k, absent))
-        for k in [*given, *was]
-        if was.get(k, absent) != given.get(k, absent)
-    }
-    if different:
-        raise StoreMismatch(url, different)
+def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Every field in which two trees differ, with its path: (then, now)."""
+    before, given, absent = dict(_flatten(was)), dict(_flatten(now)), "(absent)"
+    both = {k: (before.get(k, absent), given.get(k, absent)) for k in [*given, *before]}
+    return {k: pair for k, pair in both.items() if pair[0] != pair[1]}
 
 
 def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

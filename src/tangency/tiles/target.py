@@ -4,19 +4,17 @@ import random
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import MemoryBudgetError, StoreWarning
 from ..gram import DenseGram, Gram, mirror, place
+from ..kernel import all_finite
 from .plan import TilePlan
-from .store import Heal, Store, StoredGram, require_same
-from .work import finite
+from .store import Heal, Store, StoredGram
 
 # Tiles on their way to the disk, at most (they are counted in plan.TILES), and who writes them.
 QUEUE, WRITERS = 2, 2
@@ -107,7 +105,7 @@ class InMemory(Target):
 
     def _look(self) -> None:
         at, tile, total = self._unseen.popleft()
-        if not bool(total.isfinite()) and not bool(tile.isfinite().all()):
+        if not all_finite(tile, total):
             self._bad = at
 
     @property
@@ -176,17 +174,13 @@ class Stored(Target):
         at, tile, copied = self._copies.popleft()
         if copied is not None:
             copied.synchronize()
-        array = tile.numpy()
-        if not finite(array):
+        if not all_finite(tile):
             self._bad = at
             return
         while len(self._writing) >= QUEUE:
             self._writing.popleft().result()
         assert self._pool is not None
-        self._writing.append(self._pool.submit(self._write, at, array))
-
-    def _write(self, at: At, array: np.ndarray) -> None:
-        self.store.write(*at, array)
+        self._writing.append(self._pool.submit(self.store.write, *at, tile.numpy()))
 
     @property
     def bad(self) -> At | None:
@@ -202,8 +196,7 @@ class Stored(Target):
                 f"was begun. Give it more room, or begin another store with tile={max(1, self.cut.rows // 2)}."
             )
         half = self.cut.halved()
-        plan = {"rows": half.rows, "capture": half.capture, "workspace": half.workspace}
-        Store.create(self.where, {**self.store.manifest, "plan": plan}, overwrite=True)
+        Store.create(self.where, {**self.store.manifest, "plan": half.decisive}, overwrite=True)
         return half.rows
 
     def stopped(self) -> str:
@@ -219,24 +212,6 @@ class Stored(Target):
     def __exit__(self, *_: object) -> None:
         assert self._pool is not None
         self._pool.shutdown(wait=True)  # what was handed over is written, whatever happened
-
-
-def require_same_job(store: Store, now: Mapping[str, Any], tile: int | None) -> None:
-    """Refuse a store of something else; say it if only the libraries differ."""
-    was = {k: store.manifest[k] for k in now if k != "versions"}
-    given = {k: v for k, v in now.items() if k != "versions"}
-    if tile is not None:
-        was["tile"], given["tile"] = store.plan.rows, tile
-    require_same(store.url, was, given)
-    before, here = store.manifest["versions"], now["versions"]
-    changed = [f"{k} {before.get(k)} → {v}" for k, v in here.items() if before.get(k) != v]
-    if changed:
-        warnings.warn(
-            f"{store.url} was begun with other versions ({', '.join(changed)}): new tiles may differ from the old "
-            "ones in their last bits.",
-            StoreWarning,
-            stacklevel=5,
-        )
 
 
 def _to_host(tile: Tensor) -> tuple[Tensor, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._types import Inputs
 from ..errors import InputError
-from ..kernel import Kernel
+from ..kernel import Kernel, all_finite
 from .plan import Task, TilePlan
 from .source import batch
 from .sweep import Sweep
@@ -48,19 +48,13 @@ def perform(job: Job, task: Task, inputs: Mapping[tuple[int, int], Inputs]) -> T
         _held.run = job.run
     sweep: Sweep = _held.sweep
     kernel = sweep.kernel
-    sweep.load = lambda side, k: batch(kernel.ready, kernel.device, inputs[side, k], "x")
+    sweep.load = lambda side, k: batch(kernel, inputs[side, k], "x")
     with torch.no_grad():
-        found = [(i, j, tile.cpu().numpy()) for i, j, tile in sweep.tiles(task)]
-    for i, j, tile in found:
-        if not finite(tile):
-            raise sweep.diagnose(i, j)
-    return found
-
-
-def finite(tile: np.ndarray) -> bool:
-    """Whether all entries are. The sum first: it is finite if every entry is (or overflows, and the entries decide)."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(tile.sum())) or bool(np.isfinite(tile).all())
+        found = [(i, j, tile.cpu()) for i, j, tile in sweep.tiles(task)]
+        for i, j, tile in found:
+            if not all_finite(tile):
+                raise sweep.diagnose(i, j)
+    return [(i, j, tile.numpy()) for i, j, tile in found]
 
 
 def pack(kernel: Kernel) -> bytes:
