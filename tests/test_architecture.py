@@ -13,7 +13,7 @@ import tangency as tg
 
 SRC = Path(__file__).parent.parent / "src" / "tangency"
 ROOMS = [
-    ["_version", "errors", "_types"],
+    ["_version", "errors", "_types", "_progress"],
     ["_tree"],
     ["_check"],
     ["_triton"],
@@ -31,6 +31,10 @@ ROOMS = [
     ["kernel"],
     ["combine", "ntk", "gram"],
     ["tiles"],
+    ["eigen", "linearize"],
+    ["solve"],
+    ["regress"],
+    ["dynamics", "estimators"],
     ["models"],
     ["testing", "plots", "cli"],
     ["__init__"],

@@ -197,6 +197,24 @@ def memory(given: int | str | None, name: str = "memory") -> int | None:
     return int(float(match[1]) * base ** " kmgt".index(match[2] or " "))
 
 
+def nonnegative(value: object, name: str) -> float:
+    """A finite number, at least 0."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise InputError(f"{name}={value!r}; needed: a number, at least 0.") from None
+    if not 0 <= number < float("inf"):
+        raise InputError(f"{name}={number:g}; needed: a finite number, at least 0.")
+    return number
+
+
+def finite(value: Tensor, name: str) -> None:
+    """No NaN, no infinity."""
+    if value.is_floating_point() and not bool(value.isfinite().all()):
+        where = tuple((~value.isfinite()).nonzero()[0].tolist())
+        raise InputError(f"{name}[{', '.join(map(str, where))}] is {float(value[where])}; needed: finite numbers.")
+
+
 def _path(name: str) -> str:
     return "" if name == "model" else name
 

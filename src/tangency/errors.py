@@ -31,6 +31,28 @@ class NonFiniteError(TangencyError, ArithmeticError):
         return type(self), (self.template, self.sample, self.layer)
 
 
+class NotPositiveDefinite(TangencyError, ArithmeticError):
+    """The matrix to be solved with is not positive definite. `pivot` is the row where it shows, where one is known."""
+
+    def __init__(self, message: str, pivot: int | None = None) -> None:
+        super().__init__(message)
+        self.pivot = pivot
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (str(self), self.pivot)
+
+
+class DidNotConverge(TangencyError, ArithmeticError):
+    """The answer is not as exact as was asked for. `solution` is the best one found, with its residual."""
+
+    def __init__(self, message: str, solution: object = None) -> None:
+        super().__init__(message)
+        self.solution = solution
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (str(self), self.solution)
+
+
 class MemoryBudgetError(TangencyError, MemoryError):
     """The declared memory budget is too small for even one sample, or for the result itself."""
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Where a tile lies: a slice, or the numbers of its rows for a selection in another order.
 Index = slice | Tensor
 Wanted = Callable[[Index, Index], bool]
+# Bytes of a tile that are cast or compared at a time (heuristic: more than a core's cache, less than anyone's memory).
+CHUNK = 64 << 20
 Choice = slice | Sequence[int] | np.ndarray | Tensor | None
 
 
@@ -38,6 +40,11 @@ class Gram(ABC):
     @abstractmethod
     def dtype(self) -> torch.dtype: ...
 
+    @property
+    def device(self) -> torch.device | None:
+        """Where it lies in memory; None for one on disk, which is worked on wherever it is multiplied."""
+        return None
+
     @abstractmethod
     def tiles(self, wanted: Wanted | None = None) -> Iterator[tuple[Index, Index, Tensor]]:
         """(rows, columns, tile) of the whole matrix, or of those tiles for which `wanted(rows, columns)` holds.
@@ -49,7 +56,7 @@ class Gram(ABC):
         """The whole as one tensor; refuses above `max_bytes` (by default, half of the machine's memory)."""
         limit = _check.memory(max_bytes, "max_bytes")
         if limit is None and not self._in_memory:
-            limit = _machine_memory() // 2
+            limit = machine_memory() // 2
         size = self.shape.numel() * torch.empty(0, dtype=self.dtype).element_size()
         if limit is not None and size > limit:
             raise MemoryBudgetError(
@@ -138,6 +145,14 @@ class Gram(ABC):
             left, right = view.left * left.to(view.left.device), view.right * right.to(view.right.device)
         return View(view.base, view.rows, view.columns, left, right, square=not given)
 
+    def weighted(self, weights: Tensor) -> "View":
+        """W^½ K W^½ for positive weights [n] of the samples, without copying; for a Gram of samples with themselves."""
+        view, half = self._view(), len(self.shape) // 2
+        norms = weights.rsqrt().reshape(-1, *[1] * (half - 1)).expand(self.shape[:half])
+        if view.left is not None:
+            norms = norms * view.left.to(norms)
+        return View(view.base, view.rows, view.columns, norms, norms)
+
     def to_scipy(self) -> "LinearOperator":
         """A scipy.sparse.linalg.LinearOperator that streams over tiles: for eigsh, cg, …"""
         from scipy.sparse.linalg import LinearOperator
@@ -170,8 +185,8 @@ class Gram(ABC):
                 rows, columns, tile = columns, rows, mirror(tile)
             i, j = _on(rows, v.device), _on(columns, v.device)
             piece = v[j].flatten(0, 1)
-            flat = tile.reshape(-1, len(piece)).to(v.device, dtype)
-            out[i] += (flat @ piece).unflatten(0, (-1, per_row))
+            parts = [(part.to(v.device, dtype) @ piece) for part in _chunks(tile.reshape(-1, len(piece)), dtype)]
+            out[i] += torch.cat(parts).unflatten(0, (-1, per_row))
         return out.flatten(0, 1) if columns_given else out.flatten()
 
     def _view(self) -> "View":
@@ -201,6 +216,10 @@ class DenseGram(Gram):
     @property
     def dtype(self) -> torch.dtype:
         return self.value.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.value.device
 
     def tiles(self, wanted: Wanted | None = None) -> Iterator[tuple[Index, Index, Tensor]]:
         rows, columns = slice(0, self.shape[0]), slice(0, self.shape[len(self.shape) // 2])
@@ -242,6 +261,10 @@ class View(Gram):
     @property
     def dtype(self) -> torch.dtype:
         return self.base.dtype
+
+    @property
+    def device(self) -> torch.device | None:
+        return self.base.device
 
     def tiles(self, wanted: Wanted | None = None) -> Iterator[tuple[Index, Index, Tensor]]:
         where = _Finder(self.rows), _Finder(self.columns)
@@ -309,6 +332,69 @@ class _Finder:
         assert isinstance(block, slice)
         low, high = (int(torch.searchsorted(self.sorted, k)) for k in (block.start, block.stop))
         return self.order[low:high], self.sorted[low:high] - block.start
+
+
+def square(k: Gram | Tensor | np.ndarray, name: str = "K") -> Gram:
+    """k as a Gram of samples with themselves, [n, n] or [n, c, n, c]: what is not square, finite and symmetric is
+    refused. What `compute` made is known to be; anything else is looked at."""
+    if not isinstance(k, (Gram, Tensor, np.ndarray)):
+        raise InputError(f"{name} is a {type(k).__name__}; needed: a Gram (tg.compute), a tensor or an array.")
+    if isinstance(k, np.ndarray):
+        k = torch.from_numpy(k)
+    half = len(k.shape) // 2
+    if len(k.shape) not in (2, 4) or k.shape[:half] != k.shape[half:] or 0 in k.shape:
+        raise InputError(
+            f"{name} has shape {tuple(k.shape)}; needed: a square Gram, [n, n] or [n, c, n, c], of samples with "
+            "themselves. Leave x2 out: tg.compute(kernel, x)."
+        )
+    if k.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"{name} is {k.dtype}; needed: float32 or float64.")
+    if isinstance(k, Gram) and k._same_samples:
+        return k
+    if isinstance(k, Gram) and not k._in_memory:
+        raise InputError(f"{name} lies on disk and has other rows than columns; leave x2 out: tg.compute(kernel, x).")
+    value = k.dense() if isinstance(k, Gram) else k.detach()
+    _look(value.reshape(_flat(value.shape)), name)
+    return DenseGram(value, symmetric=True)
+
+
+def _look(k: Tensor, name: str) -> None:
+    """Refuse NaN, infinities and asymmetry beyond rounding, going by rows so that no copy of k is made."""
+    biggest = difference = torch.zeros((), dtype=k.dtype, device=k.device)
+    where = (0, 0)
+    for start in range(0, len(k), step := max(1, CHUNK // (len(k) * k.element_size()))):
+        rows = k[start : start + step]
+        if not bool(rows.isfinite().all()):
+            i, j = (int(v) for v in (~rows.isfinite()).nonzero()[0])
+            raise InputError(f"{name}[{start + i}, {j}] is {float(rows[i, j])}; needed: finite numbers.")
+        off = (rows - k[:, start : start + step].T).abs()
+        if off.max() > difference:
+            difference = off.max()
+            i, j = divmod(int(off.argmax()), len(k))
+            where = (start + i, j)
+        biggest = torch.maximum(biggest, rows.abs().max())
+    # Two ways to sum p products differ by √p·ε or so: p = 10⁸ parameters leave 10⁴·ε.
+    if difference > 1e4 * torch.finfo(k.dtype).eps * biggest:
+        i, j = where
+        raise InputError(
+            f"{name} is not symmetric: {name}[{i}, {j}] = {float(k[i, j]):.6g} and {name}[{j}, {i}] = "
+            f"{float(k[j, i]):.6g}. Give the Gram of samples with themselves; (K + K.T) / 2 if the difference is noise."
+        )
+
+
+def flattened(gram: Gram, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A new matrix [n·c, n·c] with the Gram's entries, filled tile by tile."""
+    out = torch.empty(gram.shape, dtype=dtype, device=device)
+    for rows, columns, tile in gram.tiles():
+        place(out, rows, columns, tile)
+    return out.reshape(_flat(gram.shape))
+
+
+def _chunks(tile: Tensor, dtype: torch.dtype) -> Sequence[Tensor]:
+    """The rows of a tile in parts, so that casting them takes little memory; whole where there is nothing to cast."""
+    if tile.dtype == dtype:
+        return (tile,)
+    return tile.split(max(1, CHUNK // (tile.shape[1] * tile.element_size() + 1)))
 
 
 def place(out: Tensor, rows: Index, columns: Index, tile: Tensor) -> None:
@@ -403,5 +489,5 @@ def _chosen(choice: Choice, count: int, name: str) -> Tensor | None:
     return torch.where(index < 0, index + count, index)
 
 
-def _machine_memory() -> int:
+def machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -178,6 +178,11 @@ class Empirical(Kernel):
             total = torch.stack([diagonal(block) for block in a.values()]).sum(0)
         return total.sum(1) if self.trace else total
 
+    def matrix(self, x: Inputs) -> Tensor:
+        """Φ with Φ Φᵀ = k(x, x): [n, p] (traced: outputs side by side), or [n, c, p] if full. Takes n·c·p numbers."""
+        g = torch.cat([block.expand() for block in self.prepare(self.ready(x)).values()], 2)
+        return g.flatten(1) if self.trace else g
+
     def explain(self, x: Inputs, y: Inputs | None = None) -> Explanation:
         """Per parameter: rule, method, cost. Prints as a table. Cost: prepares the batches, contracts nothing."""
         a, b = self._prepared(x, y)

@@ -1,9 +1,7 @@
 """`compute`: what is missing, made here or on workers, and put where it belongs."""
 
-import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _check, _tree
+from .._progress import bar
 from .._types import Inputs
 from ..errors import InputError, PerformanceWarning, StoreWarning
 from ..gram import Gram
@@ -127,7 +126,9 @@ class Run:
         missing = target.missing()
         if missing:
             try:
-                with _bar(target.cut.count, len(missing), progress) as step, target:
+                count = target.cut.count
+                show = progress and len(missing) > 1
+                with bar(count, "kernel", "tile", done=count - len(missing), show=show) as step, target:
                     if executor is None:
                         self._here(target, missing, step)
                     else:
@@ -242,18 +243,3 @@ class Run:
     def shape(self) -> torch.Size:
         k = self._cell
         return torch.Size([self.n, self.m] if k.dim() == 2 else [self.n, k.shape[1], self.m, k.shape[3]])
-
-
-@contextmanager
-def _bar(total: int, missing: int, progress: bool) -> Iterator[Callable[[int], Any]]:
-    """On a terminal a bar with tiles per second and the time left (tqdm, where it is installed); else silence."""
-    if not (progress and missing > 1 and sys.stderr.isatty()):
-        yield lambda k: None
-        return
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield lambda k: None
-        return
-    with tqdm(total=total, initial=total - missing, unit="tile", desc="kernel", smoothing=0.05) as bar:
-        yield bar.update

@@ -1,0 +1,27 @@
+"""Progress on a terminal (tqdm, where it is installed); else silence."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def bar(total: int | None, what: str, unit: str, *, done: int = 0, show: bool = True) -> Iterator[Callable[..., Any]]:
+    """`step(k=1, note="")` moves the bar on by k and may write a note behind it."""
+    if not (show and sys.stderr.isatty()):
+        yield lambda k=1, note="": None
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield lambda k=1, note="": None
+        return
+    with tqdm(total=total, initial=done, unit=unit, desc=what, smoothing=0.05) as shown:
+
+        def step(k: int = 1, note: str = "") -> None:
+            if note:
+                shown.set_postfix_str(note, refresh=False)
+            shown.update(k)
+
+        yield step

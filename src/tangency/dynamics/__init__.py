@@ -1,0 +1,34 @@
+"""Training in function space, where the kernel is all that counts: df/dt = −lr·K ∂L/∂f.
+
+In closed form for the square loss (`flow`), as an ODE for any loss (`integrate`), step by step as torch.optim.SGD does
+it (`descend`), by any optimizer on a module (`train`). Then what it shows of a real network: what one step does
+(`one_step`, `learning_path`), whether the kernel stays where it was (`Monitor`), and the bounds on that
+(`linearization_quality`).
+"""
+
+from .bounds import LazyRun, linearization_quality
+from .ensemble import ensemble
+from .flow import Flow, flow, max_learning_rate
+from .monitor import Monitor, Regime
+from .path import Path, descend, integrate
+from .step import Decomposition, learning_path, one_step
+from .train import History, train
+
+__all__ = [
+    "Decomposition",
+    "Flow",
+    "History",
+    "LazyRun",
+    "Monitor",
+    "Path",
+    "Regime",
+    "descend",
+    "ensemble",
+    "flow",
+    "integrate",
+    "learning_path",
+    "linearization_quality",
+    "max_learning_rate",
+    "one_step",
+    "train",
+]

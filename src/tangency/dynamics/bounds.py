@@ -1,0 +1,117 @@
+"""How linear a wide network's training is: what is measured, beside what theory says it cannot exceed."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .. import _check
+from .._types import Float
+from ..errors import InputError
+from ..linearize import linearize
+from ..ntk import trace_ntk
+from .train import train as run
+
+
+@dataclass(frozen=True, eq=False)
+class LazyRun:
+    """A run of gradient descent on ½ Σ_i (f(x_i) − y_i)², by recorded step, with the same run's linearisation.
+
+    `gap`: the largest |f − f_lin| at the same parameters, over training and test samples. `moved`: ‖θ_t − θ_0‖.
+    `drift`: ‖Θ_t − Θ_0‖ (spectral). `error`: ‖f − y‖. `smallest`: σ_min(J_t). `bounds()` holds each beside its bound.
+    """
+
+    steps: Float[Tensor, " t"]
+    gap: Float[Tensor, " t"]
+    moved: Float[Tensor, " t"]
+    drift: Float[Tensor, " t"]
+    error: Float[Tensor, " t"]
+    smallest: Float[Tensor, " t"]
+    lipschitz: float  # K of 001 (18), measured: max of ‖J_t‖_F and √m·‖J_t − J_0‖_F/‖θ_t − θ_0‖
+    lr: float
+    width: int
+    reach: float  # β·max‖x‖²·max|a|
+
+    def bounds(self) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """(measured, bound) at each recorded step.
+
+        "linearization": |f − f_lin| ≤ β/(2√m)·‖w − w_0‖² (002, one hidden layer, its weights alone trained).
+        "movement": ‖w_t − w_0‖ ≤ ‖f_0 − y‖/σ_min(Φ), σ_min the smallest on the way (002).
+        "loss", "parameters", "kernel": 001 (18) in the NTK parametrisation, R_0 = ‖f_0 − y‖, with K as measured:
+        ‖f_t − y‖² ≤ e^{−2·lr·λ·t/3} R_0², ‖θ_t − θ_0‖ ≤ 3KR_0/λ·(1 − e^{−lr·λ·t/3}), ‖Θ_t − Θ_0‖ ≤ 6K³R_0/λ·m^{−½},
+        λ = λ_min(Θ_0). These three are for wide networks: "large m, with high probability".
+        """
+        start, low = self.error[0], self.smallest[0] ** 2
+        decay = torch.exp(-self.lr * low * self.steps / 3)
+        k = self.lipschitz
+        return {
+            "linearization": (self.gap, self.reach / (2 * self.width**0.5) * self.moved**2),
+            "movement": (self.moved, (start / self.smallest.min()).expand_as(self.moved)),
+            "loss": (self.error**2, decay**2 * start**2),
+            "parameters": (self.moved, 3 * k * start / low * (1 - decay)),
+            "kernel": (self.drift, (6 * k**3 * start / low * self.width**-0.5).expand_as(self.drift)),
+        }
+
+
+def linearization_quality(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    width: int,
+    beta: float,
+    lr: float,
+    steps: int,
+    x_test: Tensor | None = None,
+    every: int = 10,
+    norm: float = 1.0,
+    readout: float = 1.0,
+    train: _check.Train = None,
+) -> LazyRun:
+    """Train a copy of a network by gradient descent on ½ Σ_i (f(x_i) − y_i)² and measure what 002 and 001 (18) bound.
+
+    `width`: m. `beta`: the largest |σ''| of its activation (tanh: 4/(3√3) = 0.7698). `norm`: the largest ‖x‖ as it
+    enters the hidden layer; `readout`: the largest |a_j| of f = Σ_j a_j σ(w_j·x)/√m. `train`: which parameters move
+    (002: the hidden weights alone). Cost: a Jacobian of all samples at each recorded step; small problems only.
+    """
+    y = torch.as_tensor(y).reshape(len(x), -1)
+    if y.shape[1] != 1:
+        raise InputError(f"y has shape {tuple(y.shape)}; needed: one output per sample, [n].")
+    moving = copy.deepcopy(model)
+    names = _check.trained(moving, train)
+    for name, p in moving.named_parameters():
+        p.requires_grad_(name in names)
+    tangent = linearize(model, trainable=list(names))
+    kernel = trace_ntk(moving, train=list(names))
+    points = x if x_test is None else torch.cat([x, x_test])
+    seen: list[tuple[float, ...]] = []
+    first: list[Tensor] = []
+    lipschitz = 0.0
+
+    def watch(step: int) -> None:
+        nonlocal lipschitz
+        with torch.no_grad():
+            for name in names:
+                tangent.model.get_parameter(name).copy_(moving.get_parameter(name))
+        jacobian = kernel.matrix(x)
+        first.extend([jacobian] if not first else [])
+        moved = float(tangent.displacement().detach())
+        change = (jacobian - first[0]).norm()
+        lipschitz = max(lipschitz, float(jacobian.norm()), width**0.5 * float(change) / moved if moved else 0.0)
+        with torch.no_grad():
+            gap = float((moving(points) - tangent(points)).abs().max())
+            error = float((moving(x).reshape(y.shape) - y).norm())
+        drift = torch.linalg.matrix_norm(jacobian @ jacobian.T - first[0] @ first[0].T, 2)
+        seen.append((float(step), gap, moved, float(drift), error, float(torch.linalg.svdvals(jacobian)[-1])))
+
+    def square(f: Tensor, target: Tensor) -> Tensor:
+        return (f.reshape(target.shape) - target).square().sum() / 2
+
+    run(
+        moving, x, y, loss=square, optimizer=lambda p: torch.optim.SGD(p, lr=lr), steps=steps, every=every,
+        watch=watch, progress=False,
+    )  # fmt: skip
+    at, gap, moved, drift, error, smallest = torch.tensor(seen, dtype=torch.float64).unbind(1)
+    return LazyRun(at, gap, moved, drift, error, smallest, lipschitz, lr, width, beta * norm**2 * readout)

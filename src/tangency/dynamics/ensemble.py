@@ -1,0 +1,53 @@
+"""What an ensemble of wide networks, each trained from its own initialisation, predicts."""
+
+import torch
+from torch import Tensor
+
+from .. import _check
+from ..eigen import Matrix, spectrum
+from ..errors import InputError
+from ..gram import DenseGram, Gram, flattened, square
+from ..regress.gp import Posterior
+from ..regress.model import Array, targets
+
+
+def ensemble(
+    ntk: tuple[Matrix, Matrix],
+    nngp: tuple[Matrix, Matrix, Matrix],
+    y: Array,
+    *,
+    t: float = float("inf"),
+    lr: float = 1.0,
+    weight: float = 1.0,
+    reg: float = 0.0,
+) -> Posterior:
+    """Mean A y and covariance κ + A Q Aᵀ − A qᵀ − q Aᵀ at time t, with A = k (K + reg)⁻¹ (1 − e^{−lr·w·(K + reg)·t}).
+
+    `ntk` = (K, k): the Grams of the training samples with themselves and of the new samples with them. `nngp` =
+    (Q, q, κ): the same of the kernel at initialisation, and that of the new samples with themselves. The loss is
+    ½·`weight`·Σ_i ‖f(x_i) − y_i‖²; reg = 0 needs a K that can be inverted. With the last layer alone trained, ntk is
+    nngp, and at t = ∞ this is the Gaussian process. Lee et al. 2019, "Wide neural networks of any depth…", (16).
+    """
+    train, prior = square(ntk[0], "the ntk"), square(nngp[0], "the nngp")
+    side = train.shape[: len(train.shape) // 2]
+    y = targets(y, side, train.dtype, train.device)
+    whole = spectrum(train, dtype=y.dtype, device=y.device)
+    values = whole.values + _check.nonnegative(reg, "reg")
+    if t < 0 or float(values[-1]) <= whole.cutoff():
+        raise InputError(
+            f"t={t}, smallest eigenvalue of K + reg {float(values[-1]):.3g}; needed: t at least 0 and a K + reg that "
+            "can be inverted. Give reg > 0."
+        )
+    k, q = (_flat(m, y) for m in (ntk[1], nngp[1]))
+    done = -torch.expm1(-_check.nonnegative(lr, "lr") * _check.nonnegative(weight, "weight") * values * t)
+    a = (k @ whole.vectors * (done / values)) @ whole.vectors.T
+    mean = a @ y.reshape(a.shape[1], -1)
+    cross = a @ q.T
+    covariance = _flat(nngp[2], y) + a @ flattened(prior, y.dtype, y.device) @ a.T - cross - cross.T
+    outer = ntk[1].shape[: len(ntk[1].shape) // 2]
+    return Posterior(mean.reshape(outer[0], *y.shape[1:]), covariance.reshape(*outer, *outer))
+
+
+def _flat(k: Matrix, like: Tensor) -> Tensor:
+    gram = k if isinstance(k, Gram) else DenseGram(torch.as_tensor(k).detach(), symmetric=False)
+    return flattened(gram, like.dtype, like.device)

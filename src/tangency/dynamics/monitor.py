@@ -1,0 +1,76 @@
+"""Whether a network trains in the NTK regime: does the kernel stay where it was?"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .._types import Float, Inputs
+from ..errors import InputError
+from ..kernel import Empirical
+from ..tiles.run import compute
+
+
+@dataclass(frozen=True, eq=False)
+class Regime:
+    """How far the kernel went from where it began, by step. `plots.regime` draws it."""
+
+    steps: Float[Tensor, " t"]
+    change: Float[Tensor, " t"]  # ‖Θ_t − Θ_0‖ / ‖Θ_0‖, Frobenius
+    cosine: Float[Tensor, " t"]  # ⟨Θ_t, Θ_0⟩ / (‖Θ_t‖ ‖Θ_0‖)
+    velocity: Float[Tensor, " t"]  # (1 − cosine of Θ_t with the one before) per step; 0 at the start
+    moved: Float[Tensor, " t"]  # ‖θ_t − θ_0‖ of the parameters that count
+
+
+class Monitor:
+    """Call it with the step number as training goes on; `regime()` is what it saw.
+
+    The kernel must read its model live (no `params=`). Cost: a Gram of the probe samples at each call; two are kept.
+    Fort et al. 2020, "Deep learning versus kernel learning", for the velocity.
+
+    >>> import tangency as tg
+    >>> net, x = tg.models.mlp([3, 8, 1]), torch.randn(20, 3)
+    >>> monitor = tg.dynamics.Monitor(tg.trace_ntk(net), x)
+    >>> sgd = lambda p: torch.optim.SGD(p, lr=0.1)
+    >>> past = tg.dynamics.train(
+    ...     net, x, x[:, :1], loss=torch.nn.functional.mse_loss, optimizer=sgd, steps=10, every=5, watch=monitor
+    ... )
+    >>> monitor.regime().steps.tolist()
+    [0.0, 5.0, 10.0]
+    """
+
+    def __init__(self, kernel: Empirical, x: Inputs) -> None:
+        if not isinstance(kernel, Empirical):
+            raise InputError(f"kernel is a {type(kernel).__name__}; needed: one of a network: tg.trace_ntk(model).")
+        if kernel.features.network.params is not None:
+            raise InputError("the kernel was made with params=, so it never changes; make it without them.")
+        self.kernel, self.x = kernel, x
+        self.rows: list[tuple[float, float, float, float, float]] = []
+        self._first: tuple[Tensor, list[Tensor]] | None = None
+        self._last: tuple[int, Tensor] | None = None
+
+    def __call__(self, step: int) -> None:
+        if self._last is not None and step <= self._last[0]:
+            raise InputError(f"step {step} comes after step {self._last[0]}; needed: growing numbers.")
+        now = compute(self.kernel, self.x, progress=False).dense().double().flatten()
+        own = dict(self.kernel.features.network.model.named_parameters())
+        theta = [own[name].detach().double().clone() for name in self.kernel.features.network.train]
+        if self._first is None or self._last is None:
+            self._first, self._last = (now, theta), (step, now)
+        first, start = self._first
+        before, last = self._last
+        moved = torch.stack([(p - q).square().sum() for p, q in zip(theta, start, strict=True)]).sum().sqrt()
+        velocity = (1 - _cosine(now, last)) / (step - before) if step > before else 0.0
+        change = float((now - first).norm() / first.norm())
+        self.rows.append((float(step), change, _cosine(now, first), velocity, float(moved)))
+        self._last = (step, now)
+
+    def regime(self) -> Regime:
+        """What was seen so far."""
+        if not self.rows:
+            raise InputError("nothing was watched yet; call the monitor at the start and as training goes on.")
+        return Regime(*torch.tensor(self.rows, dtype=torch.float64).T)
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    return float(a @ b / (a.norm() * b.norm()))

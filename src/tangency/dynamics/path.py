@@ -1,0 +1,250 @@
+"""Training for any loss with the kernel held fixed: as an ODE, and step by step.
+
+The parameters move by Jᵀ a, so that a [n, …], one number per training output, is all that has to be followed:
+f(z) = f₀(z) + k(z, X) a. For a gradient flow da/dt = −lr·∂L/∂f(X); a step of SGD is a ← a − lr·∂L/∂f(X).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import _check
+from .._progress import bar
+from .._types import Float
+from ..eigen import Matrix
+from ..errors import DidNotConverge, InputError
+from ..gram import Gram, square
+from ..regress.model import Array, apply, start, targets
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Path:
+    """What training goes through: at each time the coefficients a, the outputs and the loss on the training samples."""
+
+    times: Float[Tensor, " t"]  # times of a flow, numbers of steps of a descent
+    dual: Float[Tensor, "t ..."]
+    train: Float[Tensor, "t ..."]
+    loss: Float[Tensor, " t"]
+    shifted: bool
+
+    def predict(self, cross: Matrix, f0: Array | None = None) -> Tensor:
+        """f on new samples at each time [t, m, …], from their Gram with the training samples."""
+        out = torch.stack([apply(cross, a) for a in self.dual])
+        return out + start(f0, out[0], self.shifted)
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """A loss of the training outputs, which start from f₀."""
+
+    gram: Gram
+    y: Tensor
+    f0: Tensor  # flat [n·c, q]
+    shape: torch.Size
+    loss: Loss
+    shifted: bool
+
+    @staticmethod
+    def of(K: Matrix, y: Array, loss: Loss, f0: Array | None) -> "_Problem":
+        gram = square(K)
+        side = gram.shape[: len(gram.shape) // 2]
+        y = torch.as_tensor(y).detach()
+        if y.dim() == 0 or len(y) != side[0]:
+            raise InputError(f"there are {side[0]} samples and y has shape {tuple(y.shape)}; needed: [{side[0]}, …].")
+        if gram.device is not None and y.device != gram.device:
+            raise InputError(f"K is on {gram.device}, y on {y.device}. Move one: y.to({str(gram.device)!r}).")
+        _check.finite(y, "y")
+        if f0 is None and not y.is_floating_point() and len(side) == 1:
+            raise InputError("y holds classes, so f0 must say how many outputs there are: f0=torch.zeros(n, classes).")
+        begin = y.new_zeros(side if len(side) == 2 else y.shape, dtype=gram.dtype) if f0 is None else f0
+        begin = targets(begin, side, gram.dtype, gram.device, "f0")
+        task = _Problem(gram, y, begin.reshape(side.numel(), -1), begin.shape, loss, f0 is not None)
+        try:
+            value = task.value(task.f0)
+        except (RuntimeError, ValueError, TypeError, IndexError) as e:
+            raise InputError(
+                f"loss(f, y) failed for f of shape {tuple(begin.shape)} and y of shape {tuple(y.shape)}: {e}. Give y "
+                "as the loss needs it, and f0 with a column per output."
+            ) from e
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            raise InputError("the loss must give one number for all samples; use reduction='mean' or 'sum'.")
+        return task
+
+    def value(self, f: Tensor, rows: Tensor | None = None) -> Tensor:
+        f = f.reshape(self.shape)
+        return self.loss(f, self.y) if rows is None else self.loss(f[rows], self.y[rows])
+
+    def gradient(self, f: Tensor, rows: Tensor | None = None) -> Tensor:
+        """∂L/∂f, flat; zero outside the rows of a batch."""
+        with torch.enable_grad():
+            f = f.detach().requires_grad_()
+            (g,) = torch.autograd.grad(self.value(f, rows), f)
+        return g
+
+    def path(self, times: Tensor, duals: list[Tensor], outputs: list[Tensor]) -> Path:
+        with torch.no_grad():
+            loss = torch.stack([self.value(f).to(self.f0.dtype) for f in outputs])
+        a, f = (torch.stack([v.reshape(self.shape) for v in each]) for each in (duals, outputs))
+        return Path(times, a, f, loss, self.shifted)
+
+
+def integrate(
+    K: Matrix,
+    y: Array,
+    times: Sequence[float] | Array,
+    *,
+    loss: Loss,
+    lr: float = 1.0,
+    f0: Array | None = None,
+    momentum: float | None = None,
+    rtol: float = 1e-9,
+    atol: float = 1e-10,
+    method: str = "DOP853",
+    progress: bool = True,
+) -> Path:
+    """df/dt = −lr·K ∂L/∂f for any differentiable `loss(f, y)`, by SciPy's adaptive `solve_ivp`.
+
+    K [n, n] acts on each column of f [n, q] (K⊗I), or is full, [n, c, n, c]. `momentum` μ: f″ + (1 − μ) f′ =
+    −lr·K ∂L/∂f from rest, the limit of heavy-ball steps. `method`: "DOP853", "RK45", and for stiff problems "LSODA",
+    "Radau". The right-hand side is evaluated in float64 on K's device. Needs SciPy.
+
+    >>> import tangency as tg
+    >>> x, y = torch.randn(6, 3).double(), torch.tensor([0, 1, 2, 0, 1, 2])
+    >>> path = tg.dynamics.integrate(
+    ...     x @ x.T, y, [0, 1, 10], loss=torch.nn.functional.cross_entropy, f0=torch.zeros(6, 3).double()
+    ... )
+    >>> path.train.shape, bool(path.loss[-1] < path.loss[0])
+    (torch.Size([3, 6, 3]), True)
+    """
+    from scipy.integrate import solve_ivp
+
+    task, lr = _Problem.of(K, y, loss, f0), _check.nonnegative(lr, "lr")
+    when = moments(times, task.f0)
+    if bool(when.isinf().any()) or bool((when.diff() < 0).any()):
+        raise InputError(f"times={when.tolist()}; needed: finite and in order. For t → ∞ see flow and ridgeless.")
+    if momentum is not None and not 0 <= momentum < 1:
+        raise InputError(f"momentum={momentum}; needed: at least 0, below 1, or None for a flow without inertia.")
+    size = task.f0.numel()
+
+    def tensor(a: np.ndarray) -> Tensor:
+        return torch.from_numpy(a).to(task.f0.device).reshape(task.f0.shape)
+
+    def outputs(a: Tensor) -> Tensor:
+        return task.f0.double() + task.gram @ a
+
+    with bar(None, "gradient flow", "evaluation", show=progress) as step:
+
+        def slope(t: float, state: np.ndarray) -> np.ndarray:
+            step(note=f"t = {t:.3g} of {float(when[-1]):.3g}")
+            force = -lr * task.gradient(outputs(tensor(state[:size]))).cpu().numpy().ravel()
+            if momentum is None:
+                return force
+            return np.concatenate([state[size:], force - (1 - momentum) * state[size:]])
+
+        begin = np.zeros(size if momentum is None else 2 * size)
+        span = (0.0, max(float(when[-1]), 1e-300))
+        found = solve_ivp(slope, span, begin, method=method, t_eval=when.cpu().numpy(), rtol=rtol, atol=atol)
+    if not found.success:
+        raise DidNotConverge(f"solve_ivp ({method}) stopped: {found.message} Try method='LSODA' or 'Radau'.", found)
+    duals = [tensor(np.ascontiguousarray(column)) for column in found.y[:size].T]
+    return task.path(when, duals, [outputs(a) for a in duals])
+
+
+def descend(
+    K: Matrix,
+    y: Array,
+    *,
+    loss: Loss,
+    lr: float | Callable[[int], float],
+    steps: int | None = None,
+    f0: Array | None = None,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    batches: Iterable[Any] | None = None,
+    every: int = 1,
+    progress: bool = True,
+) -> Path:
+    """f ← f − lr·K ∂L/∂f: descent in function space, number for number what torch.optim.SGD does to `linearize`.
+
+    `loss(f, y)` as in training (its reduction counts). `batches`: the samples of each step, as lists or tensors of
+    their numbers (default: all, `steps` times); the loss is then that of these samples alone. `momentum`, `nesterov`:
+    as in torch.optim.SGD. `lr`: a number, or a function of the step from 0. `every`: which steps are kept; the last
+    always is. For Adam see `train`. Cost: n² a step and output; n·batch without momentum, for a K in memory.
+
+    >>> import tangency as tg
+    >>> x, y = torch.randn(6, 3).double(), torch.randn(6).double()
+    >>> path = tg.dynamics.descend(x @ x.T, y, loss=torch.nn.functional.mse_loss, lr=0.1, steps=20)
+    >>> path.train.shape
+    torch.Size([21, 6])
+    """
+    task = _Problem.of(K, y, loss, f0)
+    if not 0 <= momentum < 1 or (nesterov and not momentum):
+        raise InputError(f"momentum={momentum}, nesterov={nesterov}; needed: 0 ≤ momentum < 1, and > 0 for Nesterov's.")
+    if (steps is None) == (batches is None):
+        raise InputError("give either steps= (of all samples) or batches= (the samples of each step).")
+    if (steps is not None and steps < 0) or every < 1:
+        raise InputError(f"steps={steps}, every={every}; needed: steps at least 0, every at least 1.")
+    plan = [None] * (steps or 0) if batches is None else [_rows(b, task.shape[0], task.f0.device) for b in batches]
+    product = _product(task.gram, task.f0)
+    a, f, velocity = torch.zeros_like(task.f0), task.f0, None
+    kept: list[tuple[int, Tensor, Tensor]] = [(0, a, f)]
+    with bar(len(plan), "descent", "step", show=progress) as step:
+        for number, rows in enumerate(plan):
+            g = task.gradient(f, rows)
+            if momentum:
+                velocity = g if velocity is None else momentum * velocity + g
+                g = g + momentum * velocity if nesterov else velocity
+            rate = lr(number) if callable(lr) else lr
+            a, f = a - rate * g, f - rate * product(g, None if momentum else rows)
+            if (number + 1) % every == 0 or number + 1 == len(plan):
+                kept.append((number + 1, a, f))
+            step()
+    if not bool(f.isfinite().all()):
+        raise DidNotConverge(
+            f"the descent diverged within {len(plan)} steps; use a smaller lr (tg.dynamics.max_learning_rate).",
+            task.path(*_columns(kept, task.f0)),
+        )
+    return task.path(*_columns(kept, task.f0))
+
+
+def _columns(kept: list[tuple[int, Tensor, Tensor]], like: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    return torch.tensor([k for k, _, _ in kept]).to(like), [a for _, a, _ in kept], [f for _, _, f in kept]
+
+
+def _rows(batch: Any, n: int, device: torch.device) -> Tensor:
+    rows = torch.as_tensor(batch, device=device)
+    if rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool or not len(rows):
+        raise InputError(f"a batch is {rows.dtype} of shape {tuple(rows.shape)}; needed: numbers of samples, [b].")
+    if int(rows.min()) < 0 or int(rows.max()) >= n:
+        raise InputError(f"a batch has samples from {int(rows.min())} to {int(rows.max())}; needed: from 0 to {n - 1}.")
+    return rows
+
+
+def _product(gram: Gram, like: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """K d; with rows, K d where d is zero outside the samples of these rows. A Gram on disk streams."""
+    if gram.device is None:
+        return lambda d, rows: gram @ d
+    n, c = gram.shape[0], len(like) // gram.shape[0]
+    k = gram.dense().reshape(n * c, n, c).to(like.dtype)
+
+    def product(d: Tensor, rows: Tensor | None) -> Tensor:
+        if rows is None:
+            return k.reshape(n * c, n * c) @ d
+        some = rows.unique()
+        return k[:, some].flatten(1) @ d.reshape(n, c, -1)[some].flatten(0, 1)
+
+    return product
+
+
+def moments(times: Any, like: Tensor) -> Tensor:
+    """Times, at least 0; infinity counts."""
+    when = torch.as_tensor(times, dtype=torch.float64).reshape(-1).to(like.device)
+    if not len(when) or not bool((when >= 0).all()):
+        raise InputError(f"times={when.tolist()}; needed: one or more, each at least 0.")
+    return when

@@ -1,0 +1,98 @@
+"""What one step of training does to the outputs, and which samples did it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import _check
+from .._types import Float, Inputs, Outputs
+from ..errors import InputError
+from ..kernel import Empirical
+from ..ntk import full_ntk
+
+
+def one_step(
+    model: nn.Module,
+    x: Inputs,
+    x_batch: Inputs,
+    y_batch: Tensor,
+    *,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    lr: float,
+    train: _check.Train = None,
+    outputs: Outputs = None,
+) -> Tensor:
+    """f(x; θ') − f(x; θ) ≈ −lr·Σ_i Θ(x, x_i) ∂L/∂f(x_i) [n, m, c]: the share of each of the m samples of an SGD step.
+
+    Summed over m it is the change of the outputs, up to O(lr²). `loss(f, y)` as in training, with its reduction.
+
+    >>> import tangency as tg
+    >>> net, x = tg.models.mlp([3, 8, 2]), torch.randn(5, 3)
+    >>> shares = tg.dynamics.one_step(net, x, x[:3], torch.zeros(3, 2), loss=torch.nn.functional.mse_loss, lr=0.1)
+    >>> shares.sum(1).shape
+    torch.Size([5, 2])
+    """
+    kernel = full_ntk(model, train=train, outputs=outputs)
+    z = _outputs(kernel, x_batch).requires_grad_()
+    with torch.enable_grad():
+        value = loss(z, y_batch)
+    if value.dim() != 0:
+        raise InputError("the loss must give one number for the batch; use reduction='mean' or 'sum'.")
+    (g,) = torch.autograd.grad(value, z)
+    return -_check.nonnegative(lr, "lr") * torch.einsum("ncmd,md->nmc", kernel(x, x_batch), g)
+
+
+@dataclass(frozen=True, eq=False)
+class Decomposition:
+    """q' − q ≈ lr·A K (p − q_u), factor by factor."""
+
+    A: Float[Tensor, "n c c"]  # ∂q/∂z at the observed samples, diag(q) − q qᵀ
+    K: Float[Tensor, "n c m d"]  # the full kernel between observed and updating samples
+    gap: Float[Tensor, "m d"]  # p − q at the updating samples
+    shares: Float[Tensor, "n m c"]  # of each updating sample in the change
+    change: Float[Tensor, "n c"]
+
+
+def learning_path(
+    model: nn.Module,
+    x: Inputs,
+    x_update: Inputs,
+    target: Tensor,
+    *,
+    lr: float,
+    train: _check.Train = None,
+    outputs: Outputs = None,
+) -> Decomposition:
+    """q^{t+1}(x) − q^t(x) = lr·A(x) K(x, x_u) (p(x_u) − q(x_u)) + O(lr²): one SGD step on the cross-entropy.
+
+    `target`: the probabilities p [m, c], or classes [m]. For m updating samples the loss is their mean, and `shares`
+    says what each one did. Ren, Guo & Sutherland 2022, "Better supervisory signals by observing…", Prop. 1.
+
+    >>> import tangency as tg
+    >>> net, x = tg.models.mlp([3, 8, 4]), torch.randn(5, 3)
+    >>> tg.dynamics.learning_path(net, x, x[:1], torch.tensor([2]), lr=0.1).change.shape
+    torch.Size([5, 4])
+    """
+    kernel = full_ntk(model, train=train, outputs=outputs)
+    q, seen = (_outputs(kernel, inputs).softmax(1) for inputs in (x, x_update))
+    target = torch.as_tensor(target, device=q.device)
+    if not target.is_floating_point():
+        if target.dim() != 1 or (len(target) and not 0 <= int(target.min()) <= int(target.max()) < q.shape[1]):
+            raise InputError(f"classes of shape {tuple(target.shape)}; needed: [m], from 0 to {q.shape[1] - 1}.")
+        target = F.one_hot(target.long(), q.shape[1])
+    if target.shape != seen.shape:
+        raise InputError(f"target has shape {tuple(target.shape)}; needed: {tuple(seen.shape)} or [{len(seen)}].")
+    gap = target.to(q) - seen
+    slope = torch.diag_embed(q) - q[:, :, None] * q[:, None]
+    k = kernel(x, x_update)
+    shares = _check.nonnegative(lr, "lr") / len(gap) * torch.einsum("nbc,ncmd,md->nmb", slope, k, gap)
+    return Decomposition(slope, k, gap, shares, shares.sum(1))
+
+
+def _outputs(kernel: Empirical, x: Inputs) -> Tensor:
+    network = kernel.features.network
+    with torch.no_grad():
+        return network(network.state(), kernel.ready(x))

@@ -1,0 +1,195 @@
+"""Eigenpairs of a Gram matrix: all of them in memory, or the largest by products with it, which may stream from disk.
+
+What a `Spectrum` says is measured: its residual is max_i ‖K v_i − λ_i v_i‖ / λ_1.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._progress import bar
+from ._types import Float
+from .errors import DidNotConverge, InputError, MemoryBudgetError, NotPositiveDefinite
+from .gram import Gram, flattened, machine_memory, square
+
+Matrix = Gram | Tensor | np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """K ≈ Σ_i λ_i v_i v_iᵀ, largest λ first; `complete` if these are all. Goes wherever a Gram is decomposed."""
+
+    values: Float[Tensor, " k"]
+    vectors: Float[Tensor, "n k"]  # n·c rows for a full kernel
+    shape: torch.Size  # of the Gram
+    method: str
+    steps: int
+    residual: float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def complete(self) -> bool:
+        return self.vectors.shape[0] == len(self.values)
+
+    def cutoff(self, relative: float | None = None) -> float:
+        """The eigenvalue up to which numbers are rounding: `relative`·λ_1, by default n·ε·λ_1."""
+        if relative is None:
+            relative = self.vectors.shape[0] * torch.finfo(self.values.dtype).eps
+        elif not 0 <= relative < 1:
+            raise InputError(f"cutoff={relative}; needed: a fraction of the largest eigenvalue, at least 0, below 1.")
+        return relative * float(self.values[0].clamp_min(0))
+
+    def kept(self, relative: float | None = None) -> "Spectrum":
+        """Only what lies above the cutoff; refuses a matrix with eigenvalues as far below zero (indefinite)."""
+        limit = self.cutoff(relative)
+        # What computing K in its type leaves below zero is rounding, too (heuristic: a hundred times √n·ε).
+        slack = max(
+            limit, 100 * self.vectors.shape[0] ** 0.5 * torch.finfo(self.values.dtype).eps * float(self.values[0])
+        )
+        if float(self.values[-1]) < -slack:
+            raise NotPositiveDefinite(
+                f"K is indefinite: its smallest eigenvalue is {float(self.values[-1]):.3g}, its largest "
+                f"{float(self.values[0]):.3g}, so it is no Gram matrix of a kernel. Check how it was made; in float32, "
+                "compute the kernel with dtype='float64'."
+            )
+        count = int((self.values > limit).sum())
+        if not count:
+            raise NotPositiveDefinite("K has no positive eigenvalue. Check the inputs, and which parameters count.")
+        return Spectrum(
+            self.values[:count], self.vectors[:, :count], self.shape, self.method, self.steps, self.residual
+        )
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        return (
+            f"Spectrum({len(self)} of {self.vectors.shape[0]} eigenpairs, λ from {float(self.values[0]):.4g} to "
+            f"{float(self.values[-1]):.4g}, {self.method}, residual {self.residual:.1e})"
+        )
+
+
+def spectrum(K: Matrix, *, dtype: torch.dtype | None = None, device: Any = None) -> Spectrum:
+    """All eigenpairs K = Σ_i λ_i v_i v_iᵀ, by torch.linalg.eigh, on K's device (or `device`, for one on disk).
+
+    `dtype`: float64 for more digits than K's own type carries. Cost: about 9 n³ operations, 4 n² numbers.
+
+    >>> import tangency as tg
+    >>> K = torch.diag(torch.tensor([1.0, 4.0, 9.0]))
+    >>> tg.solve.spectrum(K).values
+    tensor([9., 4., 1.])
+    """
+    gram = square(K)
+    where = torch.device(device) if device is not None else gram.device or torch.device("cpu")
+    kind = dtype or gram.dtype
+    n = gram.shape[: len(gram.shape) // 2].numel()
+    need = 4 * n * n * torch.empty(0, dtype=kind).element_size()
+    if where.type == "cpu" and need > machine_memory():
+        raise MemoryBudgetError(
+            f"all eigenpairs of a {n} x {n} matrix take about {need / 1e9:.3g} GB, more than this machine has "
+            f"({machine_memory() / 1e9:.3g}). Ask for the largest: tg.solve.top(K, k)."
+        )
+    k = flattened(gram, kind, where)
+    values, vectors = torch.linalg.eigh(k)
+    values, vectors = values.flip(0), vectors.flip(1)
+    scale = values[0].abs().clamp_min(torch.finfo(kind).tiny)
+    worst = 0.0
+    for start in range(0, n, 1024):
+        part = slice(start, start + 1024)
+        off = k @ vectors[:, part] - vectors[:, part] * values[part]
+        worst = max(worst, float(off.norm(dim=0).max() / scale))
+    return _trusted(Spectrum(values, vectors, gram.shape, "eigh", 1, worst), 1e3 * torch.finfo(kind).eps * n**0.5)
+
+
+def top(
+    K: Matrix,
+    k: int,
+    *,
+    tol: float | None = None,
+    block: int | None = None,
+    max_steps: int = 200,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Spectrum:
+    """The k largest eigenpairs, by block Krylov iteration with restarts: each step is one product of K with a block.
+
+    A step reads an on-disk Gram once. Stops when ‖K v − λ v‖ ≤ `tol`·λ_1 for each pair (default: 1e-8 in float64, 1e-5
+    in float32). `block`: columns of a product (default: k, between 16 and 512). Musco & Musco 2015, "Randomized block
+    Krylov methods…"; restarts as in Davidson's method. Cost: a step n²·block operations, memory n·(4k + 6·block).
+
+    >>> import tangency as tg
+    >>> K = torch.diag(torch.arange(1.0, 101.0))
+    >>> [round(float(v)) for v in tg.solve.top(K, 3).values]
+    [100, 99, 98]
+    """
+    gram = square(K)
+    n = gram.shape[: len(gram.shape) // 2].numel()
+    if not isinstance(k, int) or not 1 <= k <= n:
+        raise InputError(f"k={k!r}; needed: a number of eigenpairs from 1 to {n}, the size of the matrix.")
+    where = torch.device(device) if device is not None else gram.device or torch.device("cpu")
+    kind = dtype or gram.dtype
+    tol = (1e-8 if kind == torch.float64 else 1e-5) if tol is None else tol
+    b = min(n, block or min(max(k, 16), 512))
+    generator = torch.Generator().manual_seed(seed)
+    fresh = torch.randn(n, b, generator=generator, dtype=kind).to(where)
+    basis, image = fresh[:, :0], fresh[:, :0]  # Q and K Q
+    values = residuals = vectors = fresh[0, :0]
+    with bar(None, f"top {k} eigenpairs", "pass", show=progress) as step:
+        for steps in range(1, max_steps + 1):
+            fresh = _orthonormal(fresh, basis)
+            basis, image = torch.cat([basis, fresh], 1), torch.cat([image, gram @ fresh], 1)
+            values, s = _ritz(basis, image)
+            want = min(len(values), k + b)
+            vectors = basis @ s[:, :want]
+            off = image @ s[:, :want] - vectors * values[:want]
+            residuals = off.norm(dim=0) / values[0].abs().clamp_min(torch.finfo(kind).tiny)
+            step(note=f"residual {float(residuals[:k].max()):.1e}")
+            done = (basis.shape[1] >= k and bool((residuals[:k] <= tol).all())) or basis.shape[1] == n
+            if done or steps == max_steps:
+                break
+            if basis.shape[1] + b > 2 * k + 4 * b:
+                basis, image = vectors, image @ s[:, :want]
+            room = min(b, n - basis.shape[1])
+            fresh = off[:, (residuals > tol).nonzero()[:room, 0]]
+            if not fresh.shape[1]:  # an invariant space, smaller than k: the rest of K is elsewhere
+                fresh = torch.randn(n, room, generator=generator, dtype=kind).to(where)
+    found = Spectrum(
+        values[:k], vectors[:, :k], gram.shape, f"block Krylov, {b} columns", steps, float(residuals[:k].max())
+    )
+    return _trusted(found, max(tol, n * torch.finfo(kind).eps) if basis.shape[1] == n else tol)
+
+
+def _ritz(basis: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+    h = basis.T @ image
+    values, s = torch.linalg.eigh((h + h.T) / 2)
+    return values.flip(0), s.flip(1)
+
+
+def _orthonormal(block: Tensor, basis: Tensor) -> Tensor:
+    """An orthonormal basis of what the block adds; projecting twice is enough (Giraud et al. 2005)."""
+    for _ in range(2):
+        block = block - basis @ (basis.T @ block)
+        block = torch.linalg.qr(block).Q
+    return block
+
+
+def _trusted(found: Spectrum, tol: float) -> Spectrum:
+    if not found.residual <= tol:
+        raise DidNotConverge(
+            f"{found.method} reached the residual {found.residual:.2e} in {found.steps} step(s); asked for: {tol:.1e}. "
+            "Allow more max_steps, a larger block or a larger tol, or use float64; .solution holds what was found.",
+            found,
+        )
+    return found

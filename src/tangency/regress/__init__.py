@@ -1,0 +1,28 @@
+"""From a Gram matrix to predictions: least squares, Gaussian processes, logistic regression, and how well they will do.
+
+Every fit is a `KernelModel`; `model.predict(cross)` takes the Gram of the new samples with the training samples. All
+minimise Σ_i w_i loss(f(x_i), y_i) + (reg/2)·‖f − f₀‖² with the square loss (f − y)²/2, or the logistic or softmax loss.
+"""
+
+from .gp import GaussianProcess, Posterior, gaussian_process
+from .logistic import LogisticModel, logistic, logistic_features
+from .model import KernelModel
+from .ridge import least_squares, ridge, ridgeless
+from .validate import Risks, RiskStudy, cross_validate, risk_study
+
+__all__ = [
+    "GaussianProcess",
+    "KernelModel",
+    "LogisticModel",
+    "Posterior",
+    "RiskStudy",
+    "Risks",
+    "cross_validate",
+    "gaussian_process",
+    "least_squares",
+    "logistic",
+    "logistic_features",
+    "ridge",
+    "ridgeless",
+    "risk_study",
+]

@@ -1,0 +1,297 @@
+"""Kernel logistic regression, binary and multinomial, by Newton's method with a line search, in float64.
+
+From a Gram the work is done in the coordinates of its eigenvectors, Φ = V Λ^½; by features in theirs. Either way the
+logits are linear in the coefficients, the objective is convex, and the answer carries the norm of its gradient.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import _check
+from .._types import Float
+from ..eigen import Matrix, Spectrum, spectrum
+from ..errors import DidNotConverge, InputError
+from ..gram import square
+from .model import Array, Decomposable, KernelModel, same_shape, sample_weights
+
+# Below this loss per sample the classes are separated: without reg there is no answer, only a direction to infinity.
+SEPARATED = 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class LogisticModel:
+    """Logits z ↦ f₀(z) + k(z, X)·a + bias: [m] for two classes (the log-odds of class 1), else [m, c] under softmax.
+
+    `gradient`: ‖∇‖ of the objective at the answer, in the kernel's Hilbert space, relative to that at a = 0.
+    """
+
+    model: KernelModel
+    bias: Float[Tensor, "..."]
+    classes: int
+    loss: float  # Σ_i w_i·loss_i, without the penalty
+    gradient: float
+
+    def logits(self, cross: Matrix, f0: Array | None = None) -> Tensor:
+        """From the Gram of the new samples with the training samples, or from their features."""
+        return self.model.predict(cross, f0) + self.bias
+
+    def probabilities(self, cross: Matrix, f0: Array | None = None) -> Tensor:
+        """[m, classes]."""
+        z = self.logits(cross, f0)
+        return torch.stack([torch.sigmoid(-z), torch.sigmoid(z)], 1) if z.dim() == 1 else torch.softmax(z, 1)
+
+    def predict(self, cross: Matrix, f0: Array | None = None) -> Tensor:
+        """The likeliest class of each new sample."""
+        return self.probabilities(cross, f0).argmax(1)
+
+
+def logistic(
+    K: Decomposable,
+    y: Array,
+    *,
+    reg: float,
+    f0: Array | None = None,
+    weights: Any = None,
+    bias: bool = False,
+    classes: int | None = None,
+    cutoff: float | None = None,
+    tol: float = 1e-10,
+    max_steps: int = 200,
+) -> LogisticModel:
+    """a = argmin Σ_i w_i loss(f(x_i), y_i) + (reg/2)·‖f − f₀‖², loss = log(1 + e^{∓f}) or −log softmax.
+
+    `y`: classes [n] as integers from 0, or probabilities [n, c]. Two classes have one logit, more have c of them (K⊗I);
+    a full kernel [n, c, n, c] couples its c logits. `bias`: an intercept per logit, not penalised. `tol`: of the
+    gradient's norm. With reg = 0 the classes must overlap. Qadeer et al. 2023 (15), (16). Takes a `Spectrum`, too;
+    eigenvalues up to `cutoff`·λ_1 (n·ε) are left out. Cost: an eigendecomposition, then n·rank·c a product.
+
+    >>> import tangency as tg
+    >>> x = torch.randn(40, 3).double()
+    >>> fit = tg.regress.logistic(x @ x.T, (x[:, 0] > 0).long(), reg=0.1)
+    >>> fit.gradient < 1e-10, fit.probabilities(x[:2] @ x.T).shape
+    (True, torch.Size([2, 2]))
+    """
+    given = K if isinstance(K, Spectrum) else square(K)
+    side = given.shape[: len(given.shape) // 2]
+    labels = _labels(y, side, classes, given.device)
+    reg = _check.nonnegative(reg, "reg")
+    whole = given if isinstance(given, Spectrum) else spectrum(given, dtype=torch.float64, device=labels.device)
+    part = whole.kept(cutoff)
+    values, vectors = part.values.double(), part.vectors.double()
+    phi = (vectors * values.sqrt()).reshape(*side, -1)
+    task = _Task.of(phi, labels, f0, weights, reg, bias)
+    answer = task.newton(tol, max_steps)
+    a = vectors @ (answer.theta.reshape(len(values), -1) / values.sqrt()[:, None])
+    return task.model(answer, a, tol, rank=len(part), cutoff=whole.cutoff(cutoff))
+
+
+def logistic_features(
+    features: Array,
+    y: Array,
+    *,
+    reg: float,
+    f0: Array | None = None,
+    weights: Any = None,
+    bias: bool = False,
+    classes: int | None = None,
+    tol: float = 1e-10,
+    max_steps: int = 200,
+) -> LogisticModel:
+    """γ = argmin Σ_i w_i loss(φ(x_i)·γ, y_i) + (reg/2)·‖γ‖²: `logistic` through features [n, p], or [n, c, p] if full.
+
+    >>> x = torch.randn(40, 3).double()
+    >>> fit = logistic_features(x, (x[:, 0] > 0).long(), reg=0.1, bias=True)
+    >>> fit.predict(x[:5]).shape
+    torch.Size([5])
+    """
+    phi = torch.as_tensor(features).detach().double()
+    if phi.dim() not in (2, 3) or 0 in phi.shape:
+        raise InputError(f"features have shape {tuple(phi.shape)}; needed: [n, p] or [n, c, p].")
+    _check.finite(phi, "features")
+    labels = _labels(y, phi.shape[:-1], classes, phi.device)
+    task = _Task.of(phi, labels, f0, weights, _check.nonnegative(reg, "reg"), bias)
+    answer = task.newton(tol, max_steps)
+    return task.model(answer, answer.theta, tol)
+
+
+def _labels(y: Array, side: torch.Size, classes: int | None, device: torch.device | None) -> Tensor:
+    """[n, 1] of class 1's probability for two classes in one logit, else [n, c] probabilities."""
+    y = torch.as_tensor(y).detach()
+    if device is not None and y.device != device:
+        raise InputError(f"K is on {device}, y on {y.device}. Move one: y.to({str(device)!r}).")
+    if y.is_floating_point():
+        _check.finite(y, "y")
+        sums = y.sum(1) if y.dim() == 2 else y.new_zeros(())
+        if y.dim() != 2 or y.shape[1] < 2 or bool((y < 0).any()) or bool(((sums - 1).abs() > 1e-4).any()):
+            raise InputError(
+                f"y is {y.dtype} of shape {tuple(y.shape)}; needed: classes as integers [n], or probabilities [n, c] "
+                "that are at least 0 and sum to 1."
+            )
+        one_hot = y.double()
+    else:
+        if y.dim() != 1:
+            raise InputError(f"y has shape {tuple(y.shape)}; needed: one class per sample, [n], as integers from 0.")
+        y = y.long()
+        count = classes or (side[1] if len(side) == 2 else max(2, int(y.max()) + 1 if len(y) else 2))
+        if len(y) and (int(y.min()) < 0 or int(y.max()) >= count):
+            raise InputError(f"y has classes from {int(y.min())} to {int(y.max())}; needed: from 0 to {count - 1}.")
+        if len(y) and int(y.min()) == int(y.max()):
+            raise InputError(f"all samples are of class {int(y[0])}; needed: at least two classes.")
+        one_hot = F.one_hot(y, count).double()
+        if count == 2 and len(side) == 1 and classes is None:
+            one_hot = one_hot[:, 1:]
+    if len(one_hot) != side[0] or (len(side) == 2 and one_hot.shape[1] != side[1]):
+        raise InputError(
+            f"y has shape {tuple(y.shape)}; needed: labels of the {list(side)} samples (and outputs) of K."
+        )
+    return one_hot
+
+
+@dataclass(frozen=True, eq=False)
+class _Answer:
+    theta: Tensor
+    b: Tensor
+    steps: int
+    gradient: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """The objective. `phi` [n, r] has a column of coefficients per logit; [n, c, r] has one vector for all logits."""
+
+    phi: Tensor
+    labels: Tensor  # [n, q]
+    begin: Tensor  # [n, q]
+    shifted: bool
+    w: Tensor  # [n, 1]
+    reg: float
+    bias: bool
+    bound: Tensor  # diagonal of an upper bound of the Hessian (Böhning 1992), which preconditions it
+
+    @staticmethod
+    def of(phi: Tensor, labels: Tensor, f0: Array | None, weights: Any, reg: float, bias: bool) -> "_Task":
+        n, q = labels.shape
+        begin = torch.zeros_like(labels)
+        if f0 is not None:
+            begin = same_shape(f0, labels[:, 0] if q == 1 else labels, "f0").reshape(n, q)
+        w = sample_weights(weights, n, labels)
+        w = torch.ones_like(labels[:, :1]) if w is None else w[:, None]
+        curvature = 0.25 if q == 1 else 0.5
+        squares = phi.square() * w.reshape(-1, *[1] * (phi.dim() - 1))
+        bound = curvature * (squares.sum(0)[:, None] if phi.dim() == 2 else squares.sum((0, 1))) + reg
+        return _Task(phi, labels, begin, f0 is not None, w, reg, bias, bound.clamp_min(torch.finfo(bound.dtype).tiny))
+
+    def forward(self, theta: Tensor, b: Tensor) -> Tensor:
+        return self.phi @ theta + b
+
+    def adjoint(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        theta = self.phi.T @ g if self.phi.dim() == 2 else torch.einsum("ncr,nc->r", self.phi, g)
+        return theta, g.sum(0) if self.bias else torch.zeros_like(g[0])
+
+    def losses(self, z: Tensor) -> Tensor:
+        """Σ_i w_i loss_i."""
+        if z.shape[1] == 1:
+            each = F.softplus(z) - self.labels * z
+        else:
+            each = torch.logsumexp(z, 1, keepdim=True) - (self.labels * z).sum(1, keepdim=True)
+        return (self.w * each).sum()
+
+    def curved(self, p: Tensor, dz: Tensor) -> Tensor:
+        """The Hessian of the losses in z, times dz."""
+        if p.shape[1] == 1:
+            return self.w * p * (1 - p) * dz
+        return self.w * p * (dz - (p * dz).sum(1, keepdim=True))
+
+    def newton(self, tol: float, max_steps: int) -> _Answer:
+        q = self.labels.shape[1]
+        theta = self.phi.new_zeros(self.phi.shape[-1], *([q] if self.phi.dim() == 2 else []))
+        b, first = self.phi.new_zeros(q), 0.0
+        z = self.begin + self.forward(theta, b)
+        for steps in range(max_steps + 1):
+            p = torch.sigmoid(z) if q == 1 else torch.softmax(z, 1)
+            g, gb = self.adjoint(self.w * (p - self.labels))
+            g = g + self.reg * theta
+            size = float((g.square().sum() + gb.square().sum()).sqrt())
+            first = first or size
+            relative = size / first if first else 0.0
+            value = float(self.losses(z) + self.reg / 2 * theta.square().sum())
+            if relative <= tol or steps == max_steps:
+                break
+            d, db = self._direction(p, g, gb, min(0.1, relative))
+            slope = float((g * d).sum() + (gb * db).sum())
+            dz, rate = self.forward(d, db), 1.0
+            while rate > 1e-10:  # Armijo; at the end the objective no longer shows progress that the gradient does
+                new = float(self.losses(z + rate * dz) + self.reg / 2 * (theta + rate * d).square().sum())
+                if new <= value + 1e-4 * rate * slope + 1e-14 * abs(value):
+                    break
+                rate /= 2
+            theta, b, z = theta + rate * d, b + rate * db, z + rate * dz
+            if self.reg == 0 and float(self.losses(z)) < SEPARATED * float(self.w.sum()):
+                raise DidNotConverge(
+                    "the classes are separated: with reg=0 the loss falls for ever and has no minimum. Give reg > 0."
+                )
+        return _Answer(theta, b, steps, relative)
+
+    def _direction(self, p: Tensor, g: Tensor, gb: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+        """−H⁻¹ g by preconditioned conjugate gradients, to a tolerance that tightens as Newton's method converges."""
+        weight = float(self.w.sum())
+
+        def hessian(d: Tensor, db: Tensor) -> tuple[Tensor, Tensor]:
+            h, hb = self.adjoint(self.curved(p, self.forward(d, db)))
+            return h + self.reg * d, hb
+
+        def lead(r: Tensor, rb: Tensor) -> tuple[Tensor, Tensor]:
+            return r / self.bound, rb / weight
+
+        return _conjugate(hessian, lead, (-g, -gb), tol)
+
+    def model(self, answer: _Answer, coefficients: Tensor, tol: float, **facts: Any) -> LogisticModel:
+        q = self.labels.shape[1]
+        z = self.begin + self.forward(answer.theta, answer.b)
+        full = self.phi.dim() == 3
+        shape = (-1,) if q == 1 or (full and not facts) else (-1, q)
+        model = KernelModel(
+            coefficients.reshape(shape), z[:, 0] if q == 1 else z, float(answer.theta.norm()), self.reg, "Newton",
+            answer.steps, answer.gradient, self.shifted, **facts,
+        )  # fmt: skip
+        bias = answer.b[0] if q == 1 else answer.b
+        found = LogisticModel(model, bias, max(2, q), float(self.losses(z)), answer.gradient)
+        if not answer.gradient <= tol:
+            raise DidNotConverge(
+                f"Newton's method reached the relative gradient {answer.gradient:.2e} in {answer.steps} steps; asked "
+                f"for: {tol:.1e}. Give a larger reg= (it was {self.reg:g}), more max_steps or a larger tol; .solution "
+                "holds what was found.",
+                found,
+            )
+        return found
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+def _conjugate(apply: Callable[..., Pair], lead: Callable[..., Pair], rhs: Pair, tol: float) -> Pair:
+    def dot(a: Pair, b: Pair) -> float:
+        return float((a[0] * b[0]).sum() + (a[1] * b[1]).sum())
+
+    x: Pair = (torch.zeros_like(rhs[0]), torch.zeros_like(rhs[1]))
+    r, z = rhs, lead(*rhs)
+    p, rz, first = z, dot(rhs, z), dot(rhs, rhs) ** 0.5
+    for _ in range(2000):  # heuristic; Newton's method forgives a direction that is not exact
+        q = apply(*p)
+        curvature = dot(p, q)
+        if curvature <= 0 or rz <= 0:
+            break
+        alpha = rz / curvature
+        x = (x[0] + alpha * p[0], x[1] + alpha * p[1])
+        r = (r[0] - alpha * q[0], r[1] - alpha * q[1])
+        if dot(r, r) ** 0.5 <= tol * first:
+            break
+        z = lead(*r)
+        rz, old = dot(r, z), rz
+        p = (z[0] + rz / old * p[0], z[1] + rz / old * p[1])
+    return x

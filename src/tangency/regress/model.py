@@ -1,0 +1,205 @@
+"""What a fit is, and the problem that it solves: targets, where they start from, weights."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import _check
+from .._types import Float
+from ..eigen import Matrix, Spectrum, spectrum
+from ..errors import InputError
+from ..gram import DenseGram, Gram, square
+
+Array = Tensor | np.ndarray
+Decomposable = Matrix | Spectrum
+
+
+@dataclass(frozen=True, eq=False)
+class KernelModel:
+    """f(z) = f₀(z) + Σ_i k(z, x_i) a_i, or f₀(z) + φ(z)·γ for a fit by features.
+
+    `coefficients`: a [n], [n, q] for K⊗I, [n, c] for a full kernel; γ [p] or [p, q] by features. `fitted`: f on the
+    training samples. `norm`: ‖f − f₀‖ in the kernel's Hilbert space, √(aᵀ K a) = ‖γ‖, over all outputs. `rank` and
+    `cutoff` are there for a pseudo-inverse: how many eigenvalues (singular values, by features) were kept, those above
+    which.
+    """
+
+    coefficients: Float[Tensor, "..."]
+    fitted: Float[Tensor, "..."]
+    norm: float
+    reg: float
+    method: str
+    steps: int
+    residual: float
+    shifted: bool  # fitted to y − f₀
+    rank: int | None = None
+    cutoff: float | None = None
+
+    def __repr__(self) -> str:
+        rank = "" if self.rank is None else f", rank {self.rank}"
+        return (
+            f"KernelModel({tuple(self.coefficients.shape)} coefficients, reg {self.reg:g}, norm {self.norm:.4g}{rank}, "
+            f"{self.method}, residual {self.residual:.1e})"
+        )
+
+    def predict(self, cross: Matrix, f0: Array | None = None) -> Tensor:
+        """f on new samples, from their Gram with the training samples [m, n] ([m, d, n, c]), or their features [m, p].
+
+        A model that was fitted with f0 needs f0 of the new samples.
+        """
+        out = apply(cross, self.coefficients)
+        return out + start(f0, out, self.shifted)
+
+
+def start(f0: Array | None, out: Tensor, shifted: bool) -> Tensor:
+    """f₀ of new samples, checked."""
+    if f0 is None:
+        if shifted:
+            raise InputError(
+                "the model starts from f0, so predicting needs f0 of the new samples: predict(cross, f0=…)."
+            )
+        return out.new_zeros(())
+    return same_shape(f0, out, "f0 of the new samples")
+
+
+def apply(cross: Matrix, coefficients: Tensor) -> Tensor:
+    """k(z, x) a for a [n], [n, q], or [n, c] where the kernel is full: [m], [m, q], [m, d]."""
+    if isinstance(cross, np.ndarray):
+        cross = torch.from_numpy(cross)
+    if not isinstance(cross, (Gram, Tensor)):
+        raise InputError(f"cross is a {type(cross).__name__}; needed: a Gram (tg.compute(kernel, z, x)) or a tensor.")
+    if isinstance(cross, Tensor) and cross.dim() == 3:  # features [m, c, p]
+        if cross.shape[2:] != coefficients.shape:
+            raise InputError(f"the features have shape {tuple(cross.shape)}; needed: [m, c, {len(coefficients)}].")
+        return cross.detach().to(coefficients) @ coefficients
+    half = len(cross.shape) // 2
+    sides, want = cross.shape[half:], coefficients.shape[: max(1, len(cross.shape) - half)]
+    if len(cross.shape) not in (2, 4) or tuple(sides) != tuple(want):
+        needed = "[m, d, n, c]" if len(cross.shape) == 4 else "[m, n]"
+        raise InputError(
+            f"cross has shape {tuple(cross.shape)} and the fit has coefficients {tuple(coefficients.shape)}; needed: "
+            f"new samples by training samples, {needed}: tg.compute(kernel, x_new, x_train)."
+        )
+    gram = cross if isinstance(cross, Gram) else DenseGram(cross.detach(), symmetric=False)
+    if gram.device is not None and gram.device != coefficients.device:
+        raise InputError(f"cross is on {gram.device}, the model on {coefficients.device}. Move one.")
+    if half == 1:
+        return gram @ coefficients
+    return (gram @ coefficients.flatten()).reshape(gram.shape[:half])
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Targets √w·(y − f₀) [n·c, q] for the matrix W^½ K W^½, and the way back to a model."""
+
+    gram: Gram | None  # K itself; None where only its spectrum was given
+    matrix: Gram | Spectrum  # W^½ K W^½ on the samples of positive weight
+    target: Tensor
+    f0: Tensor | None  # flat, [n·c, q]
+    kept: Tensor | None  # rows of positive weight, where some are zero
+    root: Tensor | None  # √w of these rows
+    shape: torch.Size  # of y
+    rows: int  # n·c
+
+    @staticmethod
+    def of(K: Decomposable, y: Array, f0: Array | None = None, weights: Any = None) -> "Problem":
+        given = K if isinstance(K, Spectrum) else square(K)
+        side = given.shape[: len(given.shape) // 2]
+        y = targets(y, side, given.dtype, given.device)
+        rows = side.numel()
+        flat, begin = y.reshape(rows, -1), None
+        if f0 is not None:
+            begin = same_shape(f0, y, "f0").reshape(rows, -1)
+            flat = flat - begin
+        gram = None if isinstance(given, Spectrum) else given
+        w = sample_weights(weights, side[0], flat)
+        if w is None:
+            return Problem(gram, given, flat, begin, None, None, y.shape, rows)
+        if gram is None:
+            raise InputError("weights= need the Gram itself; a spectrum is that of one weighting only.")
+        index = (w > 0).nonzero()[:, 0] if bool((w == 0).any()) else None
+        part = gram if index is None else gram.select(index, index)
+        w = w if index is None else w[index]
+        c = rows // side[0]
+        kept = None if index is None else (index[:, None] * c + torch.arange(c, device=index.device)).flatten()
+        root = w.sqrt().repeat_interleave(c)[:, None]
+        target = (flat if kept is None else flat[kept]) * root
+        return Problem(gram, part.weighted(w), target, begin, kept, root, y.shape, rows)
+
+    def spectrum(self) -> Spectrum:
+        if isinstance(self.matrix, Spectrum):
+            return self.matrix
+        return spectrum(self.matrix, dtype=self.target.dtype, device=self.target.device)
+
+    def dual(self, b: Tensor) -> Tensor:
+        """a [n·c, q] from the solution b for the weighted matrix."""
+        if self.root is not None:
+            b = b * self.root
+        if self.kept is None:
+            return b
+        a = b.new_zeros(self.rows, b.shape[1])
+        a[self.kept] = b
+        return a
+
+    def image(self, a: Tensor) -> Tensor:
+        """K a."""
+        if self.gram is not None:
+            return self.gram @ a
+        assert isinstance(self.matrix, Spectrum)
+        s = self.matrix
+        return s.vectors @ (s.values[:, None] * (s.vectors.T @ a))
+
+    def model(self, b: Tensor, **facts: Any) -> KernelModel:
+        a = self.dual(b)
+        ka = self.image(a)
+        norm = float((a * ka).sum().clamp_min(0).sqrt())
+        fitted = ka if self.f0 is None else ka + self.f0
+        return KernelModel(
+            a.reshape(self.shape), fitted.reshape(self.shape), norm, shifted=self.f0 is not None, **facts
+        )
+
+
+def targets(y: Array, side: torch.Size, dtype: torch.dtype, device: torch.device | None, name: str = "y") -> Tensor:
+    """y as numbers in the wider type: [n] or [n, q] for a kernel with side [n], [n, c] for a full one."""
+    y = torch.as_tensor(y).detach()
+    if len(side) == 1 and (y.dim() not in (1, 2) or len(y) != side[0]):
+        n = side[0]
+        raise InputError(f"there are {n} samples and {name} has shape {tuple(y.shape)}; needed: [{n}] or [{n}, q].")
+    if len(side) == 2 and y.shape != side:
+        raise InputError(
+            f"the kernel is full over {side[1]} outputs of {side[0]} samples and {name} has shape {tuple(y.shape)}; "
+            f"needed: {list(side)}."
+        )
+    if y.is_complex():
+        raise InputError(f"{name} is {y.dtype}; needed: real numbers.")
+    if device is not None and y.device != device:
+        raise InputError(f"K is on {device}, {name} on {y.device}. Move one: {name}.to({str(device)!r}).")
+    _check.finite(y, name)
+    return y.to(torch.promote_types(y.dtype, dtype))
+
+
+def same_shape(f0: Array, y: Tensor, name: str) -> Tensor:
+    """f₀ where y is, checked."""
+    f0 = torch.as_tensor(f0).detach()
+    if f0.shape != y.shape:
+        raise InputError(f"{name} has shape {tuple(f0.shape)}; needed: {tuple(y.shape)}.")
+    _check.finite(f0, name)
+    return f0.to(y)
+
+
+def sample_weights(weights: Any, n: int, like: Tensor) -> Tensor | None:
+    """[n], at least 0 and not all 0; a number stands for n of them."""
+    if weights is None:
+        return None
+    w = torch.as_tensor(weights, dtype=like.dtype, device=like.device).detach()
+    if w.dim() == 0:
+        w = w.expand(n)
+    if w.shape != (n,):
+        raise InputError(f"weights have shape {tuple(w.shape)}; needed: one number per sample, [{n}].")
+    _check.finite(w, "weights")
+    if bool((w < 0).any()) or not bool((w > 0).any()):
+        raise InputError(f"weights from {float(w.min()):g} to {float(w.max()):g}; needed: at least 0, and not all 0.")
+    return w

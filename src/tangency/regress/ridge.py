@@ -1,0 +1,119 @@
+"""Least squares: ridge, ridgeless by pseudo-inverse, and the same fit through the features."""
+
+from typing import Any
+
+import torch
+
+from .. import _check
+from ..eigen import Matrix, Spectrum
+from ..errors import InputError
+from ..solve import Solver, linear
+from .model import Array, Decomposable, KernelModel, Problem, same_shape, sample_weights, targets
+
+
+def ridge(
+    K: Matrix,
+    y: Array,
+    *,
+    reg: float,
+    f0: Array | None = None,
+    weights: Any = None,
+    method: Solver | None = None,
+    tol: float | None = None,
+) -> KernelModel:
+    """f = f₀ + k(·, X)·a with a = (K + reg·W⁻¹)⁻¹ (y − f₀): minimises Σ_i w_i (f(x_i) − y_i)² + reg·‖f − f₀‖².
+
+    K [n, n] with y [n] or [n, q] (one fit per column, K⊗I), or a full kernel [n, c, n, c] with y [n, c]. `reg` is
+    absolute: Nλ where the loss is a mean. `reg=0` needs a K that can be inverted; else see `ridgeless`.
+    `method`, `tol`: as for `tg.solve.linear`.
+
+    >>> import tangency as tg
+    >>> model, x, y = torch.nn.Linear(3, 1).double(), torch.randn(8, 3).double(), torch.randn(8).double()
+    >>> k = tg.trace_ntk(model)
+    >>> fit = tg.regress.ridge(tg.compute(k, x), y, reg=0.1)
+    >>> fit.predict(tg.compute(k, torch.randn(2, 3).double(), x)).shape
+    torch.Size([2])
+    """
+    problem = Problem.of(K, y, f0, weights)
+    reg = _check.nonnegative(reg, "reg")
+    if isinstance(problem.matrix, Spectrum):
+        raise InputError("ridge takes the Gram itself; with a spectrum at hand use ridgeless or cross_validate.")
+    found = linear(problem.matrix, problem.target, reg=reg, method=method, tol=tol)
+    return problem.model(found.value, reg=reg, method=found.method, steps=found.steps, residual=found.residual)
+
+
+def ridgeless(
+    K: Decomposable, y: Array, *, f0: Array | None = None, weights: Any = None, cutoff: float | None = None
+) -> KernelModel:
+    """f = f₀ + k(·, X) W^½ (W^½ K W^½)⁺ W^½ (y − f₀): the limit reg → 0, of least norm.
+
+    The pseudo-inverse keeps eigenvalues above `cutoff`·λ_1 (default n·ε); the model says how many (`rank`), and its
+    `residual` is against what they can reach. Qadeer et al. 2023 (13), (14). Takes a `Spectrum`, too.
+
+    >>> import tangency as tg
+    >>> K = torch.tensor([[1.0, 1.0], [1.0, 1.0]])  # the same sample twice
+    >>> fit = ridgeless(K, torch.tensor([1.0, 3.0]))
+    >>> fit.rank, [round(v, 3) for v in fit.fitted.tolist()]
+    (1, [2.0, 2.0])
+    """
+    problem = Problem.of(K, y, f0, weights)
+    whole = problem.spectrum()
+    part = whole.kept(cutoff)
+    inside = part.vectors.T @ problem.target
+    b = part.vectors @ (inside / part.values[:, None])
+    limit = whole.cutoff(cutoff)
+    return problem.model(
+        b, reg=0.0, method=f"pseudo-inverse ({whole.method})", steps=whole.steps, residual=whole.residual,
+        rank=len(part), cutoff=limit,
+    )  # fmt: skip
+
+
+def least_squares(
+    features: Array,
+    y: Array,
+    *,
+    reg: float = 0.0,
+    f0: Array | None = None,
+    weights: Any = None,
+    cutoff: float | None = None,
+) -> KernelModel:
+    """γ = argmin Σ_i w_i (φ(x_i)·γ − y_i + f₀)² + reg·‖γ‖², by singular values.
+
+    The same fit as by ridge or ridgeless, better conditioned: K = ΦΦᵀ squares the singular values (CKJ in Qadeer et al.
+    2023, App. B). `features`: [n, p], or [n, c, p] for a full kernel; `kernel.matrix(x)` gives them. With reg = 0,
+    singular values up to `cutoff`·σ_1 (default max(n, p)·ε) are left out.
+
+    >>> import tangency as tg
+    >>> model, x = tg.models.mlp([3, 9, 1]), torch.randn(20, 3)
+    >>> phi = tg.conjugate_kernel(model).matrix(x)
+    >>> least_squares(phi, torch.randn(20)).predict(phi).shape
+    torch.Size([20])
+    """
+    phi = torch.as_tensor(features).detach()
+    if phi.dim() not in (2, 3) or not phi.is_floating_point() or 0 in phi.shape:
+        raise InputError(f"features have shape {tuple(phi.shape)}, {phi.dtype}; needed: real [n, p] or [n, c, p].")
+    _check.finite(phi, "features")
+    reg = _check.nonnegative(reg, "reg")
+    y = targets(y, phi.shape[:-1], phi.dtype, phi.device)
+    rows = phi.shape[:-1].numel()
+    flat, kind = y.reshape(rows, -1), y.dtype
+    begin = None if f0 is None else same_shape(f0, y, "f0").reshape(rows, -1)
+    t = flat if begin is None else flat - begin
+    matrix = phi.reshape(rows, -1).to(kind)
+    w = sample_weights(weights, len(phi), flat)
+    root = None if w is None else w.sqrt().repeat_interleave(rows // len(phi))[:, None]
+    a, t = (matrix, t) if root is None else (matrix * root, t * root)
+    u, s, vt = torch.linalg.svd(a, full_matrices=False)
+    limit = float(s[0]) * (max(a.shape) * torch.finfo(kind).eps if cutoff is None else cutoff)
+    keep = int((s > limit).sum()) if reg == 0 else len(s)
+    u, s, vt = u[:, :keep], s[:keep], vt[:keep]
+    gamma = vt.T @ ((s / (s.square() + reg))[:, None] * (u.T @ t))
+    out = matrix @ gamma
+    normal = a.T @ (a @ gamma - t) + reg * gamma
+    residual = float(normal.norm() / (a.T @ t).norm().clamp_min(torch.finfo(kind).tiny))
+    return KernelModel(
+        gamma.reshape(-1, *y.shape[1:]) if phi.dim() == 2 else gamma[:, 0],
+        (out if begin is None else out + begin).reshape(y.shape),
+        float(gamma.norm()), reg, "singular values of the features", 1, residual, f0 is not None,
+        *((keep, limit) if reg == 0 else ()),
+    )  # fmt: skip
