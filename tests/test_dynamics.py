@@ -384,7 +384,7 @@ def test_a_real_step_equals_the_learning_path_decomposition(make: Callable, many
     net, x = make()
     net = net.to(DOUBLE)
     seen, update, labels = x[many:], x[:many], torch.randint(0, 4, (many,))
-    rates, gaps = [1e-3 / 2**k for k in range(6)], []
+    rates, gaps = [1e-4 / 2**k for k in range(6)], []
     for lr in rates:
         path = D.learning_path(net, seen, update, labels, lr=lr)
         with torch.no_grad():
@@ -401,7 +401,7 @@ def test_a_real_step_moves_the_outputs_as_one_step_says(make: Callable) -> None:
     net, x = make()
     net = net.to(DOUBLE)
     y = torch.randn(5, 4, dtype=DOUBLE)
-    rates, gaps = [1e-3 / 2**k for k in range(6)], []
+    rates, gaps = [1e-4 / 2**k for k in range(6)], []
     for lr in rates:
         shares = D.one_step(net, x, x[:5], y, loss=F.mse_loss, lr=lr)
         with torch.no_grad():

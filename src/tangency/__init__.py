@@ -6,17 +6,19 @@
 torch.Size([5, 5])
 """
 
-from . import models, testing
+from . import dynamics, models, regress, solve, testing
 from ._version import __version__
 from .combine import add as sum
 from .combine import cosine, scale
 from .errors import (
     DamagedTile,
+    DidNotConverge,
     IncompleteGram,
     InputError,
     MemoryBudgetError,
     ModelError,
     NonFiniteError,
+    NotPositiveDefinite,
     PerformanceWarning,
     StoreError,
     StoreMismatch,
@@ -27,6 +29,7 @@ from .errors import (
 )
 from .gram import Gram
 from .kernel import Kernel
+from .linearize import Linearized, linearize
 from .ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
 from .tiles.executors import Workers
 from .tiles.ray import RayExecutor
@@ -36,13 +39,16 @@ from .tiles.store import open_gram
 
 __all__ = [
     "DamagedTile",
+    "DidNotConverge",
     "Gram",
     "IncompleteGram",
     "InputError",
     "Kernel",
+    "Linearized",
     "MemoryBudgetError",
     "ModelError",
     "NonFiniteError",
+    "NotPositiveDefinite",
     "PerformanceWarning",
     "RayExecutor",
     "StoreError",
@@ -56,14 +62,18 @@ __all__ = [
     "compute",
     "conjugate_kernel",
     "cosine",
+    "dynamics",
     "embedding_kernel",
     "from_dataset",
     "full_ntk",
     "head_ntk",
+    "linearize",
     "models",
     "open_gram",
     "pseudo_ntk",
+    "regress",
     "scale",
+    "solve",
     "sum",
     "testing",
     "trace_ntk",

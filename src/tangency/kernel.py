@@ -88,6 +88,10 @@ class Kernel(ABC):
         _check.same_form(x, y)
         return self.prepare(x), self.prepare(y)
 
+    def __sklearn_clone__(self) -> "Kernel":
+        """Itself: scikit-learn would copy the model with every fold."""
+        return self
+
     def parts(self, x: Inputs, y: Inputs | None = None) -> dict[str, Tensor]:
         """The kernel split by parameter (or layer); the parts sum to the whole."""
         raise InputError(f"{type(self).__name__} does not split into a sum over parameters; ask the kernel inside it.")

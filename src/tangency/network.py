@@ -99,7 +99,7 @@ class Network:
         if self.channels_last:
             inputs = _tree.transform(lambda v: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v, inputs)
         args, kwargs = _tree.arguments(inputs)
-        out = _pick(functional_call(self.model, dict(state), args, kwargs), self.outputs)
+        out = pick(functional_call(self.model, dict(state), args, kwargs), self.outputs)
         if out.dim() == 0 and n == 1:
             out = out[None]
         if out.dim() == 0 or out.shape[0] != n:
@@ -183,7 +183,7 @@ def _output(j: int, out: Tensor) -> int:
     return j
 
 
-def _pick(returned: Any, outputs: Outputs) -> Tensor:
+def pick(returned: Any, outputs: Outputs) -> Tensor:
     """The tensor out of what a model returns."""
     if callable(outputs):
         returned = outputs(returned)

@@ -1,0 +1,182 @@
+"""Large systems: a Gram on disk within a memory budget on a CPU, and 60,000 rows on one GPU.
+
+    python benchmarks/solve.py cpu --data DIR [--rows 20000]       # Fashion-MNIST's IDX files in DIR
+    PYTHONPATH=src python3 benchmarks/solve.py gpu --store STORE --data DIR   # STORE: what scale.py made
+
+cpu: the trace NTK of an MLP over ROWS images of Fashion-MNIST goes to disk (float32); then (K + reg·I) a = y for ten
+one-hot columns is solved in a process of its own for each method, and its peak resident memory is that of the process.
+gpu: the Gram of `benchmarks/scale.py` (ResNet18, CIFAR-10) is read onto the GPU; Cholesky, the 1000 largest eigenpairs
+and all eigenpairs, each with its residual. reg is a fraction of the mean of the diagonal: the smallest of 0.01, 0.1, 1
+for which K + reg·I is positive definite (K has errors of 16-bit factors).
+"""
+
+import argparse
+import gzip
+import json
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import tangency as tg
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def fashion(folder: Path, n: int) -> tuple[Tensor, Tensor]:
+    """Images [n, 784] in [0, 1] and labels, from the official IDX files (gzipped or not)."""
+
+    def read(stem: str, offset: int) -> np.ndarray:
+        path = next(p for p in folder.rglob(f"{stem}*") if p.is_file())
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return np.frombuffer(raw, np.uint8, offset=offset)
+
+    x = read("train-images", 16).reshape(-1, 784)[:n].astype(np.float32) / 255
+    return torch.from_numpy(x), torch.from_numpy(read("train-labels", 8)[:n].astype(np.int64))
+
+
+def one_hot(labels: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(labels, 10).double() - 0.1
+
+
+METHODS = {
+    "Cholesky, memory 4GiB": lambda: tg.solve.Auto(memory="4GiB"),
+    "CG, memory 1GiB": lambda: tg.solve.Auto(memory="1GiB"),
+    "CG without preconditioner": lambda: tg.solve.CG(None, max_steps=3000),
+}
+
+
+def one(name: str, store: str, labels: Path, fraction: float) -> dict[str, Any]:
+    """One method, in a process of its own."""
+    gram, y = tg.open_gram(store), one_hot(torch.from_numpy(np.load(labels)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    reg = fraction * float(gram.diag().mean())
+    start = time.perf_counter()
+    found = tg.solve.linear(gram, y, reg=reg, method=METHODS[name](), tol=1e-6)
+    seconds = time.perf_counter() - start
+    r = gram @ found.value + reg * found.value - y
+    return {
+        "method": found.method,
+        "steps": found.steps,
+        "residual": found.residual,
+        "residual_recomputed": float((r.norm(dim=0) / y.norm(dim=0)).max()),
+        "reg": f"{fraction:g} of the mean diagonal",
+        "seconds": seconds,
+        "peak_GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "peak_before_GiB": before,
+    }
+
+
+def cpu(args: argparse.Namespace) -> None:
+    x, labels = fashion(args.data, args.rows)
+    torch.manual_seed(0)
+    model = tg.models.mlp([784, 256, 256, 10])
+    result: dict[str, Any] = {"rows": args.rows, "kernel": "trace NTK, mlp 784-256-256-10, Fashion-MNIST, float32"}
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        start = time.perf_counter()
+        gram = tg.compute(tg.trace_ntk(model), x, store=folder + "/gram", memory="2GiB")
+        result["gram_s"] = time.perf_counter() - start
+        result["disk_GB"] = sum(p.stat().st_size for p in Path(gram.path).rglob("*") if p.is_file()) / 1e9
+        np.save(folder + "/labels.npy", labels.numpy())
+        for name in METHODS:
+            command = [sys.executable, __file__, "one", "--store", gram.path, "--data", folder + "/labels.npy"]
+            command += ["--method", name, "--fraction", str(args.fraction)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            result[name] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else done.stderr[-600:]
+            print(name, result[name], flush=True)
+    write(result, RESULTS / "solve.json", f"python benchmarks/solve.py cpu --data DIR --fraction {args.fraction}")
+
+
+def gpu(args: argparse.Namespace) -> None:
+    stored = tg.open_gram(args.store)
+    start = time.perf_counter()
+    K = torch.empty(stored.shape, device="cuda")
+    for rows, columns, tile in stored.tiles():
+        K[rows, columns] = tile.cuda()
+    torch.cuda.synchronize()
+    labels = np.concatenate([np.load(args.data / f"cifar{k}.npy")[:, 0] for k in range(4)])[: len(K)]
+    y = one_hot(torch.from_numpy(labels.astype(np.int64))).cuda()
+    mean = float(K.diagonal().mean())
+    result: dict[str, Any] = {"rows": len(K), "read_s": time.perf_counter() - start, "mean_diagonal": mean}
+    print(result, flush=True)
+    gram = tg.gram.DenseGram(K, symmetric=True)
+
+    def stage(name: str, f: Any) -> Any:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        try:
+            found = f()
+            torch.cuda.synchronize()
+        except Exception as e:
+            print(name, type(e).__name__, str(e)[:500], flush=True)
+            result[name] = {"failed": f"{type(e).__name__}: {str(e)[:200]}"}
+            return None
+        seconds, peak = time.perf_counter() - begin, torch.cuda.max_memory_allocated() / 2**30
+        result[name] = {"seconds": seconds, "residual": found.residual, "steps": found.steps, "method": found.method}
+        result[name]["peak_GiB"] = peak
+        print(name, result[name], flush=True)
+        return found
+
+    for fraction in (0.01, 0.1, 1.0):
+        for name, method in (("Cholesky", tg.solve.Cholesky()), ("Cholesky32", tg.solve.Cholesky(dtype=torch.float32))):
+            reg = fraction * mean
+            label = f"{name}, reg {fraction:g} of the mean diagonal"
+            stage(label, lambda reg=reg, method=method: tg.solve.linear(gram, y, reg=reg, method=method, tol=1e-5))
+        if "failed" not in result[label]:
+            break
+    stage("CG", lambda: tg.solve.linear(gram, y, reg=fraction * mean, method=tg.solve.CG(), tol=1e-6))
+    for k in (1000,):
+        found = stage(f"top {k}", lambda k=k: tg.solve.top(gram, k, tol=1e-6, dtype=torch.float64))
+    if found is not None:
+        result["largest"], result["thousandth"] = float(found.values[0]), float(found.values[-1])
+    del found
+    found = stage("all eigenpairs", lambda: tg.solve.spectrum(gram))
+    if found is not None:
+        result["trace_error"] = abs(float(found.values.double().sum() / K.diagonal().double().sum()) - 1)
+        result["smallest"] = float(found.values[-1])
+    result["device"] = torch.cuda.get_device_name()
+    write(result, args.out, "PYTHONPATH=src python3 benchmarks/solve.py gpu --store STORE --data DIR")
+
+
+def write(result: dict[str, Any], path: Path, command: str) -> None:
+    result |= {
+        "command": command,
+        "machine": platform.processor() or platform.machine(),
+        "cores": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "tangency": tg.__version__,
+    }
+    print(json.dumps(result), flush=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("where", choices=["cpu", "gpu", "one"])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=20000)
+    parser.add_argument("--fraction", type=float, default=1e-3, help="reg as a fraction of the mean diagonal")
+    parser.add_argument("--folder", type=Path, help="where the Gram is written")
+    parser.add_argument("--store")
+    parser.add_argument("--method")
+    parser.add_argument("--out", type=Path, default=RESULTS / "h200" / "solve.json")
+    args = parser.parse_args()
+    if args.where == "one":
+        print(json.dumps(one(args.method, args.store, args.data, args.fraction)))
+    else:
+        {"cpu": cpu, "gpu": gpu}[args.where](args)
+
+
+if __name__ == "__main__":
+    main()

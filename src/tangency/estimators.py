@@ -1,0 +1,349 @@
+"""Kernel methods as scikit-learn estimators, for its pipelines and searches: `pip install tangency[sklearn]`.
+
+The work is that of `tangency.regress`; here are only scikit-learn's conventions: arrays in and out, labels, tags. A
+kernel is a tangency kernel of any module, a function k(X, Y), or "precomputed". Each fit computes its Gram; a search
+over `reg` alone does less work on a Gram computed once, with kernel="precomputed", or with reg="loo".
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.svm import SVC
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from . import _check, _tree
+from .errors import InputError, NotPositiveDefinite
+from .gram import DenseGram, Gram, square
+from .kernel import Empirical, Kernel
+from .regress import KernelModel, LogisticModel, cross_validate, logistic, ridge, ridgeless
+from .regress.model import Problem, sample_weights
+from .solve import Solver, spectrum
+from .tiles.run import compute
+from .tiles.source import Arrays, Source, source
+
+Choice = Kernel | Literal["precomputed"] | Callable[[Any, Any], Any]
+Reg = float | Literal["loo", "gcv"]
+BY = ("loo", "gcv")
+LOSSES = ("square", "logistic", "svm")
+
+
+class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
+    """What both estimators share: inputs, Gram matrices, least squares."""
+
+    kernel: Choice
+    reg: Reg
+    regs: Sequence[float] | None
+    solver: Solver | None
+    memory: int | str | None
+    model_: Any  # KernelModel, LogisticModel or SVC
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.pairwise = isinstance(self.kernel, str)  # folds then take rows and columns
+        tags.input_tags.three_d_array = isinstance(self.kernel, Kernel)
+        return tags
+
+    def _inputs(self, X: Any, fit: bool) -> Any:
+        """X checked, in the form that the kernel takes."""
+        if isinstance(self.kernel, Kernel):
+            return _tensors(self.kernel, X)
+        if not callable(self.kernel) and self.kernel != "precomputed":
+            raise InputError(
+                f"kernel={self.kernel!r}; needed: a tangency kernel (tg.trace_ntk(model)), 'precomputed', or a "
+                "function k(X, Y) such as sklearn.metrics.pairwise.rbf_kernel."
+            )
+        if isinstance(X, Gram) and not callable(self.kernel):
+            if fit:
+                self.n_features_in_ = X.shape[1]
+            return X
+        kind = "numeric" if callable(self.kernel) else [np.float64, np.float32]
+        return validate_data(self, _array(X), reset=fit, dtype=kind, allow_nd=True)
+
+    def _gram(self, *sides: Any) -> Gram:
+        """The Gram of one side with itself, or of new samples with the training samples."""
+        found: Any
+        if isinstance(self.kernel, Kernel):
+            found = compute(self.kernel, *sides, memory=self.memory, progress=False)
+        else:
+            found = self.kernel(sides[0], sides[-1]) if callable(self.kernel) else sides[0]
+        if not isinstance(found, Gram):
+            array = np.asarray(_array(found))
+            kind = array.dtype if array.dtype in (np.float32, np.float64) else np.float64
+            # A tensor would write through to a mapped file that is open for reading only.
+            found = DenseGram(torch.from_numpy(np.require(array, kind, ["C", "W"])), symmetric=False)
+        if len(found.shape) == 4 and found.shape[1] == found.shape[3] == 1:  # the full kernel of a single output
+            found = DenseGram(found.dense()[:, 0, :, 0], symmetric=found._same_samples)
+        return square(found, "the Gram") if len(sides) == 1 else found
+
+    def _begin(self, X: Any, n_targets: int, sample_weight: Any) -> tuple[Any, Tensor | None]:
+        """Inputs and weights, checked before anything is computed."""
+        x = self._inputs(X, fit=True)
+        n = len(source(x, "X")) if isinstance(self.kernel, Kernel) else x.shape[0]
+        if n != n_targets:
+            raise InputError(f"X has {n} samples and y has {n_targets}; needed: one target for each sample.")
+        if sample_weight is None:
+            return x, None
+        weights = np.array(_array(sample_weight), dtype=np.float64)
+        if not weights.any():
+            raise InputError("all sample weights are zero; needed: a positive one for at least one sample.")
+        return x, sample_weights(weights, n, torch.empty(0, dtype=torch.float64))
+
+    def _trained(self, x: Any) -> Gram:
+        """The Gram of the training samples, which are kept for predicting where they are needed."""
+        self.X_fit_ = None if isinstance(self.kernel, str) else x
+        return self._gram(x)
+
+    def _cross(self, X: Any) -> Gram:
+        """The Gram of new samples with the training samples."""
+        check_is_fitted(self, "model_")
+        return self._gram(self._inputs(X, fit=False), self.X_fit_)
+
+    def _reg(self) -> Reg:
+        if not isinstance(self.reg, str):
+            return _check.nonnegative(self.reg, "reg")
+        if self.reg not in BY:
+            raise InputError(f"reg={self.reg!r}; needed: a number, at least 0, or 'loo' or 'gcv'.")
+        return self.reg
+
+    def _least_squares(self, K: Gram, y: Tensor, reg: Reg, weights: Tensor | None) -> KernelModel:
+        """By ridge, or without reg by pseudo-inverse; `reg_` is what was used."""
+        self.reg_ = _best(K, y, weights, self.regs, reg) if isinstance(reg, str) else reg
+        if self.reg_ == 0:
+            return ridgeless(K, y, weights=weights, cutoff=_rounding(K, K.dtype))
+        return ridge(K, y, reg=self.reg_, weights=weights, method=self.solver)
+
+
+class KernelRegressor(RegressorMixin, _KernelEstimator):  # type: ignore[misc]
+    """f = argmin Σ_i w_i (f(x_i) − y_i)² + reg·‖f‖²: kernel ridge regression, without intercept.
+
+    `kernel`: a tangency kernel; a function k(X, Y); or "precomputed": X is then the Gram [n, n] in `fit` and [m, n] in
+    `predict`, as an array or a `Gram` (which may lie on disk). y is [n] or [n, q], or [n, c] for a full kernel.
+    `reg`: a number (0: the pseudo-inverse), or "loo" or "gcv": the one of `regs` of least predicted error, from one
+    eigendecomposition; `reg_` says which. With weights, leaving out a sample leaves out its whole weight. `regs`:
+    default λ̄·10⁻⁸, …, λ̄·10⁴ with λ̄ = tr K/n, less those within the rounding of K. `solver`: a way to solve for
+    reg > 0 (`tg.solve`). `memory`: as for `tg.compute`.
+
+    With a tangency kernel X is a tensor or array of any number of dimensions, or a tuple or dict as the model takes it;
+    real numbers are cast to the parameters' type, integers stay as they are. Predictions are NumPy in the Gram's type.
+
+    >>> import tangency as tg
+    >>> from sklearn.model_selection import cross_val_score
+    >>> x = np.random.default_rng(0).normal(size=(60, 3))
+    >>> kernel = tg.trace_ntk(tg.models.mlp([3, 64, 1]))
+    >>> bool(cross_val_score(KernelRegressor(kernel, reg="loo"), x, x[:, 0], cv=3).min() > 0.9)
+    True
+    """
+
+    def __init__(
+        self,
+        kernel: Choice = "precomputed",
+        *,
+        reg: Reg = 1.0,
+        regs: Sequence[float] | None = None,
+        solver: Solver | None = None,
+        memory: int | str | None = None,
+    ) -> None:
+        self.kernel, self.reg, self.regs, self.solver, self.memory = kernel, reg, regs, solver, memory
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "KernelRegressor":
+        reg = self._reg()
+        y = check_array(_targets(y), dtype=np.float64, ensure_2d=False, input_name="y", estimator=self)
+        x, weights = self._begin(X, len(y), sample_weight)
+        K = self._trained(x)
+        self.model_ = self._least_squares(K, torch.tensor(y, device=K.device), reg, weights)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """[m], or [m, q] as the targets were."""
+        cross = self._cross(X)
+        return _numpy(self.model_.predict(cross), cross)
+
+
+class KernelClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
+    """f = argmin Σ_i w_i loss(f(x_i), y_i) + (reg/2)·‖f‖²; the class of x is that of the largest f(x).
+
+    `loss`: "logistic" (softmax for more than two classes), with an intercept per class unless bias=False; "square", of
+    targets ±1 for two classes and one-hot for more, without intercept; "svm", scikit-learn's SVC with C = 1/reg, which
+    has an intercept. `reg`, `regs`, `solver`: as in `KernelRegressor`, choices by "loo" or "gcv" and solvers for
+    the square loss only; `kernel`, `memory` and X likewise. A full kernel [n, c, n, c] needs an output for each class.
+
+    >>> import tangency as tg
+    >>> x = np.random.default_rng(0).normal(size=(60, 3))
+    >>> kernel = tg.trace_ntk(tg.models.mlp([3, 64, 2]))
+    >>> fit = KernelClassifier(kernel, reg=0.1).fit(x, np.where(x[:, 0] > 0, "right", "left"))
+    >>> fit.predict([[2.0, 0, 0], [-2.0, 0, 0]]).tolist(), fit.predict_proba(x).shape
+    (['right', 'left'], (60, 2))
+    """
+
+    def __init__(
+        self,
+        kernel: Choice = "precomputed",
+        *,
+        loss: Literal["square", "logistic", "svm"] = "logistic",
+        reg: Reg = 1.0,
+        regs: Sequence[float] | None = None,
+        bias: bool = True,
+        solver: Solver | None = None,
+        memory: int | str | None = None,
+    ) -> None:
+        self.kernel, self.loss, self.reg, self.regs, self.bias = kernel, loss, reg, regs, bias
+        self.solver, self.memory = solver, memory
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "KernelClassifier":
+        reg = self._reg()
+        y = column_or_1d(_targets(y), warn=True)
+        check_classification_targets(y)
+        self.classes_, index = np.unique(y, return_inverse=True)
+        x, weights = self._begin(X, len(y), sample_weight)
+        seen = self.classes_ if weights is None else np.unique(y[weights.numpy() > 0])
+        if len(seen) < 2:
+            raise InputError(f"all samples (of positive weight) are of one class, {seen[0]}; needed: at least two.")
+        K = self._trained(x)
+        if len(K.shape) == 4 and (K.shape[1] != len(self.classes_) or self.loss == "svm"):
+            raise InputError(
+                f"the kernel is full over {K.shape[1]} outputs, y has {len(self.classes_)} classes and the loss is "
+                f"{self.loss!r}; needed: as many outputs as classes, and loss 'square' or 'logistic'. Or trace over "
+                "the outputs: tg.trace_ntk(model)."
+            )
+        labels = torch.from_numpy(index).to(K.device or "cpu")
+        if self.loss == "square":
+            self.model_ = self._least_squares(K, self._coded(labels, K), reg, weights)
+            return self
+        self.reg_ = float(reg)
+        self.model_ = (self._logistic if self.loss == "logistic" else self._svm)(K, labels, weights)
+        return self
+
+    def _coded(self, labels: Tensor, K: Gram) -> Tensor:
+        """Targets for the square loss."""
+        if len(self.classes_) == 2 and len(K.shape) == 2:
+            return 2.0 * labels.double() - 1
+        return torch.nn.functional.one_hot(labels).double()
+
+    def _logistic(self, K: Gram, labels: Tensor, weights: Tensor | None) -> LogisticModel:
+        whole = spectrum(K, dtype=torch.float64, device=labels.device)
+        # A Gram in float64 may have been computed in float32; how far it goes below zero shows it.
+        below = float(-2 * whole.values[-1] / whole.values[0].clamp_min(torch.finfo(whole.dtype).tiny))
+        cutoff = max(_rounding(K, K.dtype), min(below, _rounding(K, torch.float32)))
+        found = logistic(whole, labels, reg=self.reg_, weights=weights, bias=self.bias, cutoff=cutoff)
+        # Softmax does not see a constant added to every bias, so rounding decides on it; without it, fits compare.
+        return replace(found, bias=found.bias - found.bias.mean()) if found.bias.dim() else found
+
+    def _svm(self, K: Gram, labels: Tensor, weights: Tensor | None) -> Any:
+        # SVC takes wrong columns of a precomputed kernel where weights are zero (scikit-learn 1.9), so it gets none.
+        self.kept_ = None if weights is None else np.flatnonzero(weights)
+        kept = slice(None) if weights is None else self.kept_
+        svc = SVC(kernel="precomputed", C=1 / self.reg_)
+        matrix, index = K[kept, kept].cpu().numpy(), labels.cpu().numpy()[kept]
+        return svc.fit(matrix, index, None if weights is None else weights.numpy()[kept])
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """f(x): [m] for two classes (positive for the second), else [m, classes]."""
+        cross = self._cross(X)
+        if isinstance(self.model_, LogisticModel):
+            f = self.model_.logits(cross)
+        elif isinstance(self.model_, KernelModel):
+            f = self.model_.predict(cross)
+        else:
+            f = torch.from_numpy(self.model_.decision_function(cross.select(None, self.kept_).dense().cpu().numpy()))
+        two = f.dim() == 2 and f.shape[1] == 2  # of a full kernel
+        return _numpy(f[:, 1] - f[:, 0] if two else f, cross)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likeliest of `classes_`."""
+        f = self.decision_function(X)
+        return self.classes_[f.argmax(1) if f.ndim == 2 else (f > 0).astype(int)]
+
+    @available_if(lambda self: self.loss == "logistic")  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """[m, classes]; for the logistic loss only."""
+        cross = self._cross(X)
+        return _numpy(self.model_.probabilities(cross), cross)
+
+    def _reg(self) -> Reg:
+        reg = super()._reg()
+        if self.loss not in LOSSES:
+            raise InputError(f"loss={self.loss!r}; needed: one of {', '.join(map(repr, LOSSES))}.")
+        if isinstance(reg, str) and self.loss != "square":
+            raise InputError(
+                f"reg={reg!r} with loss={self.loss!r}; what a fit predicts for a sample left out is known for "
+                "loss='square' only. Give a number, found e.g. by sklearn.model_selection.GridSearchCV."
+            )
+        if reg == 0 and self.loss == "svm":
+            raise InputError("reg=0 with loss='svm'; needed: a positive number (C = 1/reg).")
+        return reg
+
+
+def _best(K: Gram, y: Tensor, weights: Tensor | None, regs: Sequence[float] | None, by: Literal["loo", "gcv"]) -> float:
+    """The reg of least predicted error."""
+    problem = Problem.of(K, y, weights=weights)
+    whole = problem.spectrum()
+    grid: Any = regs
+    if regs is None:
+        grid = whole.values.mean() * torch.logspace(-8, 4, 13, dtype=whole.dtype, device=whole.device)
+        # What rounding left below zero says how far K is known; K + reg stays positive definite above that.
+        grid = grid[grid > -2 * whole.values[-1]]
+        if not len(grid):
+            raise NotPositiveDefinite(
+                f"K has eigenvalues from {float(whole.values[-1]):.3g} to {float(whole.values[0]):.3g}: it is no Gram "
+                "matrix of a kernel, or zero. Check the inputs, and which parameters count."
+            )
+    return cross_validate(whole, problem.target.reshape(whole.shape[0], -1), grid).best(by)
+
+
+def _rounding(K: Gram, dtype: torch.dtype) -> float:
+    """The fraction of λ_1 up to which eigenvalues are rounding where K was computed in this type: n·ε."""
+    return K.shape[: len(K.shape) // 2].numel() * torch.finfo(dtype).eps
+
+
+def _tensors(kernel: Kernel, X: Any) -> Any:
+    """X as tensors of the parameters' type, checked; `compute` moves them to the kernel's device by blocks.
+
+    Lists are arrays, as everywhere in scikit-learn; a tuple or dict holds several inputs. Data sets stay as they are.
+    """
+    if not isinstance(X, (Tensor, Mapping, tuple, Source, Dataset)):
+        X = check_array(X, allow_nd=True, ensure_2d=False, ensure_all_finite=False, input_name="X")
+    given = source(X, "X")
+    if not isinstance(given, Arrays):
+        return given
+    x = _tree.cast(given.take(slice(0, len(given))), _kind(kernel))
+    for name, v in _tree.leaves(x):
+        _check.finite(v, "X" + name[1:])
+    return x
+
+
+def _kind(kernel: Any) -> torch.dtype | None:
+    """The type in which a kernel takes real inputs; None where it casts them itself, or does not say."""
+    if hasattr(kernel, "inner"):  # a combination asks its first kernel about inputs
+        return _kind(kernel.inner[0])
+    network = kernel.features.network if isinstance(kernel, Empirical) else None
+    if network is None or network.precision is not None:
+        return None
+    return next(p.dtype for p in network.model.parameters() if p.is_floating_point())
+
+
+def _targets(y: Any) -> Any:
+    if y is None:
+        raise InputError("fit requires y to be passed, but the target y is None.")
+    return _array(y)
+
+
+def _array(v: Any) -> Any:
+    """A tensor as an array; anything else as it is."""
+    return v.detach().cpu().numpy() if isinstance(v, Tensor) else v
+
+
+def _numpy(value: Tensor, cross: Gram) -> np.ndarray:
+    return value.to(cross.dtype).cpu().numpy()
