@@ -1,9 +1,9 @@
 """Eigenpairs of a Gram matrix: all of them in memory, or the largest by products with it, which may stream from disk.
 
-What a `Spectrum` says is measured: its residual is max_i ‖K v_i − λ_i v_i‖ / λ_1.
+What a `Spectrum` says is measured: its residual is max_i ‖K v_i − λ_i v_i‖ / max_i |λ_i|.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class Spectrum:
     method: str
     steps: int
     residual: float
+    eps: float  # rounding of the type that K came in, below which its eigenvalues say nothing
 
     @property
     def dtype(self) -> torch.dtype:
@@ -42,9 +43,9 @@ class Spectrum:
         return self.vectors.shape[0] == len(self.values)
 
     def cutoff(self, relative: float | None = None) -> float:
-        """The eigenvalue up to which numbers are rounding: `relative`·λ_1, by default n·ε·λ_1."""
+        """The eigenvalue up to which numbers are rounding: `relative`·λ_1, by default n·ε·λ_1, ε of K's own type."""
         if relative is None:
-            relative = self.vectors.shape[0] * torch.finfo(self.values.dtype).eps
+            relative = self.vectors.shape[0] * self.eps
         elif not 0 <= relative < 1:
             raise InputError(f"cutoff={relative}; needed: a fraction of the largest eigenvalue, at least 0, below 1.")
         return relative * float(self.values[0].clamp_min(0))
@@ -53,9 +54,7 @@ class Spectrum:
         """Only what lies above the cutoff; refuses a matrix with eigenvalues as far below zero (indefinite)."""
         limit = self.cutoff(relative)
         # What computing K in its type leaves below zero is rounding, too (heuristic: a hundred times √n·ε).
-        slack = max(
-            limit, 100 * self.vectors.shape[0] ** 0.5 * torch.finfo(self.values.dtype).eps * float(self.values[0])
-        )
+        slack = max(limit, 100 * self.vectors.shape[0] ** 0.5 * self.eps * float(self.values[0]))
         if float(self.values[-1]) < -slack:
             raise NotPositiveDefinite(
                 f"K is indefinite: its smallest eigenvalue is {float(self.values[-1]):.3g}, its largest "
@@ -65,9 +64,7 @@ class Spectrum:
         count = int((self.values > limit).sum())
         if not count:
             raise NotPositiveDefinite("K has no positive eigenvalue. Check the inputs, and which parameters count.")
-        return Spectrum(
-            self.values[:count], self.vectors[:, :count], self.shape, self.method, self.steps, self.residual
-        )
+        return replace(self, values=self.values[:count], vectors=self.vectors[:, :count])
 
     def __len__(self) -> int:
         return len(self.values)
@@ -102,13 +99,14 @@ def spectrum(K: Matrix, *, dtype: torch.dtype | None = None, device: Any = None)
     k = flattened(gram, kind, where)
     values, vectors = torch.linalg.eigh(k)
     values, vectors = values.flip(0), vectors.flip(1)
-    scale = values[0].abs().clamp_min(torch.finfo(kind).tiny)
+    scale = values.abs().max().clamp_min(torch.finfo(kind).tiny)
     worst = 0.0
     for start in range(0, n, 1024):
         part = slice(start, start + 1024)
         off = k @ vectors[:, part] - vectors[:, part] * values[part]
         worst = max(worst, float(off.norm(dim=0).max() / scale))
-    return _trusted(Spectrum(values, vectors, gram.shape, "eigh", 1, worst), 1e3 * torch.finfo(kind).eps * n**0.5)
+    found = Spectrum(values, vectors, gram.shape, "eigh", 1, worst, torch.finfo(gram.dtype).eps)
+    return _trusted(found, 1e3 * torch.finfo(kind).eps * n**0.5)
 
 
 def top(
@@ -154,7 +152,7 @@ def top(
             want = min(len(values), k + b)
             vectors = basis @ s[:, :want]
             off = image @ s[:, :want] - vectors * values[:want]
-            residuals = off.norm(dim=0) / values[0].abs().clamp_min(torch.finfo(kind).tiny)
+            residuals = off.norm(dim=0) / values.abs().max().clamp_min(torch.finfo(kind).tiny)
             step(note=f"residual {float(residuals[:k].max()):.1e}")
             done = (basis.shape[1] >= k and bool((residuals[:k] <= tol).all())) or basis.shape[1] == n
             if done or steps == max_steps:
@@ -165,9 +163,8 @@ def top(
             fresh = off[:, (residuals > tol).nonzero()[:room, 0]]
             if not fresh.shape[1]:  # an invariant space, smaller than k: the rest of K is elsewhere
                 fresh = torch.randn(n, room, generator=generator, dtype=kind).to(where)
-    found = Spectrum(
-        values[:k], vectors[:, :k], gram.shape, f"block Krylov, {b} columns", steps, float(residuals[:k].max())
-    )
+    worst, eps = float(residuals[:k].max()), torch.finfo(gram.dtype).eps
+    found = Spectrum(values[:k], vectors[:, :k], gram.shape, f"block Krylov, {b} columns", steps, worst, eps)
     return _trusted(found, max(tol, n * torch.finfo(kind).eps) if basis.shape[1] == n else tol)
 
 

@@ -105,7 +105,7 @@ def max_learning_rate(
     most 1/(2n) for cross_entropy. Streams over a Gram on disk.
 
     >>> import tangency as tg
-    >>> tg.dynamics.max_learning_rate(torch.diag(torch.tensor([4.0, 1.0])))
+    >>> round(tg.dynamics.max_learning_rate(torch.diag(torch.tensor([4.0, 1.0]))), 6)
     0.5
     """
     if not 0 <= momentum < 1:

@@ -1,7 +1,7 @@
 """Training a module by any torch optimizer, keeping what it puts out on the way."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -63,43 +63,55 @@ def train(
         raise InputError("give either steps= (of all samples) or batches= (the samples of each step).")
     plan = [None] * (steps or 0) if batches is None else [torch.as_tensor(b) for b in batches]
     step_rule = optimizer([p for p in module.parameters() if p.requires_grad])
-    kept: list[tuple[int, Tensor, Tensor | None, Tensor]] = []
-
-    def forward(inputs: Inputs) -> Tensor:
-        args, kwargs = _tree.arguments(inputs)
-        return pick(module(*args, **kwargs), outputs)
-
-    def keep(number: int) -> None:
-        with torch.no_grad():
-            out = forward(x)
-            kept.append((number, out, None if x_test is None else forward(x_test), loss(out, y)))
-        if watch is not None:
-            watch(number)
-
-    keep(0)
+    record = _Record(module, x, y, loss, x_test, outputs, watch)
+    record.keep(0)
     with bar(len(plan), "training", "step", show=progress) as tick:
         for number, rows in enumerate(plan, 1):
 
             def closure(rows: Tensor | None = rows) -> Tensor:
                 step_rule.zero_grad()
                 batch, target = (x, y) if rows is None else (_tree.take(x, rows), y[rows])
-                value = loss(forward(batch), target)
+                value = loss(record.forward(batch), target)
                 value.backward()
                 return value
 
             value = torch.as_tensor(step_rule.step(closure))  # type: ignore[arg-type]
             if number % every == 0 or number == len(plan):
-                keep(number)
+                record.keep(number)
             tick(note=f"loss {float(value.detach()):.3g}")
-    history = _history(kept)
+    history = record.history()
     if not bool(history.loss.isfinite().all()):
         raise DidNotConverge("training diverged: the loss is not finite. Use a smaller learning rate.", history)
     return history
 
 
-def _history(kept: list[tuple[int, Tensor, Tensor | None, Tensor]]) -> History:
-    test = None if kept[0][2] is None else torch.stack([t for _, _, t, _ in kept if t is not None])
-    outputs = torch.stack([out for _, out, _, _ in kept])
-    return History(
-        torch.tensor([k for k, _, _, _ in kept]).to(outputs), outputs, test, torch.stack([v for _, _, _, v in kept])
-    )
+@dataclass(eq=False)
+class _Record:
+    """What the module puts out, kept at the steps asked for."""
+
+    module: nn.Module
+    x: Inputs
+    y: Tensor
+    loss: Callable[[Tensor, Tensor], Tensor]
+    x_test: Inputs | None
+    outputs: Outputs
+    watch: Callable[[int], Any] | None
+    kept: list[tuple[int, Tensor, Tensor | None, Tensor]] = field(default_factory=list)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        args, kwargs = _tree.arguments(inputs)
+        return pick(self.module(*args, **kwargs), self.outputs)
+
+    def keep(self, number: int) -> None:
+        with torch.no_grad():
+            out = self.forward(self.x)
+            test = None if self.x_test is None else self.forward(self.x_test)
+            self.kept.append((number, out, test, self.loss(out, self.y)))
+        if self.watch is not None:
+            self.watch(number)
+
+    def history(self) -> History:
+        steps, outputs, tests, losses = zip(*self.kept, strict=True)
+        train = torch.stack(outputs)
+        test = None if self.x_test is None else torch.stack(tests)
+        return History(torch.tensor(steps).to(train), train, test, torch.stack(losses))

@@ -235,6 +235,9 @@ class _Task:
                 raise DidNotConverge(
                     "the classes are separated: with reg=0 the loss falls for ever and has no minimum. Give reg > 0."
                 )
+        if q > 1:  # softmax does not see a shift of all logits; without penalty it would be left to chance
+            b = b - b.mean()
+            theta = theta - theta.mean(1, keepdim=True) if self.phi.dim() == 2 else theta
         return _Answer(theta, b, steps, relative)
 
     def _direction(self, p: Tensor, g: Tensor, gb: Tensor, tol: float) -> tuple[Tensor, Tensor]:
