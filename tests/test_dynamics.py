@@ -401,7 +401,7 @@ def test_a_real_step_moves_the_outputs_as_one_step_says(make: Callable) -> None:
     net, x = make()
     net = net.to(DOUBLE)
     y = torch.randn(5, 4, dtype=DOUBLE)
-    rates, gaps = [1e-5 / 2**k for k in range(6)]  # few enough kinks are crossed, []
+    rates, gaps = [1e-5 / 2**k for k in range(6)], []  # too short to cross a kink
     for lr in rates:
         shares = D.one_step(net, x, x[:5], y, loss=F.mse_loss, lr=lr)
         with torch.no_grad():
