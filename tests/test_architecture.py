@@ -30,7 +30,7 @@ ROOMS = [
     ["contract", "explain"],
     ["kernel"],
     ["combine", "ntk", "gram"],
-    ["tiles"],
+    ["tiles", "matrix"],
     ["eigen", "linearize"],
     ["solve"],
     ["regress"],

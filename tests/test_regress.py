@@ -267,6 +267,11 @@ def test_grams_on_disk_and_in_memory_fit_alike(tmp_path: Path) -> None:
             lambda K, y=y: gaussian_process(K, y, noise=0.1).model,
         ):
             near(f(disk).predict(ahead), f(kernel(x)).predict(kernel(z, x)), 1e-8)
+        norms = kernel.diag(x).sqrt()
+        cosine = kernel(x) / norms.reshape(*y.shape, *[1] * y.dim()) / norms
+        near(
+            ridge(disk.cosine(), y, reg=0.1, weights=w).coefficients, ridge(cosine, y, reg=0.1, weights=w).coefficients
+        )
         numbers = torch.arange(11) % 2
         near(logistic(disk, numbers, reg=0.1).logits(ahead), logistic(kernel(x), numbers, reg=0.1).logits(kernel(z, x)))
 
@@ -494,6 +499,16 @@ def test_variance_lies_between_zero_and_the_prior(n: int, noise: float, seed: in
     flat = covariance.reshape(side.numel(), -1)
     near(flat.diagonal().reshape(side), variance, 1e-6)
     assert float(torch.linalg.eigvalsh((flat + flat.T) / 2)[0]) > -1e-8
+
+
+def test_variance_without_noise_is_zero_on_the_training_samples() -> None:
+    """Never below, whatever the rounding."""
+    x = torch.linspace(0, 20, 40, dtype=F64)
+    k = torch.exp(-((x[:, None] - x) ** 2))
+    gp = gaussian_process(k, normal(40), noise=0.0)
+    variance = gp.predict(k, k.diagonal()).covariance
+    assert float(variance.min()) >= 0
+    assert float(variance.max()) < 1e-10
 
 
 def test_a_gaussian_process_of_a_full_kernel_is_bayesian_linear_regression() -> None:
@@ -940,6 +955,20 @@ def test_newton_converges_from_easy_to_nearly_separated(seed: int, reg: float, s
     gamma = fit.model.coefficients.reshape(6, -1)
     start = phi.T @ ((1 / classes - aim)[:, 1:] if t.c == 1 else 1 / classes - aim)
     assert float((phi.T @ off + t.given["reg"] * gamma).norm()) <= 1e-9 * float(start.norm()) + 1e-9 * float(size**0.5)
+
+
+@given(seed=st.integers(0, 99), far=st.floats(1, 30), classes=st.sampled_from([2, 3]))
+def test_newton_comes_back_from_a_far_start(seed: int, far: float, classes: int) -> None:
+    """f₀ is sure of the wrong class: the curvature there is next to nothing, and a whole Newton step far too long."""
+    torch.manual_seed(seed)
+    phi, labels = normal(12, 20), torch.arange(12) % classes
+    wrong = far * (1 - 2 * F.one_hot(labels, classes).double())
+    f0 = wrong[:, 1] if classes == 2 else wrong
+    fit = logistic_features(phi, labels, reg=1e-2, f0=f0)
+    off = (fit.probabilities(phi, f0) - F.one_hot(labels, classes))[:, 1 if classes == 2 else 0 :]
+    gamma = fit.model.coefficients.reshape(20, -1)
+    start = phi.T @ F.one_hot(labels, classes).double()
+    assert float((phi.T @ off + 1e-2 * gamma).norm()) <= 1e-8 * float(start.norm())
 
 
 # What is refused.

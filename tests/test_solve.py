@@ -1,5 +1,6 @@
 """Solvers and eigenpairs against numpy, over every kind of Gram; what is reported is measured again here."""
 
+import itertools
 import pickle
 import subprocess
 import sys
@@ -359,11 +360,13 @@ def test_more_rank_fewer_steps() -> None:
 
 
 @pytest.mark.parametrize("preconditioner", [Nystrom(rank=25), PartialCholesky(25)])
-def test_preconditioners_approximate_from_below(preconditioner: Any) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_preconditioners_approximate_from_below(preconditioner: Any, full: bool) -> None:
     """U orthonormal, Λ falling, and 0 ≤ U Λ Uᵀ ≤ K, close where K has nothing beyond the rank."""
     for values, close in ((torch.arange(1, 61.0).pow(-2), 0.2), ([3.0] * 9 + [1.0] * 9 + [0.0] * 42, 1e-12)):
         k = rotated(values)
-        u, low = preconditioner(DenseGram(k, symmetric=True), F64, torch.device("cpu"))
+        shape = (20, 3, 20, 3) if full else (60, 60)
+        u, low = preconditioner(DenseGram(k.reshape(shape), symmetric=True), F64, torch.device("cpu"))
         assert float((u.T @ u - torch.eye(u.shape[1], dtype=F64)).abs().max()) < 1e-8
         assert bool((low[:-1] >= low[1:]).all())
         assert bool((low >= 0).all())
@@ -421,6 +424,23 @@ def test_a_factor_in_float32_that_cannot_be_refined() -> None:
     with pytest.raises((tg.DidNotConverge, tg.NotPositiveDefinite)):
         linear(k, y, method=Cholesky(dtype=F32), tol=1e-10)
     assert linear(k, y, method=Cholesky(), tol=1e-5).residual <= 1e-5
+
+
+@given(digits=st.floats(3, 9), n=st.integers(2, 30), seed=st.integers(0, 99))
+def test_refinement_never_makes_it_worse(digits: float, n: int, seed: int) -> None:
+    """From conditions that a float32 factor serves well to those where its corrections lead away."""
+    k = rotated(torch.logspace(0, -digits, n, dtype=F64), seed)
+    y = torch.randn(n, 2, generator=torch.Generator().manual_seed(seed)).double()
+    reached = []
+    for refine in (0, 1, 2, 10):
+        try:
+            found = linear(k, y, method=Cholesky(dtype=F32, refine=refine), tol=1e9)
+        except tg.NotPositiveDefinite:
+            return
+        want = measured(k.numpy(), found.value, y, 0.0)
+        assert abs(found.residual - want) <= 1e-4 * want + 1e-13 * 10**digits
+        reached.append(want)
+    assert all(after <= before * 1.0001 + 1e-13 * 10**digits for before, after in itertools.pairwise(reached)), reached
 
 
 def test_refinement_reaches_float64_from_a_float32_factor() -> None:

@@ -6,16 +6,14 @@ What a `Spectrum` says is measured: its residual is max_i ‖K v_i − λ_i v_i�
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ._progress import bar
 from ._types import Float
 from .errors import DidNotConverge, InputError, MemoryBudgetError, NotPositiveDefinite
-from .gram import Gram, flattened, machine_memory, square
-
-Matrix = Gram | Tensor | np.ndarray
+from .gram import machine_memory
+from .matrix import Matrix, flattened, size, square
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +87,7 @@ def spectrum(K: Matrix, *, dtype: torch.dtype | None = None, device: Any = None)
     gram = square(K)
     where = torch.device(device) if device is not None else gram.device or torch.device("cpu")
     kind = dtype or gram.dtype
-    n = gram.shape[: len(gram.shape) // 2].numel()
+    n = size(gram.shape)
     need = 4 * n * n * torch.empty(0, dtype=kind).element_size()
     if where.type == "cpu" and need > machine_memory():
         raise MemoryBudgetError(
@@ -133,7 +131,7 @@ def top(
     [100, 99, 98]
     """
     gram = square(K)
-    n = gram.shape[: len(gram.shape) // 2].numel()
+    n = size(gram.shape)
     if not isinstance(k, int) or not 1 <= k <= n:
         raise InputError(f"k={k!r}; needed: a number of eigenpairs from 1 to {n}, the size of the matrix.")
     where = torch.device(device) if device is not None else gram.device or torch.device("cpu")

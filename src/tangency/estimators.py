@@ -21,8 +21,9 @@ from torch.utils.data import Dataset
 
 from . import _check, _tree
 from .errors import InputError, NotPositiveDefinite
-from .gram import DenseGram, Gram, square
+from .gram import DenseGram, Gram
 from .kernel import Empirical, Kernel
+from .matrix import square
 from .regress import KernelModel, LogisticModel, cross_validate, logistic, ridge, ridgeless
 from .regress.model import Problem, sample_weights
 from .solve import Solver, spectrum

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from ._types import Float, Int
+from .dynamics import Flow, Regime
 from .errors import InputError
+from .regress import RiskStudy
 
 
 def gram(kernel: Float[Tensor, "n n"], labels: Int[Tensor, " n"], names: Sequence[str] | None = None) -> Any:
@@ -40,4 +42,72 @@ def gram(kernel: Float[Tensor, "n n"], labels: Int[Tensor, " n"], names: Sequenc
     right.annotate(f" {len(counts)} classes", (len(counts), float(values[0])), color="gray", va="top")
     right.set(xlabel="index", ylabel="eigenvalue", title="Spectrum")
     right.grid(alpha=0.25, which="both", lw=0.4)
+    return figure
+
+
+def risk(study: RiskStudy) -> Any:
+    """A figure: predicted against measured error of ridge regression, over reg for each size, and all fits together."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    regs = study.regs.cpu().numpy()
+    for k, size in enumerate(study.sizes):
+        color = colormaps["viridis"](0.9 * k / max(1, len(study.sizes) - 1))
+        measured, gcv, train = (v[k].mean(0).cpu().numpy() for v in (study.measured, study.gcv, study.train))
+        left.loglog(regs, measured, "o", ms=4, color=color, label=f"N = {size}")
+        left.loglog(regs, gcv, color=color, lw=1.4)
+        left.loglog(regs, train, color=color, lw=0.7, ls=":")
+        right.loglog(study.measured[k].flatten().cpu(), study.gcv[k].flatten().cpu(), "o", ms=3, color=color)
+        right.loglog(study.measured[k].flatten().cpu(), study.loo[k].flatten().cpu(), "x", ms=4, color=color)
+    left.set_ylim(bottom=float(study.measured.min()) / 4)  # training errors fall without end
+    left.set(xlabel="reg", ylabel="mean square error", title="Test error (dots), GCV (lines), training error (dotted)")
+    left.legend(frameon=False)
+    ends = [float(study.measured.min()) * 0.9, float(study.measured.max()) * 1.1]
+    right.plot(ends, ends, color="gray", lw=0.8)
+    right.set(xlabel="measured on test data", ylabel="predicted", title="All fits: GCV (dots), leave-one-out (crosses)")
+    for axis in (left, right):
+        axis.grid(alpha=0.25, which="both", lw=0.4)
+    return figure
+
+
+def regime(*runs: Regime, names: Sequence[str] | None = None) -> Any:
+    """A figure: how far the kernel went from where it began, and how fast, over training; one line per run."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.8), layout="constrained")
+    axes = figure.subplots(1, 3)
+    for k, run in enumerate(runs):
+        label = names[k] if names else None
+        for axis, values in zip(axes, (run.change, run.cosine, run.velocity), strict=True):
+            axis.plot(run.steps.cpu(), values.cpu(), lw=1.6, marker="o", ms=3, label=label)
+    for axis, title in zip(
+        axes, ("‖Θ_t − Θ_0‖ / ‖Θ_0‖", "cosine of Θ_t and Θ_0", "kernel velocity per step"), strict=True
+    ):
+        axis.set(xlabel="step", title=title)
+        axis.grid(alpha=0.25, lw=0.4)
+    if names:
+        axes[0].legend(frameon=False)
+    return figure
+
+
+def spectral_bias(flow: Flow, times: Sequence[float], modes: Sequence[int] = (0, 1, 3, 10, 30, 100, 300)) -> Any:
+    """A figure: what is left to learn along some eigenvectors over time, and when each eigenvector is learned."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    shown = [m for m in modes if m < len(flow.values)]
+    part = (flow.loss_by_mode(times) / flow.energy.clamp_min(torch.finfo(flow.energy.dtype).tiny)).cpu()
+    for k, mode in enumerate(shown):
+        color = colormaps["viridis"](0.9 * k / max(1, len(shown) - 1))
+        left.semilogx(times, part[:, mode], color=color, lw=1.6, label=f"mode {mode + 1}")
+    left.set(xlabel="time", ylabel="part of its loss that is left", title="Loss along eigenvectors of the kernel")
+    left.legend(frameon=False)
+    right.loglog(range(1, len(flow.values) + 1), flow.time_to_fit().cpu(), color="#3b528b", lw=1.6)
+    right.set(xlabel="eigenvector", ylabel="time until 1% of the error is left", title="Time to fit")
+    for axis in (left, right):
+        axis.grid(alpha=0.25, which="both", lw=0.4)
     return figure

@@ -16,9 +16,10 @@ from torch import Tensor
 from . import _check
 from ._progress import bar
 from ._types import Float
-from .eigen import Matrix, Spectrum, spectrum, top
+from .eigen import Spectrum, spectrum, top
 from .errors import DidNotConverge, InputError, NotPositiveDefinite
-from .gram import Gram, flattened, machine_memory, square
+from .gram import Gram, machine_memory
+from .matrix import Matrix, flattened, size, square
 
 __all__ = [
     "CG",
@@ -73,7 +74,7 @@ def linear(
     tensor([1., 1.])
     """
     gram = square(K)
-    n = gram.shape[: len(gram.shape) // 2].numel()
+    n = size(gram.shape)
     reg = _check.nonnegative(reg, "reg")
     y = rhs(gram, y, n)
     tol = (1e-6 if y.dtype == torch.float64 else 1e-3) if tol is None else tol
@@ -206,7 +207,7 @@ class Nystrom(LowRank):
     seed: int = 0
 
     def __call__(self, gram: Gram, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        n = gram.shape[: len(gram.shape) // 2].numel()
+        n = size(gram.shape)
         rank = min(n, self.rank or int(4 * n**0.5))
         omega = torch.randn(n, rank, generator=torch.Generator().manual_seed(self.seed), dtype=dtype).to(device)
         omega = torch.linalg.qr(omega).Q

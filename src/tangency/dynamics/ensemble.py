@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from .. import _check
-from ..eigen import Matrix, spectrum
+from ..eigen import spectrum
 from ..errors import InputError
-from ..gram import DenseGram, Gram, flattened, square
+from ..gram import DenseGram, Gram
+from ..matrix import Matrix, flattened, square
 from ..regress.gp import Posterior
 from ..regress.model import Array, targets
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from .. import _check
 from .._types import Float
-from ..eigen import Matrix, Spectrum, top
+from ..eigen import Spectrum, top
 from ..errors import InputError
-from ..gram import square
+from ..matrix import Matrix, square
 from ..regress.model import Array, Decomposable, Problem, sample_weights
 from .path import Path, moments
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from .. import _check
 from .._progress import bar
 from .._types import Float
-from ..eigen import Matrix
 from ..errors import DidNotConverge, InputError
-from ..gram import Gram, square
+from ..gram import Gram
+from ..matrix import Matrix, square
 from ..regress.model import Array, apply, start, targets
 
 Loss = Callable[[Tensor, Tensor], Tensor]

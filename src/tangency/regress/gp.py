@@ -9,9 +9,10 @@ from torch import Tensor
 
 from .. import _check
 from .._types import Float
-from ..eigen import Matrix, Spectrum
+from ..eigen import Spectrum
 from ..errors import InputError
-from ..gram import DenseGram, Gram, flattened
+from ..gram import DenseGram, Gram
+from ..matrix import Matrix, flattened
 from ..solve import factor, substitute
 from .model import Array, KernelModel, Problem
 

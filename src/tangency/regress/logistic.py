@@ -14,9 +14,9 @@ from torch import Tensor
 
 from .. import _check
 from .._types import Float
-from ..eigen import Matrix, Spectrum, spectrum
+from ..eigen import Spectrum, spectrum
 from ..errors import DidNotConverge, InputError
-from ..gram import square
+from ..matrix import Matrix, square
 from .model import Array, Decomposable, KernelModel, same_shape, sample_weights
 
 # Below this loss per sample the classes are separated: without reg there is no answer, only a direction to infinity.

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from .. import _check
 from .._types import Float
-from ..eigen import Matrix, Spectrum, spectrum
+from ..eigen import Spectrum, spectrum
 from ..errors import InputError
-from ..gram import DenseGram, Gram, square
+from ..gram import DenseGram, Gram
+from ..matrix import Matrix, square
 
 Array = Tensor | np.ndarray
 Decomposable = Matrix | Spectrum

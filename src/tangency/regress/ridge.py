@@ -5,8 +5,9 @@ from typing import Any
 import torch
 
 from .. import _check
-from ..eigen import Matrix, Spectrum
+from ..eigen import Spectrum
 from ..errors import InputError
+from ..matrix import Matrix
 from ..solve import Solver, linear
 from .model import Array, Decomposable, KernelModel, Problem, same_shape, sample_weights, targets
 

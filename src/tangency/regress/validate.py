@@ -9,9 +9,10 @@ from torch import Tensor
 
 from .._progress import bar
 from .._types import Float
-from ..eigen import Matrix, Spectrum, spectrum
+from ..eigen import Spectrum, spectrum
 from ..errors import InputError, NotPositiveDefinite
-from ..gram import DenseGram, Gram, square
+from ..gram import DenseGram, Gram
+from ..matrix import Matrix, square
 from .model import Array, Decomposable, Problem, same_shape, targets
 
 
