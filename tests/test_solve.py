@@ -597,10 +597,10 @@ def spoiled(k: Tensor, i: int, j: int, value: float) -> Tensor:
 
 EYE, ONES = torch.eye(4), torch.ones(4)
 BAD: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
-    "too few rows": (EYE, torch.ones(3), {}, r"K has 4 rows and y has shape \(3,\); needed: \[4\] or \[4, q\]"),
+    "too few rows": (EYE, torch.ones(3), {}, r"there are 4 rows and y has shape \(3,\); needed: \[4\] or \[4, q\]"),
     "a scalar": (EYE, torch.tensor(1.0), {}, r"y has shape \(\); needed: \[4\]"),
     "three dimensions": (EYE, torch.ones(4, 1, 1), {}, r"y has shape \(4, 1, 1\); needed"),
-    "y of a full kernel by samples": (EYE.reshape(2, 2, 2, 2), torch.ones(2), {}, r"K has 4 rows and y has shape \(2,"),
+    "y of a full kernel by samples": (EYE.reshape(2, 2, 2, 2), torch.ones(2), {}, r"4 rows and y has shape \(2,"),
     "NaN in y": (EYE, torch.tensor([0, 0, float("nan"), 0]), {}, r"y\[2\] is nan; needed: finite"),
     "inf in y": (EYE, spoiled(torch.ones(4, 2), 3, 1, float("-inf")), {}, r"y\[3, 1\] is -inf; needed: finite"),
     "complex y": (EYE, ONES + 1j, {}, r"y is torch.complex64; needed: real"),
@@ -650,7 +650,7 @@ def test_bad_matrices_have_no_spectrum(name: str) -> None:
 @pytest.mark.parametrize("bad", [(float("nan"), "is nan"), (7.0, "not symmetric")])
 def test_large_matrices_are_looked_at_to_the_end(monkeypatch: pytest.MonkeyPatch, bad: tuple[float, str]) -> None:
     """In parts: whichever entry is wrong, its place in the whole is named."""
-    monkeypatch.setattr("tangency.gram.CHUNK", 3 * 11 * 8)
+    monkeypatch.setattr("tangency.matrix.CHUNK", 3 * 11 * 8)
     for i, j in [(0, 1), (2, 10), (3, 0), (10, 9)]:
         with pytest.raises(tg.InputError, match=bad[1]) as e:
             linear(spoiled(torch.eye(11, dtype=F64), i, j, bad[0]), torch.ones(11))
@@ -860,7 +860,8 @@ def test_kept_leaves_out_rounding_and_refuses_indefinite_matrices() -> None:
     for bad in (-0.1, 1.0, float("nan")):
         with pytest.raises(tg.InputError, match=f"cutoff={bad}; needed: a fraction"):
             found.kept(bad)
-    for values in ([4.0, 1.0, -1e-9], [1.0, -1.0], [-1.0, -2.0]):
+    assert len(spectrum(rotated([4.0, 1.0, -1e-9])).kept()) == 2  # a Gram of float32 entries
+    for values in ([4.0, 1.0, -1e-4], [1.0, -1.0], [-1.0, -2.0]):
         with pytest.raises(tg.NotPositiveDefinite, match="K is indefinite: its smallest eigenvalue is -"):
             spectrum(rotated(values)).kept()
     with pytest.raises(tg.NotPositiveDefinite, match="no positive eigenvalue"):

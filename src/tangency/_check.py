@@ -200,12 +200,21 @@ def memory(given: int | str | None, name: str = "memory") -> int | None:
 def nonnegative(value: object, name: str) -> float:
     """A finite number, at least 0."""
     try:
+        if isinstance(value, (str, bool)):
+            raise TypeError
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise InputError(f"{name}={value!r}; needed: a number, at least 0.") from None
     if not 0 <= number < float("inf"):
         raise InputError(f"{name}={number:g}; needed: a finite number, at least 0.")
     return number
+
+
+def fraction(value: float, name: str) -> float:
+    """A part of something: at least 0, below 1."""
+    if not 0 <= value < 1:
+        raise InputError(f"{name}={value}; needed: a fraction of the largest, at least 0, below 1.")
+    return value
 
 
 def finite(value: Tensor, name: str) -> None:

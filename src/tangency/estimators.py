@@ -6,7 +6,6 @@ over `reg` alone does less work on a Gram computed once, with kernel="precompute
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +25,7 @@ from .kernel import Empirical, Kernel
 from .matrix import square
 from .regress import KernelModel, LogisticModel, cross_validate, logistic, ridge, ridgeless
 from .regress.model import Problem, sample_weights
-from .solve import Solver, spectrum
+from .solve import Solver
 from .tiles.run import compute
 from .tiles.source import Arrays, Source, source
 
@@ -118,7 +117,7 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
         """By ridge, or without reg by pseudo-inverse; `reg_` is what was used."""
         self.reg_ = _best(K, y, weights, self.regs, reg) if isinstance(reg, str) else reg
         if self.reg_ == 0:
-            return ridgeless(K, y, weights=weights, cutoff=_rounding(K, K.dtype))
+            return ridgeless(K, y, weights=weights)
         return ridge(K, y, reg=self.reg_, weights=weights, method=self.solver)
 
 
@@ -224,7 +223,10 @@ class KernelClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
             self.model_ = self._least_squares(K, self._coded(labels, K), reg, weights)
             return self
         self.reg_ = float(reg)
-        self.model_ = (self._logistic if self.loss == "logistic" else self._svm)(K, labels, weights)
+        if self.loss == "logistic":
+            self.model_ = logistic(K, labels, reg=self.reg_, weights=weights, bias=self.bias)
+        else:
+            self.model_ = self._svm(K, labels, weights)
         return self
 
     def _coded(self, labels: Tensor, K: Gram) -> Tensor:
@@ -232,15 +234,6 @@ class KernelClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
         if len(self.classes_) == 2 and len(K.shape) == 2:
             return 2.0 * labels.double() - 1
         return torch.nn.functional.one_hot(labels).double()
-
-    def _logistic(self, K: Gram, labels: Tensor, weights: Tensor | None) -> LogisticModel:
-        whole = spectrum(K, dtype=torch.float64, device=labels.device)
-        # A Gram in float64 may have been computed in float32; how far it goes below zero shows it.
-        below = float(-2 * whole.values[-1] / whole.values[0].clamp_min(torch.finfo(whole.dtype).tiny))
-        cutoff = max(_rounding(K, K.dtype), min(below, _rounding(K, torch.float32)))
-        found = logistic(whole, labels, reg=self.reg_, weights=weights, bias=self.bias, cutoff=cutoff)
-        # Softmax does not see a constant added to every bias, so rounding decides on it; without it, fits compare.
-        return replace(found, bias=found.bias - found.bias.mean()) if found.bias.dim() else found
 
     def _svm(self, K: Gram, labels: Tensor, weights: Tensor | None) -> Any:
         # SVC takes wrong columns of a precomputed kernel where weights are zero (scikit-learn 1.9), so it gets none.
@@ -302,11 +295,6 @@ def _best(K: Gram, y: Tensor, weights: Tensor | None, regs: Sequence[float] | No
                 "matrix of a kernel, or zero. Check the inputs, and which parameters count."
             )
     return cross_validate(whole, problem.target.reshape(whole.shape[0], -1), grid).best(by)
-
-
-def _rounding(K: Gram, dtype: torch.dtype) -> float:
-    """The fraction of λ_1 up to which eigenvalues are rounding where K was computed in this type: n·ε."""
-    return K.shape[: len(K.shape) // 2].numel() * torch.finfo(dtype).eps
 
 
 def _tensors(kernel: Kernel, X: Any) -> Any:

@@ -41,6 +41,11 @@ class Gram(ABC):
     def dtype(self) -> torch.dtype: ...
 
     @property
+    def precision(self) -> torch.dtype:
+        """The type that its entries were computed in: beyond its digits they say nothing."""
+        return self.dtype
+
+    @property
     def device(self) -> torch.device | None:
         """Where it lies in memory; None for one on disk, which is worked on wherever it is multiplied."""
         return None
@@ -260,7 +265,11 @@ class View(Gram):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.base.dtype
+        return self.base.dtype if self.left is None else torch.promote_types(self.base.dtype, self.left.dtype)
+
+    @property
+    def precision(self) -> torch.dtype:
+        return self.base.precision
 
     @property
     def device(self) -> torch.device | None:
@@ -284,7 +293,10 @@ class View(Gram):
     def _scaled(self, tile: Tensor, i: Index, j: Index) -> Tensor:
         if self.left is None or self.right is None:
             return tile
-        left, right = self.left[_on(i, self.left.device)].to(tile), self.right[_on(j, self.right.device)].to(tile)
+        left, right = (
+            norms[_on(index, norms.device)].to(tile.device, self.dtype)
+            for norms, index in ((self.left, i), (self.right, j))
+        )
         tile = tile / left.reshape(*left.shape, *[1] * right.dim()) / right
         if self.square:
             at, where = _coincide(self._own(i, 0), self._own(j, 1), tile.device)
@@ -309,6 +321,8 @@ class View(Gram):
     @property
     def _same_samples(self) -> bool:
         if not self.base._same_samples:
+            return False
+        if self.left is not None and self.right is not None and not torch.equal(self.left, self.right):
             return False
         every = torch.arange(self.base.shape[0])
         return torch.equal(*(every if chosen is None else chosen for chosen in (self.rows, self.columns)))

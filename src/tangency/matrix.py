@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import _check
 from .errors import InputError
 from .gram import DenseGram, Gram, place
 
@@ -71,3 +72,24 @@ def flattened(gram: Gram, dtype: torch.dtype, device: torch.device) -> Tensor:
 def size(shape: torch.Size) -> int:
     """Rows of a Gram as a matrix: n, or n·c."""
     return shape[: len(shape) // 2].numel()
+
+
+def targets(
+    y: Tensor | np.ndarray, side: torch.Size, dtype: torch.dtype, device: torch.device | None, name: str = "y"
+) -> Tensor:
+    """y as numbers in the wider type: [n] or [n, q] for a kernel with side [n], [n, c] for a full one."""
+    y = torch.as_tensor(y).detach()
+    if len(side) == 1 and (y.dim() not in (1, 2) or len(y) != side[0] or 0 in y.shape):
+        n = side[0]
+        raise InputError(f"there are {n} rows and {name} has shape {tuple(y.shape)}; needed: [{n}] or [{n}, q].")
+    if len(side) == 2 and y.shape != side:
+        raise InputError(
+            f"the kernel is full over {side[1]} outputs of {side[0]} samples and {name} has shape {tuple(y.shape)}; "
+            f"needed: {list(side)}."
+        )
+    if y.is_complex():
+        raise InputError(f"{name} is {y.dtype}; needed: real numbers.")
+    if device is not None and y.device != device:
+        raise InputError(f"K is on {device}, {name} on {y.device}. Move one: {name}.to({str(device)!r}).")
+    _check.finite(y, name)
+    return y.to(torch.promote_types(y.dtype, dtype))

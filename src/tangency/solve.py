@@ -19,7 +19,7 @@ from ._types import Float
 from .eigen import Spectrum, spectrum, top
 from .errors import DidNotConverge, InputError, NotPositiveDefinite
 from .gram import Gram, machine_memory
-from .matrix import Matrix, flattened, size, square
+from .matrix import Matrix, flattened, size, square, targets
 
 __all__ = [
     "CG",
@@ -76,7 +76,7 @@ def linear(
     gram = square(K)
     n = size(gram.shape)
     reg = _check.nonnegative(reg, "reg")
-    y = rhs(gram, y, n)
+    y = targets(y, torch.Size([n]), gram.dtype, gram.device)
     tol = (1e-6 if y.dtype == torch.float64 else 1e-3) if tol is None else tol
     solver = method or Auto()
     if not isinstance(solver, Solver):
@@ -93,37 +93,25 @@ def linear(
     return found
 
 
-def rhs(gram: Gram, y: Tensor | np.ndarray, n: int, name: str = "y") -> Tensor:
-    """y checked, in the wider type of both, where the work is to be done."""
-    y = torch.as_tensor(y)
-    if y.dim() not in (1, 2) or len(y) != n:
-        raise InputError(f"K has {n} rows and {name} has shape {tuple(y.shape)}; needed: [{n}] or [{n}, q].")
-    if gram.device is not None and y.device != gram.device:
-        raise InputError(f"K is on {gram.device}, {name} on {y.device}. Move one: {name}.to({str(gram.device)!r}).")
-    if y.is_complex():
-        raise InputError(f"{name} is {y.dtype}; needed: real numbers.")
-    _check.finite(y, name)
-    return y.detach().to(torch.promote_types(y.dtype, gram.dtype))
-
-
 def factor(gram: Gram, reg: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """L with L Lᵀ = K + reg·I; `NotPositiveDefinite` names the pivot where there is none. Takes n² numbers."""
     a = flattened(gram, dtype, device).T  # columns lie in sequence: LAPACK then works in place
     a.diagonal().add_(reg)
-    largest = float(a.diagonal().max())
+    own = a.diagonal().clone()
     info = torch.zeros((), dtype=torch.int32, device=device)
     torch.linalg.cholesky_ex(a, out=(a, info))
-    pivot = int(info) - 1
-    if pivot < 0:  # what lies so far below the largest entry is rounding: the next reader would get noise for it
-        small = a.diagonal().square() <= len(a) * torch.finfo(dtype).eps * largest
-        pivot = int(small.nonzero()[0]) if bool(small.any()) else -1
+    pivot, done = int(info) - 1, int(info) - 1 if int(info) else len(a)
+    # A pivot of rounding alone: no larger than the errors of n sums of the size of K_ii (heuristic: 30·√n·ε).
+    eps = torch.finfo(dtype).eps if reg > 0 else max(torch.finfo(t).eps for t in (dtype, gram.precision))
+    small = (a.diagonal().square() <= 30 * len(a) ** 0.5 * eps * own)[:done]
+    pivot = int(small.nonzero()[0]) if bool(small.any()) else pivot
     if pivot >= 0:
         c = gram.shape[1] if len(gram.shape) == 4 else 1
         sample = f"sample {pivot // c}" + (f", output {pivot % c}" if c > 1 else "")
         raise NotPositiveDefinite(
             f"K + {reg:g}·I is not positive definite in {str(dtype).removeprefix('torch.')}: pivot {pivot} ({sample}) "
             "is not positive beyond rounding, so this row depends on those before it (a duplicate, more rows than "
-            f"features) or K is indefinite. Give a larger reg (a start: {1e-6 * abs(largest):.1g}), take the "
+            f"features) or K is indefinite. Give a larger reg (a start: {1e-6 * float(own.abs().max()):.1g}), take the "
             "pseudo-inverse with tg.regress.ridgeless or method=tg.solve.Eigh(), or compute the kernel in float64.",
             pivot,
         )
@@ -177,13 +165,17 @@ class Eigh(Solver):
     cutoff: float | None = None
 
     def __call__(self, gram: Gram, y: Tensor, reg: float, tol: float) -> Solution:
-        whole = spectrum(gram, dtype=y.dtype, device=y.device)
-        part = whole.kept(self.cutoff)
-        if reg > 0:
-            part, name = whole, "eigh"
-        else:
+        whole = part = spectrum(gram, dtype=y.dtype, device=y.device)
+        name = "eigh"
+        if reg == 0:
+            part = whole.kept(self.cutoff)
             name = f"eigh, rank {len(part)} of {len(whole)} (λ > {whole.cutoff(self.cutoff):.2g})"
             y = part.vectors @ (part.vectors.T @ y)
+        elif float(whole.values[-1]) + reg <= 0:
+            raise NotPositiveDefinite(
+                f"K + {reg:g}·I is not positive definite: K has the eigenvalue {float(whole.values[-1]):.3g}. Give a "
+                "larger reg, or compute the kernel in float64."
+            )
         x = part.vectors @ ((part.vectors.T @ y) / (part.values + reg)[:, None])
         return Solution(x, name, 1, _relative(y - gram @ x - reg * x, y))
 
@@ -212,14 +204,12 @@ class Nystrom(LowRank):
         omega = torch.randn(n, rank, generator=torch.Generator().manual_seed(self.seed), dtype=dtype).to(device)
         omega = torch.linalg.qr(omega).Q
         image = gram @ omega
-        shift = torch.finfo(dtype).eps * image.norm() * n**0.5  # in the guess only; taken off again below
-        image = image + shift * omega
-        core, info = torch.linalg.cholesky_ex(omega.T @ image)
-        if int(info):
-            raise NotPositiveDefinite("K is not positive semidefinite: its Nyström approximation has no factor.")
-        root = torch.linalg.solve_triangular(core, image.T, upper=False).T
+        core = omega.T @ image
+        values, q = torch.linalg.eigh((core + core.T) / 2)
+        sure = values > n * torch.finfo(gram.precision).eps * values[-1].clamp_min(0)  # the rest is rounding
+        root = image @ (q[:, sure] / values[sure].sqrt())
         u, s, _ = torch.linalg.svd(root, full_matrices=False)
-        return u, (s.square() - shift).clamp_min(0)
+        return u, s.square()
 
 
 @dataclass(frozen=True)
@@ -261,34 +251,36 @@ class CG(Solver):
 
     def __call__(self, gram: Gram, y: Tensor, reg: float, tol: float) -> Solution:
         lead = self._preconditioner(gram, y, reg)
+        length = y.norm(dim=0)
+        length = torch.where(length > 0, length, torch.ones_like(length))
+        y = y / length  # columns of one size, so that none of them underflows beside another
         x, steps, worst = torch.zeros_like(y), 0, float("inf")
-        size = y.norm(dim=0).clamp_min(torch.finfo(y.dtype).tiny)
         with bar(None, "conjugate gradients", "step", show=self.progress) as step:
             while True:
                 r = y - gram @ x - reg * x if steps else y
-                now = float((r.norm(dim=0) / size).max())
+                now = float(r.norm(dim=0).max())
                 if now <= tol or steps >= self.max_steps or now > worst / 2:
                     break
                 worst = now
-                for x_new, rel in self._iterate(gram, x, r, reg, lead, size):
+                for x_new, rel in self._iterate(gram, x, r, reg, lead):
                     x, steps = x_new, steps + 1
                     step(note=f"residual {rel:.1e}")
                     if rel <= tol / 2 or steps >= self.max_steps:
                         break
         kind = "no preconditioner" if self.preconditioner is None else repr(self.preconditioner)
-        return Solution(x, f"CG, {kind}", steps, now)
+        return Solution(x * length, f"CG, {kind}", steps, now)
 
     def _preconditioner(self, gram: Gram, y: Tensor, reg: float) -> Any:
         if self.preconditioner is None:
             return lambda r: r
         u, values = self.preconditioner(gram, y.dtype, y.device)
-        positive = values > torch.finfo(y.dtype).eps * values[0]
-        u, values = u[:, positive], values[positive]
+        if not len(values):
+            return lambda r: r
         gain = ((values[-1] + reg) / (values + reg))[:, None] - 1
         return lambda r: r + u @ (gain * (u.T @ r))
 
     @staticmethod
-    def _iterate(gram: Gram, x: Tensor, r: Tensor, reg: float, lead: Any, size: Tensor) -> Any:
+    def _iterate(gram: Gram, x: Tensor, r: Tensor, reg: float, lead: Any) -> Any:
         """Iterates with the residual that the recursion has, over all columns together."""
         z = lead(r)
         p, rz = z, (r * z).sum(0)
@@ -303,7 +295,7 @@ class CG(Solver):
                 )
             alpha = torch.where(live, rz / curvature, torch.zeros_like(rz))
             x, r = x + alpha * p, r - alpha * q
-            yield x, float((r.norm(dim=0) / size).max())
+            yield x, float(r.norm(dim=0).max())
             z = lead(r)
             new = (r * z).sum(0)
             p, rz = z + torch.where(live, new / rz, torch.zeros_like(rz)) * p, new

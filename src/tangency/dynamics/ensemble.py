@@ -7,9 +7,9 @@ from .. import _check
 from ..eigen import spectrum
 from ..errors import InputError
 from ..gram import DenseGram, Gram
-from ..matrix import Matrix, flattened, square
+from ..matrix import Matrix, flattened, square, targets
 from ..regress.gp import Posterior
-from ..regress.model import Array, targets
+from ..regress.model import Array
 
 
 def ensemble(

@@ -51,7 +51,9 @@ class Flow:
             duals.append(a.reshape(self.problem.shape))
             outputs.append((moved if self.problem.f0 is None else moved + self.problem.f0).reshape(self.problem.shape))
         loss = (self.loss_by_mode(when).sum(1) + self.unreachable) / 2
-        return Path(when, torch.stack(duals), torch.stack(outputs), loss, self.problem.f0 is not None)
+        return Path(
+            when, torch.stack(duals), torch.stack(outputs), loss, self.problem.f0 is not None, self.problem.full
+        )
 
     def loss_by_mode(self, times: Times) -> Tensor:
         """e^{−2·lr·λ_i·t} (v_i·W^½(y − f₀))² [t, r]: what is left to learn of each mode. 001 (21) is its sum."""

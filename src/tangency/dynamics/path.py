@@ -17,8 +17,8 @@ from .._progress import bar
 from .._types import Float
 from ..errors import DidNotConverge, InputError
 from ..gram import Gram
-from ..matrix import Matrix, square
-from ..regress.model import Array, apply, start, targets
+from ..matrix import Matrix, square, targets
+from ..regress.model import Array, apply, start
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -32,10 +32,11 @@ class Path:
     train: Float[Tensor, "t ..."]
     loss: Float[Tensor, " t"]
     shifted: bool
+    full: bool
 
     def predict(self, cross: Matrix, f0: Array | None = None) -> Tensor:
         """f on new samples at each time [t, m, …], from their Gram with the training samples."""
-        out = torch.stack([apply(cross, a) for a in self.dual])
+        out = torch.stack([apply(cross, a, self.full) for a in self.dual])
         return out + start(f0, out[0], self.shifted)
 
 
@@ -91,7 +92,7 @@ class _Problem:
         with torch.no_grad():
             loss = torch.stack([self.value(f).to(self.f0.dtype) for f in outputs])
         a, f = (torch.stack([v.reshape(self.shape) for v in each]) for each in (duals, outputs))
-        return Path(times, a, f, loss, self.shifted)
+        return Path(times, a, f, loss, self.shifted, len(self.gram.shape) == 4)
 
 
 def integrate(

@@ -45,16 +45,16 @@ class GaussianProcess:
         prior = prior.dense() if isinstance(prior, Gram) else torch.as_tensor(prior).detach()
         prior = prior.to(self.factor)
         half = torch.linalg.solve_triangular(self.factor, k.T, upper=False)  # [n, m]
-        side = cross.shape[: len(cross.shape) // 2]
-        if prior.shape == side:
-            left = prior - half.square().sum(0).reshape(side)
-            if bool((left < -1e-3 * prior.abs().max()).any()):
-                raise InputError(
-                    "the prior is smaller than what cross explains of it: it is k(z, z) of another kernel."
-                )
-            return Posterior(mean, left.clamp_min(0))  # rounding alone can lead below
-        if prior.shape != (*side, *side):
+        side = torch.Size(cross.shape[: len(cross.shape) // 2])
+        if prior.shape not in (side, (*side, *side)):
             raise InputError(f"the prior has shape {tuple(prior.shape)}; needed: {[*side]} or {[*side, *side]}.")
+        variances = prior.shape == side
+        own = prior.flatten() if variances else prior.reshape(side.numel(), -1).diagonal()
+        left = own - half.square().sum(0)
+        if bool((left < -1e-3 * own.abs().max()).any()):
+            raise InputError("the prior is less than what cross explains of it; needed: k(z, z) of the same kernel.")
+        if variances:
+            return Posterior(mean, left.clamp_min(0).reshape(side))  # rounding alone can lead below
         return Posterior(mean, prior - (half.T @ half).reshape(prior.shape))
 
 

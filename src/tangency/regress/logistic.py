@@ -21,6 +21,7 @@ from .model import Array, Decomposable, KernelModel, same_shape, sample_weights
 
 # Below this loss per sample the classes are separated: without reg there is no answer, only a direction to infinity.
 SEPARATED = 1e-7
+SEPARATION = "the classes are separated: with reg=0 the loss falls for ever and has no minimum. Give reg > 0."
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,9 @@ class LogisticModel:
     def probabilities(self, cross: Matrix, f0: Array | None = None) -> Tensor:
         """[m, classes]."""
         z = self.logits(cross, f0)
-        return torch.stack([torch.sigmoid(-z), torch.sigmoid(z)], 1) if z.dim() == 1 else torch.softmax(z, 1)
+        if z.dim() == 1 or z.shape[1] == 1:
+            return torch.stack([torch.sigmoid(-z), torch.sigmoid(z)], 1).reshape(-1, 2)
+        return torch.softmax(z, 1)
 
     def predict(self, cross: Matrix, f0: Array | None = None) -> Tensor:
         """The likeliest class of each new sample."""
@@ -124,6 +127,8 @@ def _labels(y: Array, side: torch.Size, classes: int | None, device: torch.devic
     y = torch.as_tensor(y).detach()
     if device is not None and y.device != device:
         raise InputError(f"K is on {device}, y on {y.device}. Move one: y.to({str(device)!r}).")
+    if y.is_complex():
+        raise InputError(f"y is {y.dtype}; needed: classes as integers [n], or probabilities [n, c].")
     if y.is_floating_point():
         _check.finite(y, "y")
         sums = y.sum(1) if y.dim() == 2 else y.new_zeros(())
@@ -133,17 +138,20 @@ def _labels(y: Array, side: torch.Size, classes: int | None, device: torch.devic
                 "that are at least 0 and sum to 1."
             )
         one_hot = y.double()
+        if one_hot.shape[1] == 2 and len(side) == 1:
+            one_hot = one_hot[:, 1:]
     else:
         if y.dim() != 1:
             raise InputError(f"y has shape {tuple(y.shape)}; needed: one class per sample, [n], as integers from 0.")
         y = y.long()
-        count = classes or (side[1] if len(side) == 2 else max(2, int(y.max()) + 1 if len(y) else 2))
+        coupled = len(side) == 2 and side[1] > 1
+        count = classes or (side[1] if coupled else max(2, int(y.max()) + 1 if len(y) else 2))
         if len(y) and (int(y.min()) < 0 or int(y.max()) >= count):
             raise InputError(f"y has classes from {int(y.min())} to {int(y.max())}; needed: from 0 to {count - 1}.")
         if len(y) and int(y.min()) == int(y.max()):
             raise InputError(f"all samples are of class {int(y[0])}; needed: at least two classes.")
         one_hot = F.one_hot(y, count).double()
-        if count == 2 and len(side) == 1 and classes is None:
+        if count == 2 and not coupled:
             one_hot = one_hot[:, 1:]
     if len(one_hot) != side[0] or (len(side) == 2 and one_hot.shape[1] != side[1]):
         raise InputError(
@@ -178,7 +186,7 @@ class _Task:
         n, q = labels.shape
         begin = torch.zeros_like(labels)
         if f0 is not None:
-            begin = same_shape(f0, labels[:, 0] if q == 1 else labels, "f0").reshape(n, q)
+            begin = same_shape(f0, labels[:, 0] if q == 1 and phi.dim() == 2 else labels, "f0").reshape(n, q)
         w = sample_weights(weights, n, labels)
         w = torch.ones_like(labels[:, :1]) if w is None else w[:, None]
         curvature = 0.25 if q == 1 else 0.5
@@ -220,11 +228,16 @@ class _Task:
             first = first or size
             relative = size / first if first else 0.0
             value = float(self.losses(z) + self.reg / 2 * theta.square().sum())
-            if relative <= tol or steps == max_steps:
+            if steps == max_steps or (relative <= tol and self.reg > 0):
                 break
             d, db = self._direction(p, g, gb, min(0.1, relative))
             slope = float((g * d).sum() + (gb * db).sum())
             dz, rate = self.forward(d, db), 1.0
+            if relative <= tol:
+                ahead = dz if q == 1 else dz - dz.mean(1, keepdim=True)
+                if float(ahead.abs().max()) > 1e-3:  # the gradient vanishes on the way to infinity
+                    raise DidNotConverge(SEPARATION)
+                break
             while rate > 1e-10:  # Armijo; at the end the objective no longer shows progress that the gradient does
                 new = float(self.losses(z + rate * dz) + self.reg / 2 * (theta + rate * d).square().sum())
                 if new <= value + 1e-4 * rate * slope + 1e-14 * abs(value):
@@ -232,9 +245,7 @@ class _Task:
                 rate /= 2
             theta, b, z = theta + rate * d, b + rate * db, z + rate * dz
             if self.reg == 0 and float(self.losses(z)) < SEPARATED * float(self.w.sum()):
-                raise DidNotConverge(
-                    "the classes are separated: with reg=0 the loss falls for ever and has no minimum. Give reg > 0."
-                )
+                raise DidNotConverge(SEPARATION)
         if q > 1:  # softmax does not see a shift of all logits; without penalty it would be left to chance
             b = b - b.mean()
             theta = theta - theta.mean(1, keepdim=True) if self.phi.dim() == 2 else theta
@@ -254,15 +265,15 @@ class _Task:
         return _conjugate(hessian, lead, (-g, -gb), tol)
 
     def model(self, answer: _Answer, coefficients: Tensor, tol: float, **facts: Any) -> LogisticModel:
-        q = self.labels.shape[1]
+        q, full = self.labels.shape[1], self.phi.dim() == 3
         z = self.begin + self.forward(answer.theta, answer.b)
-        full = self.phi.dim() == 3
-        shape = (-1,) if q == 1 or (full and not facts) else (-1, q)
+        alone = q == 1 and not full  # one logit, without an axis of its own
+        shape = (-1,) if alone or (full and not facts) else (-1, q)
         model = KernelModel(
-            coefficients.reshape(shape), z[:, 0] if q == 1 else z, float(answer.theta.norm()), self.reg, "Newton",
-            answer.steps, answer.gradient, self.shifted, **facts,
+            coefficients.reshape(shape), z[:, 0] if alone else z, float(answer.theta.norm()), self.reg, "Newton",
+            answer.steps, answer.gradient, self.shifted, full, **facts,
         )  # fmt: skip
-        bias = answer.b[0] if q == 1 else answer.b
+        bias = answer.b[0] if alone else answer.b
         found = LogisticModel(model, bias, max(2, q), float(self.losses(z)), answer.gradient)
         if not answer.gradient <= tol:
             raise DidNotConverge(

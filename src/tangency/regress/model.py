@@ -12,7 +12,7 @@ from .._types import Float
 from ..eigen import Spectrum, spectrum
 from ..errors import InputError
 from ..gram import DenseGram, Gram
-from ..matrix import Matrix, square
+from ..matrix import Matrix, square, targets
 
 Array = Tensor | np.ndarray
 Decomposable = Matrix | Spectrum
@@ -36,6 +36,7 @@ class KernelModel:
     steps: int
     residual: float
     shifted: bool  # fitted to y − f₀
+    full: bool  # the kernel couples the outputs
     rank: int | None = None
     cutoff: float | None = None
 
@@ -51,7 +52,7 @@ class KernelModel:
 
         A model that was fitted with f0 needs f0 of the new samples.
         """
-        out = apply(cross, self.coefficients)
+        out = apply(cross, self.coefficients, self.full)
         return out + start(f0, out, self.shifted)
 
 
@@ -63,33 +64,32 @@ def start(f0: Array | None, out: Tensor, shifted: bool) -> Tensor:
                 "the model starts from f0, so predicting needs f0 of the new samples: predict(cross, f0=…)."
             )
         return out.new_zeros(())
+    if not shifted:
+        raise InputError("the model was fitted without f0, so it takes none for new samples. Give f0 when fitting.")
     return same_shape(f0, out, "f0 of the new samples")
 
 
-def apply(cross: Matrix, coefficients: Tensor) -> Tensor:
-    """k(z, x) a for a [n], [n, q], or [n, c] where the kernel is full: [m], [m, q], [m, d]."""
+def apply(cross: Matrix, coefficients: Tensor, full: bool) -> Tensor:
+    """k(z, x) a for a [n] or [n, q], for a [n, c] where the kernel is full: [m], [m, q], [m, d]. Features, too."""
     if isinstance(cross, np.ndarray):
         cross = torch.from_numpy(cross)
     if not isinstance(cross, (Gram, Tensor)):
         raise InputError(f"cross is a {type(cross).__name__}; needed: a Gram (tg.compute(kernel, z, x)) or a tensor.")
-    if isinstance(cross, Tensor) and cross.dim() == 3:  # features [m, c, p]
-        if cross.shape[2:] != coefficients.shape:
-            raise InputError(f"the features have shape {tuple(cross.shape)}; needed: [m, c, {len(coefficients)}].")
-        return cross.detach().to(coefficients) @ coefficients
-    half = len(cross.shape) // 2
-    sides, want = cross.shape[half:], coefficients.shape[: max(1, len(cross.shape) - half)]
-    if len(cross.shape) not in (2, 4) or tuple(sides) != tuple(want):
-        needed = "[m, d, n, c]" if len(cross.shape) == 4 else "[m, n]"
+    features = full and coefficients.dim() == 1
+    dims, inner = (3, cross.shape[2:]) if features else (4, cross.shape[2:]) if full else (2, cross.shape[1:])
+    if len(cross.shape) != dims or inner != coefficients.shape[: len(inner)]:
+        of_training = [*coefficients.shape] if full else [coefficients.shape[0]]
         raise InputError(
-            f"cross has shape {tuple(cross.shape)} and the fit has coefficients {tuple(coefficients.shape)}; needed: "
-            f"new samples by training samples, {needed}: tg.compute(kernel, x_new, x_train)."
+            f"cross has shape {tuple(cross.shape)}; needed: new samples by training samples (or features), "
+            f"[{'m, d' if full else 'm'}, {', '.join(map(str, of_training))}]: tg.compute(kernel, x_new, x_train)."
         )
+    if cross.device is not None and cross.device != coefficients.device:
+        raise InputError(f"cross is on {cross.device}, the model on {coefficients.device}. Move one.")
+    if features:
+        assert isinstance(cross, Tensor)
+        return cross.detach().to(coefficients) @ coefficients
     gram = cross if isinstance(cross, Gram) else DenseGram(cross.detach(), symmetric=False)
-    if gram.device is not None and gram.device != coefficients.device:
-        raise InputError(f"cross is on {gram.device}, the model on {coefficients.device}. Move one.")
-    if half == 1:
-        return gram @ coefficients
-    return (gram @ coefficients.flatten()).reshape(gram.shape[:half])
+    return (gram @ coefficients.flatten()).reshape(gram.shape[:2]) if full else gram @ coefficients
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,11 @@ class Problem:
     kept: Tensor | None  # rows of positive weight, where some are zero
     root: Tensor | None  # √w of these rows
     shape: torch.Size  # of y
-    rows: int  # n·c
+    full: bool
+
+    @property
+    def rows(self) -> int:
+        return self.shape.numel() if self.full else self.shape[0]
 
     @staticmethod
     def of(K: Decomposable, y: Array, f0: Array | None = None, weights: Any = None) -> "Problem":
@@ -118,7 +122,7 @@ class Problem:
         gram = None if isinstance(given, Spectrum) else given
         w = sample_weights(weights, side[0], flat)
         if w is None:
-            return Problem(gram, given, flat, begin, None, None, y.shape, rows)
+            return Problem(gram, given, flat, begin, None, None, y.shape, len(side) == 2)
         if gram is None:
             raise InputError("weights= need the Gram itself; a spectrum is that of one weighting only.")
         index = (w > 0).nonzero()[:, 0] if bool((w == 0).any()) else None
@@ -128,11 +132,11 @@ class Problem:
         kept = None if index is None else (index[:, None] * c + torch.arange(c, device=index.device)).flatten()
         root = w.sqrt().repeat_interleave(c)[:, None]
         target = (flat if kept is None else flat[kept]) * root
-        return Problem(gram, part.weighted(w), target, begin, kept, root, y.shape, rows)
+        return Problem(gram, part.weighted(w), target, begin, kept, root, y.shape, len(side) == 2)
 
     def spectrum(self) -> Spectrum:
         if isinstance(self.matrix, Spectrum):
-            return self.matrix
+            return self.matrix.to(self.target.dtype)
         return spectrum(self.matrix, dtype=self.target.dtype, device=self.target.device)
 
     def dual(self, b: Tensor) -> Tensor:
@@ -149,8 +153,7 @@ class Problem:
         """K a."""
         if self.gram is not None:
             return self.gram @ a
-        assert isinstance(self.matrix, Spectrum)
-        s = self.matrix
+        s = self.spectrum()
         return s.vectors @ (s.values[:, None] * (s.vectors.T @ a))
 
     def model(self, b: Tensor, **facts: Any) -> KernelModel:
@@ -159,27 +162,13 @@ class Problem:
         norm = float((a * ka).sum().clamp_min(0).sqrt())
         fitted = ka if self.f0 is None else ka + self.f0
         return KernelModel(
-            a.reshape(self.shape), fitted.reshape(self.shape), norm, shifted=self.f0 is not None, **facts
+            a.reshape(self.shape),
+            fitted.reshape(self.shape),
+            norm,
+            shifted=self.f0 is not None,
+            full=self.full,
+            **facts,
         )
-
-
-def targets(y: Array, side: torch.Size, dtype: torch.dtype, device: torch.device | None, name: str = "y") -> Tensor:
-    """y as numbers in the wider type: [n] or [n, q] for a kernel with side [n], [n, c] for a full one."""
-    y = torch.as_tensor(y).detach()
-    if len(side) == 1 and (y.dim() not in (1, 2) or len(y) != side[0]):
-        n = side[0]
-        raise InputError(f"there are {n} samples and {name} has shape {tuple(y.shape)}; needed: [{n}] or [{n}, q].")
-    if len(side) == 2 and y.shape != side:
-        raise InputError(
-            f"the kernel is full over {side[1]} outputs of {side[0]} samples and {name} has shape {tuple(y.shape)}; "
-            f"needed: {list(side)}."
-        )
-    if y.is_complex():
-        raise InputError(f"{name} is {y.dtype}; needed: real numbers.")
-    if device is not None and y.device != device:
-        raise InputError(f"K is on {device}, {name} on {y.device}. Move one: {name}.to({str(device)!r}).")
-    _check.finite(y, name)
-    return y.to(torch.promote_types(y.dtype, dtype))
 
 
 def same_shape(f0: Array, y: Tensor, name: str) -> Tensor:

@@ -7,9 +7,10 @@ import torch
 from .. import _check
 from ..eigen import Spectrum
 from ..errors import InputError
-from ..matrix import Matrix
+from ..gram import Gram
+from ..matrix import Matrix, targets
 from ..solve import Solver, linear
-from .model import Array, Decomposable, KernelModel, Problem, same_shape, sample_weights, targets
+from .model import Array, Decomposable, KernelModel, Problem, same_shape, sample_weights
 
 
 def ridge(
@@ -62,10 +63,13 @@ def ridgeless(
     part = whole.kept(cutoff)
     inside = part.vectors.T @ problem.target
     b = part.vectors @ (inside / part.values[:, None])
-    limit = whole.cutoff(cutoff)
+    residual = whole.residual
+    if isinstance(problem.matrix, Gram):
+        reached = part.vectors @ inside
+        residual = float((problem.matrix @ b - reached).norm() / reached.norm().clamp_min(torch.finfo(b.dtype).tiny))
     return problem.model(
-        b, reg=0.0, method=f"pseudo-inverse ({whole.method})", steps=whole.steps, residual=whole.residual,
-        rank=len(part), cutoff=limit,
+        b, reg=0.0, method=f"pseudo-inverse ({whole.method})", steps=whole.steps, residual=residual, rank=len(part),
+        cutoff=whole.cutoff(cutoff),
     )  # fmt: skip
 
 
@@ -95,6 +99,8 @@ def least_squares(
         raise InputError(f"features have shape {tuple(phi.shape)}, {phi.dtype}; needed: real [n, p] or [n, c, p].")
     _check.finite(phi, "features")
     reg = _check.nonnegative(reg, "reg")
+    rounding = max(phi.shape[:-1].numel(), phi.shape[-1]) * torch.finfo(phi.dtype).eps
+    cutoff = rounding if cutoff is None else _check.fraction(cutoff, "cutoff")
     y = targets(y, phi.shape[:-1], phi.dtype, phi.device)
     rows = phi.shape[:-1].numel()
     flat, kind = y.reshape(rows, -1), y.dtype
@@ -105,7 +111,7 @@ def least_squares(
     root = None if w is None else w.sqrt().repeat_interleave(rows // len(phi))[:, None]
     a, t = (matrix, t) if root is None else (matrix * root, t * root)
     u, s, vt = torch.linalg.svd(a, full_matrices=False)
-    limit = float(s[0]) * (max(a.shape) * torch.finfo(kind).eps if cutoff is None else cutoff)
+    limit = float(s[0]) * cutoff
     keep = int((s > limit).sum()) if reg == 0 else len(s)
     u, s, vt = u[:, :keep], s[:keep], vt[:keep]
     gamma = vt.T @ ((s / (s.square() + reg))[:, None] * (u.T @ t))
@@ -115,6 +121,6 @@ def least_squares(
     return KernelModel(
         gamma.reshape(-1, *y.shape[1:]) if phi.dim() == 2 else gamma[:, 0],
         (out if begin is None else out + begin).reshape(y.shape),
-        float(gamma.norm()), reg, "singular values of the features", 1, residual, f0 is not None,
+        float(gamma.norm()), reg, "singular values of the features", 1, residual, f0 is not None, phi.dim() == 3,
         *((keep, limit) if reg == 0 else ()),
     )  # fmt: skip

@@ -12,8 +12,8 @@ from .._types import Float
 from ..eigen import Spectrum, spectrum
 from ..errors import InputError, NotPositiveDefinite
 from ..gram import DenseGram, Gram
-from ..matrix import Matrix, square
-from .model import Array, Decomposable, Problem, same_shape, targets
+from ..matrix import Matrix, square, targets
+from .model import Array, Decomposable, Problem, same_shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,14 +123,16 @@ def risk_study(
     n = gram.shape[0]
     if any(not 2 <= size <= n for size in sizes) or not len(sizes):
         raise InputError(f"sizes={list(sizes)}; needed: one or more numbers of samples from 2 to {n}.")
-    y = targets(y, torch.Size([n]), gram.dtype, gram.device).reshape(n, -1)
-    y_test = torch.as_tensor(y_test).detach().to(y)
+    if repeats < 1:
+        raise InputError(f"repeats={repeats}; needed: at least 1.")
+    y = targets(y, torch.Size([n]), gram.dtype, gram.device)
+    y_test = targets(y_test, torch.Size([len(y_test)]), gram.dtype, gram.device, "y_test").to(y)
     if f0 is not None and f0_test is not None:
         y, y_test = y - same_shape(f0, y, "f0"), y_test - same_shape(f0_test, y_test, "f0_test")
     elif f0 is not None or f0_test is not None:
         raise InputError("give f0 and f0_test both, or neither.")
     between = cross if isinstance(cross, Gram) else DenseGram(torch.as_tensor(cross).detach(), symmetric=False)
-    y_test = y_test.reshape(len(y_test), -1)
+    y, y_test = y.reshape(n, -1), y_test.reshape(len(y_test), -1)
     if between.shape != (len(y_test), n) or y_test.shape[1] != y.shape[1]:
         raise InputError(
             f"cross has shape {tuple(between.shape)}, y_test {tuple(y_test.shape)}; needed: [m, {n}] and "
