@@ -49,7 +49,6 @@ def one_hot(labels: Tensor) -> Tensor:
 METHODS = {
     "Cholesky, memory 4GiB": lambda: tg.solve.Auto(memory="4GiB"),
     "CG, memory 1GiB": lambda: tg.solve.Auto(memory="1GiB"),
-    "CG without preconditioner": lambda: tg.solve.CG(None, max_steps=3000),
 }
 
 

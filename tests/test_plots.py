@@ -1,4 +1,4 @@
-"""The picture of a Gram matrix."""
+"""Pictures show the numbers that they were given."""
 
 import numpy as np
 import pytest
@@ -21,3 +21,32 @@ def test_gram_picture() -> None:
     assert [t.get_text() for t in left.get_xticklabels()] == ["a", "b", "c"]
     with pytest.raises(tg.InputError, match=r"with 4 labels; needed: \[n, n\]"):
         plots.gram(torch.eye(3), torch.zeros(4, dtype=torch.long))
+
+
+def test_pictures_of_machines_show_their_numbers() -> None:
+    x, z = torch.randn(30, 4).double(), torch.randn(9, 4).double()
+    study = tg.regress.risk_study(
+        x @ x.T, x[:, :2], z @ x.T, z[:, :2], sizes=[10, 30], regs=[0.1, 1.0, 10.0], repeats=2, progress=False
+    )
+    left, right = plots.risk(study).axes
+    np.testing.assert_allclose(left.lines[0].get_ydata(), study.measured[0].mean(0))
+    np.testing.assert_allclose(left.lines[4].get_ydata(), study.gcv[1].mean(0))
+    np.testing.assert_allclose(right.lines[3].get_ydata(), study.loo[1].flatten())
+
+    net = tg.models.mlp([4, 8, 1]).double()
+    monitor = tg.dynamics.Monitor(tg.trace_ntk(net), x)
+    for step in (0, 5):
+        monitor(step)
+        with torch.no_grad():
+            net[0].weight += 0.1
+    regime = monitor.regime()
+    axes = plots.regime(regime, regime, names=["one", "two"]).axes
+    np.testing.assert_allclose(axes[0].lines[1].get_ydata(), regime.change)
+    assert [t.get_text() for t in axes[0].get_legend().get_texts()] == ["one", "two"]
+
+    flow = tg.dynamics.flow(x @ x.T, x[:, 0])
+    left, right = plots.spectral_bias(flow, [0.01, 0.1, 1.0], modes=[0, 2, 99]).axes
+    assert len(left.lines) == 2  # there is no hundredth mode
+    remaining = np.exp(-2 * float(flow.values[2]) * np.array([0.01, 0.1, 1.0]))
+    np.testing.assert_allclose(left.lines[1].get_ydata(), remaining)
+    np.testing.assert_allclose(right.lines[0].get_ydata(), flow.time_to_fit())

@@ -1209,3 +1209,23 @@ def test_models_show_what_they_are() -> None:
     shown = repr(ridgeless(torch.ones(2, 2), torch.tensor([1.0, 3.0])))
     assert "rank 1" in shown
     assert "residual" in shown
+
+
+def test_pseudo_ntk_regression_tends_to_the_full_one_with_width() -> None:
+    """Mohamadi et al. 2023: the outputs of kernel regression with pNTK⊗I and with the full NTK meet as 1/√width."""
+    x, z, y = normal(12, 4), normal(5, 4), normal(12, 3)
+    gaps = []
+    for width in (64, 256, 1024, 4096):
+        each = []
+        for seed in range(4):
+            torch.manual_seed(seed)
+            net = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.ReLU(), torch.nn.Linear(width, 3)).double()
+            for layer, fan in ((net[0], 1.0), (net[2], width**0.5)):
+                torch.nn.init.normal_(layer.weight, std=1 / fan)
+            full, pseudo = tg.full_ntk(net), tg.pseudo_ntk(net)
+            want = ridge(full(x), y, reg=1.0).predict(full(z, x))
+            got = ridge(pseudo(x), y, reg=1.0).predict(pseudo(z, x))
+            each.append(float((got - want).norm() / want.norm()))
+        gaps.append(sum(each) / len(each))
+    assert all(b < a for a, b in itertools.pairwise(gaps))
+    assert float(np.polyfit(np.log([64, 256, 1024, 4096]), np.log(gaps), 1)[0]) < -0.35

@@ -126,7 +126,7 @@ class CosineKernel(_Combined):
         same = a is b
         left, right = a[1], b[1]
         k = self.kernel.pair(a[0], a[0] if same else b[0], workspace)
-        k = k / left.view(*left.shape, *[1] * right.dim()) / right
+        k = k / (left.view(*left.shape, *[1] * right.dim()) * right)  # by the product: symmetric to the last bit
         if same:
             size = left.numel()
             eye = torch.eye(size, dtype=torch.bool, device=k.device).view(k.shape)

@@ -297,7 +297,7 @@ class View(Gram):
             norms[_on(index, norms.device)].to(tile.device, self.dtype)
             for norms, index in ((self.left, i), (self.right, j))
         )
-        tile = tile / left.reshape(*left.shape, *[1] * right.dim()) / right
+        tile = tile / (left.reshape(*left.shape, *[1] * right.dim()) * right)  # symmetric to the last bit
         if self.square:
             at, where = _coincide(self._own(i, 0), self._own(j, 1), tile.device)
             c = left.shape[1:].numel()

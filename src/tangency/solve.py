@@ -190,12 +190,14 @@ class LowRank(ABC):
 
 @dataclass(frozen=True)
 class Nystrom(LowRank):
-    """From one product of K with a random block: one pass over an on-disk Gram.
+    """From products of K with a random block: `power` + 1 passes over an on-disk Gram.
 
-    `rank`: default 4√n (heuristic). Frangella, Tropp & Udell 2023, "Randomized Nyström preconditioning".
+    `rank`: default 4√n (heuristic). `power`: products before the last one; tangent kernels have heavy tails, which blur
+    a block that has seen K only once. Frangella, Tropp & Udell 2023, "Randomized Nyström preconditioning".
     """
 
     rank: int | None = None
+    power: int = 1
     seed: int = 0
 
     def __call__(self, gram: Gram, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -203,10 +205,12 @@ class Nystrom(LowRank):
         rank = min(n, self.rank or int(4 * n**0.5))
         omega = torch.randn(n, rank, generator=torch.Generator().manual_seed(self.seed), dtype=dtype).to(device)
         omega = torch.linalg.qr(omega).Q
+        for _ in range(self.power):
+            omega = torch.linalg.qr(gram @ omega).Q
         image = gram @ omega
         core = omega.T @ image
         values, q = torch.linalg.eigh((core + core.T) / 2)
-        sure = values > n * torch.finfo(gram.precision).eps * values[-1].clamp_min(0)  # the rest is rounding
+        sure = values > 10 * torch.finfo(gram.precision).eps * values[-1].clamp_min(0)  # the rest is rounding
         root = image @ (q[:, sure] / values[sure].sqrt())
         u, s, _ = torch.linalg.svd(root, full_matrices=False)
         return u, s.square()
@@ -308,7 +312,7 @@ class Auto(Solver):
     `memory`: default half of this machine's, or what is free on the GPU.
 
     >>> Auto(memory="1MB").choose(torch.eye(1000))
-    CG(preconditioner=Nystrom(rank=None, seed=0), max_steps=1000, progress=True)
+    CG(preconditioner=Nystrom(rank=None, power=1, seed=0), max_steps=1000, progress=True)
     """
 
     memory: int | str | None = None

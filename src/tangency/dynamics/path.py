@@ -123,8 +123,10 @@ def integrate(
     >>> path.train.shape, bool(path.loss[-1] < path.loss[0])
     (torch.Size([3, 6, 3]), True)
     """
-    from scipy.integrate import solve_ivp
-
+    try:
+        from scipy.integrate import solve_ivp
+    except ImportError as e:
+        raise InputError("integrate needs SciPy: pip install 'tangency[dynamics]'.") from e
     task, lr = _Problem.of(K, y, loss, f0), _check.nonnegative(lr, "lr")
     when = moments(times, task.f0)
     if bool(when.isinf().any()) or bool((when.diff() < 0).any()):
