@@ -1,6 +1,7 @@
 """Large systems: a Gram on disk within a memory budget on a CPU, and 60,000 rows on one GPU.
 
     python benchmarks/solve.py cpu --data DIR [--rows 20000]       # Fashion-MNIST's IDX files in DIR
+    python benchmarks/solve.py steps --data DIR                    # steps of conjugate gradients by preconditioner
     PYTHONPATH=src python3 benchmarks/solve.py gpu --store STORE --data DIR   # STORE: what scale.py made
 
 cpu: the trace NTK of an MLP over ROWS images of Fashion-MNIST goes to disk (float32); then (K + reg·I) a = y for ten
@@ -98,6 +99,22 @@ def cpu(args: argparse.Namespace) -> None:
     write(result, RESULTS / "solve.json", f"python benchmarks/solve.py cpu --data DIR --fraction {args.fraction}")
 
 
+def steps(args: argparse.Namespace) -> None:
+    """Steps of conjugate gradients by preconditioner, on fewer rows in memory."""
+    x, labels = fashion(args.data, min(args.rows, 4000))
+    torch.manual_seed(0)
+    gram = tg.compute(tg.trace_ntk(tg.models.mlp([784, 256, 256, 10])), x)
+    reg, found = args.fraction * float(gram.diag().mean()), {}
+    s = tg.solve
+    for guess in (s.Nystrom(power=0), s.Nystrom(power=1), s.Nystrom(power=2), s.PartialCholesky(252), None):
+        start = time.perf_counter()
+        done = s.linear(gram, one_hot(labels), reg=reg, method=s.CG(guess, max_steps=5000), tol=1e-6)
+        found[str(guess)] = {"steps": done.steps, "residual": done.residual, "seconds": time.perf_counter() - start}
+        print(guess, found[str(guess)], flush=True)
+    command = f"python benchmarks/solve.py steps --data DIR --fraction {args.fraction}"
+    write({"rows": len(x), "reg": f"{args.fraction:g} of the mean diagonal", "CG": found}, RESULTS / "cg.json", command)
+
+
 def gpu(args: argparse.Namespace) -> None:
     stored = tg.open_gram(args.store)
     start = time.perf_counter()
@@ -166,7 +183,7 @@ def write(result: dict[str, Any], path: Path, command: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("where", choices=["cpu", "gpu", "one"])
+    parser.add_argument("where", choices=["cpu", "gpu", "one", "steps"])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=20000)
     parser.add_argument("--fraction", type=float, default=1e-3, help="reg as a fraction of the mean diagonal")
@@ -178,7 +195,7 @@ def main() -> None:
     if args.where == "one":
         print(json.dumps(one(args.method, args.store, args.data, args.fraction)))
     else:
-        {"cpu": cpu, "gpu": gpu}[args.where](args)
+        {"cpu": cpu, "gpu": gpu, "steps": steps}[args.where](args)
 
 
 if __name__ == "__main__":

@@ -352,18 +352,20 @@ class _Caster:
     """Tiles as matrices in another type, in one buffer; the mirror image that follows a tile is not cast again."""
 
     def __init__(self, like: Tensor) -> None:
-        self.like, self.buffer, self.last, self.source = like, like.new_empty(0), like, 0
+        self.like, self.buffer = like, like.new_empty(0)
+        self.source = self.last = like.new_empty(0, 0)
 
     def __call__(self, tile: Tensor, columns: int) -> Tensor:
         if tile.dtype == self.like.dtype and tile.device == self.like.device:
             return tile.reshape(-1, columns)
         turned = tile.dim() == 2 and tile.stride(0) == 1 and tile.stride(1) > 1
         straight = tile.T if turned else tile.reshape(-1, columns)
-        if self.source != straight.data_ptr() or self.last.shape != straight.shape:
+        # The source is held, so that no other tile can lie at its address meanwhile.
+        if self.source.data_ptr() != straight.data_ptr() or self.source.shape != straight.shape:
             if self.buffer.numel() < straight.numel():
                 self.buffer = self.like.new_empty(straight.numel())
             self.last = self.buffer[: straight.numel()].view(straight.shape).copy_(straight)
-            self.source = straight.data_ptr()
+            self.source = straight
         return self.last.T if turned else self.last
 
 

@@ -192,8 +192,8 @@ class LowRank(ABC):
 class Nystrom(LowRank):
     """From products of K with a random block: `power` + 1 passes over an on-disk Gram.
 
-    `rank`: default 4√n (heuristic). `power`: products before the last one; tangent kernels have heavy tails, which blur
-    a block that has seen K only once. Frangella, Tropp & Udell 2023, "Randomized Nyström preconditioning".
+    `rank`: default 4√n (heuristic). `power`: products before the last one, which sharpen the block: heavy tails blur one
+    that has seen K only once. Frangella, Tropp & Udell 2023, "Randomized Nyström preconditioning".
     """
 
     rank: int | None = None
