@@ -31,7 +31,7 @@ ROOMS = [
     ["kernel"],
     ["combine", "ntk", "gram"],
     ["tiles", "matrix"],
-    ["eigen", "linearize"],
+    ["eigen", "factor", "linearize"],
     ["solve"],
     ["regress"],
     ["dynamics", "estimators"],

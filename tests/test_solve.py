@@ -4,6 +4,7 @@ import itertools
 import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -935,3 +936,38 @@ def test_a_gram_on_disk_is_never_laid_out(large: tuple[str, str], method: str) -
 def test_views_are_what_the_kinds_say(gram: Any, request: pytest.FixtureRequest) -> None:
     kind = request.node.callspec.params["gram"]
     assert isinstance(gram, View) == ("part" in kind or "cosine" in kind)
+
+
+# A factor in a file ---------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 50), st.booleans())
+def test_a_factor_on_disk_solves_as_one_in_memory(n: int, c: int, panel: int, full: bool) -> None:
+    torch.manual_seed(n)
+    phi = torch.randn(n * c, n * c + 3, dtype=torch.float64)
+    K, y = phi @ phi.T, torch.randn(n * c, 2, dtype=torch.float64)
+    before = K.clone()
+    matrix = K.reshape(n, c, n, c) if full else K
+    with tempfile.TemporaryDirectory() as folder:
+        found = tg.solve.linear(matrix, y, reg=0.3, method=Cholesky(scratch=folder, panel=panel))
+        assert not list(Path(folder).iterdir())  # nothing is left behind
+    want = np.linalg.solve(K.numpy() + 0.3 * np.eye(n * c), y.numpy())
+    np.testing.assert_allclose(found.value.numpy(), want, rtol=1e-9, atol=1e-10)
+    assert found.method == "Cholesky on disk"
+    assert torch.equal(K, before)
+
+
+def test_a_factor_on_disk_of_a_stored_gram_names_the_pivot(tmp_path: Path) -> None:
+    x = torch.randn(50, 60, dtype=torch.float64)
+    x[33] = x[4]
+    kernel = tg.trace_ntk(torch.nn.Linear(60, 1, bias=False).double())
+    gram = tg.compute(kernel, x, store=tmp_path / "gram", tile=16, progress=False)
+    method = Cholesky(scratch=tmp_path, panel=9)
+    with pytest.raises(tg.NotPositiveDefinite, match="pivot 33 \\(sample 33\\)") as e:
+        tg.solve.linear(gram, x[:, 0], method=method)
+    assert e.value.pivot == 33
+    found = tg.solve.linear(gram, x[:, 0], reg=0.5, method=Cholesky(scratch=tmp_path, panel=9, dtype=torch.float32))
+    want = np.linalg.solve((x @ x.T).numpy() + 0.5 * np.eye(50), x[:, 0].numpy())
+    np.testing.assert_allclose(found.value.numpy(), want, rtol=1e-8, atol=1e-10)
+    with pytest.raises(tg.InputError, match="needed: a folder"):
+        tg.solve.linear(gram, x[:, 0], reg=0.5, method=Cholesky(scratch=tmp_path / "absent"))

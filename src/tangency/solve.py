@@ -6,7 +6,9 @@ the `reg` that was asked for.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,9 @@ from ._progress import bar
 from ._types import Float
 from .eigen import Spectrum, spectrum, top
 from .errors import DidNotConverge, InputError, NotPositiveDefinite
+from .factor import DiskFactor, factor, substitute
 from .gram import Gram, machine_memory
-from .matrix import Matrix, flattened, size, square, targets
+from .matrix import Matrix, size, square, targets
 
 __all__ = [
     "CG",
@@ -31,7 +34,6 @@ __all__ = [
     "Solution",
     "Solver",
     "Spectrum",
-    "factor",
     "linear",
     "spectrum",
     "top",
@@ -93,49 +95,27 @@ def linear(
     return found
 
 
-def factor(gram: Gram, reg: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """L with L Lᵀ = K + reg·I; `NotPositiveDefinite` names the pivot where there is none. Takes n² numbers."""
-    a = flattened(gram, dtype, device).T  # columns lie in sequence: LAPACK then works in place
-    a.diagonal().add_(reg)
-    own = a.diagonal().clone()
-    info = torch.zeros((), dtype=torch.int32, device=device)
-    torch.linalg.cholesky_ex(a, out=(a, info))
-    pivot, done = int(info) - 1, int(info) - 1 if int(info) else len(a)
-    # A pivot of rounding alone: no larger than the errors of n sums of the size of K_ii (heuristic: 30·√n·ε).
-    eps = torch.finfo(dtype).eps if reg > 0 else max(torch.finfo(t).eps for t in (dtype, gram.precision))
-    small = (a.diagonal().square() <= 30 * len(a) ** 0.5 * eps * own)[:done]
-    pivot = int(small.nonzero()[0]) if bool(small.any()) else pivot
-    if pivot >= 0:
-        c = gram.shape[1] if len(gram.shape) == 4 else 1
-        sample = f"sample {pivot // c}" + (f", output {pivot % c}" if c > 1 else "")
-        raise NotPositiveDefinite(
-            f"K + {reg:g}·I is not positive definite in {str(dtype).removeprefix('torch.')}: pivot {pivot} ({sample}) "
-            "is not positive beyond rounding, so this row depends on those before it (a duplicate, more rows than "
-            f"features) or K is indefinite. Give a larger reg (a start: {1e-6 * float(own.abs().max()):.1g}), take the "
-            "pseudo-inverse with tg.regress.ridgeless or method=tg.solve.Eigh(), or compute the kernel in float64.",
-            pivot,
-        )
-    return a
-
-
 @dataclass(frozen=True)
 class Cholesky(Solver):
-    """K + reg·I = L Lᵀ in memory, then iterative refinement. Cost: n³/3 operations, n² numbers.
+    """K + reg·I = L Lᵀ, then iterative refinement. Cost: n³/3 operations, n² numbers in memory, or in a file.
 
     `dtype`: of the factor, where it shall be narrower than that of K and y: refinement makes up for it. `refine`: the
-    most steps of it; it ends when the residual is at rounding, or no longer halves.
+    most steps of it; it ends when the residual is at rounding, or no longer halves. `scratch`: a folder for the factor
+    where it does not fit in memory; it is made by panels of `panel` columns, of which two are in memory, and removed.
     """
 
     dtype: torch.dtype | None = None
     refine: int = 10
+    scratch: str | Path | None = None
+    panel: int = 2048
 
     def __call__(self, gram: Gram, y: Tensor, reg: float, tol: float) -> Solution:
         dtype = self.dtype or y.dtype
-        lower = factor(gram, reg, dtype, y.device)
+        inverse = self._inverse(gram, reg, y.to(dtype))
         x, r = torch.zeros_like(y), y
         steps, best = 0, _relative(r, y)
         while steps <= self.refine:
-            new = x + substitute(lower, r.to(dtype)).to(y.dtype)
+            new = x + inverse(r.to(dtype)).to(y.dtype)
             r_new = y - gram @ new - reg * new
             now = _relative(r_new, y)
             steps += 1
@@ -145,14 +125,18 @@ class Cholesky(Solver):
                 best = min(now, best) if steps > 1 else now
                 break
             best = now
-        name = "Cholesky" if dtype == y.dtype else f"Cholesky in {str(dtype).removeprefix('torch.')} with refinement"
+        name = "Cholesky" if self.scratch is None else "Cholesky on disk"
+        if dtype != y.dtype:
+            name += f" in {str(dtype).removeprefix('torch.')} with refinement"
         return Solution(x, name, steps, best)
 
-
-def substitute(lower: Tensor, y: Tensor) -> Tensor:
-    """(L Lᵀ)⁻¹ y."""
-    half = torch.linalg.solve_triangular(lower, y, upper=False)
-    return torch.linalg.solve_triangular(lower.T, half, upper=True)
+    def _inverse(self, gram: Gram, reg: float, like: Tensor) -> Callable[[Tensor], Tensor]:
+        if self.scratch is not None:
+            if not Path(self.scratch).is_dir() or self.panel < 1:
+                raise InputError(f"scratch={str(self.scratch)!r}, panel={self.panel}; needed: a folder, at least 1.")
+            return DiskFactor(gram, reg, like, self.scratch, self.panel, progress=True).solve
+        lower = factor(gram, reg, like.dtype, like.device)
+        return lambda r: substitute(lower, r)
 
 
 @dataclass(frozen=True)
@@ -192,8 +176,8 @@ class LowRank(ABC):
 class Nystrom(LowRank):
     """From products of K with a random block: `power` + 1 passes over an on-disk Gram.
 
-    `rank`: default 4√n (heuristic). `power`: products before the last one, which sharpen the block: heavy tails blur one
-    that has seen K only once. Frangella, Tropp & Udell 2023, "Randomized Nyström preconditioning".
+    `rank`: default 4√n (heuristic). `power`: products before the last one, which sharpen the block: heavy tails blur
+    one that has seen K only once. Frangella, Tropp & Udell 2023, "Randomized Nyström preconditioning".
     """
 
     rank: int | None = None

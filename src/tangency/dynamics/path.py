@@ -123,11 +123,7 @@ def integrate(
     >>> path.train.shape, bool(path.loss[-1] < path.loss[0])
     (torch.Size([3, 6, 3]), True)
     """
-    try:
-        from scipy.integrate import solve_ivp
-    except ImportError as e:
-        raise InputError("integrate needs SciPy: pip install 'tangency[dynamics]'.") from e
-    task, lr = _Problem.of(K, y, loss, f0), _check.nonnegative(lr, "lr")
+    solver, task, lr = _solve_ivp(), _Problem.of(K, y, loss, f0), _check.nonnegative(lr, "lr")
     when = moments(times, task.f0)
     if bool(when.isinf().any()) or bool((when.diff() < 0).any()):
         raise InputError(f"times={when.tolist()}; needed: finite and in order. For t → ∞ see flow and ridgeless.")
@@ -152,11 +148,19 @@ def integrate(
 
         begin = np.zeros(size if momentum is None else 2 * size)
         span = (0.0, max(float(when[-1]), 1e-300))
-        found = solve_ivp(slope, span, begin, method=method, t_eval=when.cpu().numpy(), rtol=rtol, atol=atol)
+        found = solver(slope, span, begin, method=method, t_eval=when.cpu().numpy(), rtol=rtol, atol=atol)
     if not found.success:
         raise DidNotConverge(f"solve_ivp ({method}) stopped: {found.message} Try method='LSODA' or 'Radau'.", found)
     duals = [tensor(np.ascontiguousarray(column)) for column in found.y[:size].T]
     return task.path(when, duals, [outputs(a) for a in duals])
+
+
+def _solve_ivp() -> Any:
+    try:
+        from scipy.integrate import solve_ivp
+    except ImportError as e:
+        raise InputError("integrate needs SciPy: pip install 'tangency[dynamics]'.") from e
+    return solve_ivp
 
 
 def descend(

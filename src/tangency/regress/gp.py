@@ -11,9 +11,9 @@ from .. import _check
 from .._types import Float
 from ..eigen import Spectrum
 from ..errors import InputError
+from ..factor import factor, substitute
 from ..gram import DenseGram, Gram
 from ..matrix import Matrix, flattened
-from ..solve import factor, substitute
 from .model import Array, KernelModel, Problem
 
 
