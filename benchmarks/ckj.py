@@ -9,18 +9,15 @@ through the feature matrix. Writes results/ckj.json.
 """
 
 import argparse
-import json
 import math
-import platform
-from pathlib import Path
 from typing import Any
 
 import torch
+from record import RESULTS, save
 from torch import Tensor, nn
 
 import tangency as tg
 
-RESULTS = Path(__file__).parent / "results"
 FUNCTIONS = {
     "f1": lambda x: torch.exp(torch.sin(2 * math.pi * x)),
     "f2": lambda x: torch.exp(3 * x),
@@ -70,14 +67,7 @@ def main() -> None:
         result["errors"][name] = {k: [r[k] for r in runs] for k in runs[0]}
         middle = {k: f"{sorted(v)[len(v) // 2]:.1e}" for k, v in result["errors"][name].items()}
         print(name, middle, flush=True)
-    result |= {
-        "command": f"python benchmarks/ckj.py --seeds {args.seeds}",
-        "machine": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "tangency": tg.__version__,
-    }
-    (RESULTS / "ckj.json").write_text(json.dumps(result, indent=2) + "\n")
+    save(result, RESULTS / "ckj.json", f"python benchmarks/ckj.py --seeds {args.seeds}")
 
 
 if __name__ == "__main__":

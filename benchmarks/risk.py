@@ -9,34 +9,20 @@ kernel's diagonal. Writes results/risk.json and results/risk.png.
 """
 
 import argparse
-import gzip
-import json
-import platform
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from record import RESULTS, fashion, save
 from torch import Tensor
 
 import tangency as tg
 from tangency import plots
 
-RESULTS = Path(__file__).parent / "results"
 SIZES, REPEATS = (250, 500, 1000, 2000, 4000), 3
 FACTORS = [10.0**e for e in np.arange(-4, 2.01, 0.5)]
-
-
-def fashion(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    """Images [n, 1, 28, 28] and labels from the official gzipped IDX files."""
-
-    def read(stem: str, offset: int) -> np.ndarray:
-        path = next(folder.glob(f"{part}-{stem}*.gz"))
-        return np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8, offset=offset)
-
-    x = torch.from_numpy(read("images", 16).reshape(-1, 1, 28, 28).astype(np.float32)) / 255
-    return (x - 0.286) / 0.353, torch.from_numpy(read("labels", 8).astype(np.int64))
 
 
 def trained(x: Tensor, labels: Tensor, epochs: int = 3) -> torch.nn.Module:
@@ -55,8 +41,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     args = parser.parse_args()
-    x, labels = fashion(args.data, "train")
-    z, test_labels = (v[:3000] for v in fashion(args.data, "t10k"))
+    (x, labels), (z, test_labels) = fashion(args.data), fashion(args.data, "t10k")
+    x, z, test_labels = (x - 0.286) / 0.353, (z[:3000] - 0.286) / 0.353, test_labels[:3000]
     start = time.perf_counter()
     model = trained(x[:20000], labels[:20000])
     with torch.no_grad():
@@ -90,14 +76,7 @@ def main() -> None:
     result["measured"] = study.measured.mean(1).tolist()
     result["predicted_gcv"] = study.gcv.mean(1).tolist()
     result["predicted_loo"] = study.loo.mean(1).tolist()
-    result |= {
-        "command": "python benchmarks/risk.py --data DIR",
-        "machine": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "tangency": tg.__version__,
-    }
-    (RESULTS / "risk.json").write_text(json.dumps(result, indent=2) + "\n")
+    save(result, RESULTS / "risk.json", "python benchmarks/risk.py --data DIR")
     plots.risk(study).savefig(RESULTS / "risk.png", dpi=110)
 
 

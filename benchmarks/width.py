@@ -8,19 +8,16 @@ and it moves as m^-1/2, the rate of the bound; tanh with random signs a_j = ±1,
 Writes results/width.json and results/width.png.
 """
 
-import json
-import platform
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from record import RESULTS, save
 
 import tangency as tg
 
-RESULTS = Path(__file__).parent / "results"
 WIDTHS, SEEDS = [64, 128, 256, 512, 1024, 2048, 4096, 8192], 3
 KINDS: dict[str, tuple[Callable, float, bool]] = {
     "softplus, a = 1": (F.softplus, 0.25, False),
@@ -74,14 +71,7 @@ def main() -> None:
         axis.grid(alpha=0.25, which="both", lw=0.4)
         axis.legend(frameon=False, fontsize=8)
     figure.savefig(RESULTS / "width.png", dpi=110)
-    result |= {
-        "command": "python benchmarks/width.py",
-        "machine": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "tangency": tg.__version__,
-    }
-    (RESULTS / "width.json").write_text(json.dumps(result, indent=2) + "\n")
+    save(result, RESULTS / "width.json", "python benchmarks/width.py")
 
 
 if __name__ == "__main__":

@@ -605,7 +605,7 @@ BAD: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "NaN in y": (EYE, torch.tensor([0, 0, float("nan"), 0]), {}, r"y\[2\] is nan; needed: finite"),
     "inf in y": (EYE, spoiled(torch.ones(4, 2), 3, 1, float("-inf")), {}, r"y\[3, 1\] is -inf; needed: finite"),
     "complex y": (EYE, ONES + 1j, {}, r"y is torch.complex64; needed: real"),
-    "y elsewhere": (EYE, torch.ones(4, device="meta"), {}, r"K is on cpu, y on meta. Move one: y.to\('cpu'\)"),
+    "y elsewhere": (EYE, torch.ones(4, device="meta"), {}, r"K is on cpu, y on meta. Move one: .to\('cpu'\)"),
     "NaN in K": (spoiled(EYE, 1, 3, float("nan")), ONES, {}, r"K\[1, 3\] is nan; needed: finite"),
     "inf in K": (spoiled(EYE, 2, 2, float("inf")), ONES, {}, r"K\[2, 2\] is inf; needed: finite"),
     "not square": (torch.ones(4, 3), ONES, {}, r"K has shape \(4, 3\); needed: a square Gram.*Leave x2 out"),

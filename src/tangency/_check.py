@@ -210,6 +210,12 @@ def nonnegative(value: object, name: str) -> float:
     return number
 
 
+def beside(value: Tensor, device: torch.device | None, name: str, other: str = "K") -> None:
+    """On the same device as `other`, which is None if it lies on disk."""
+    if device is not None and value.device != device:
+        raise InputError(f"{other} is on {device}, {name} on {value.device}. Move one: .to({str(device)!r}).")
+
+
 def fraction(value: float, name: str) -> float:
     """A part of something: at least 0, below 1."""
     if not 0 <= value < 1:

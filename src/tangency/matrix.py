@@ -89,7 +89,6 @@ def targets(
         )
     if y.is_complex():
         raise InputError(f"{name} is {y.dtype}; needed: real numbers.")
-    if device is not None and y.device != device:
-        raise InputError(f"K is on {device}, {name} on {y.device}. Move one: {name}.to({str(device)!r}).")
+    _check.beside(y, device, name)
     _check.finite(y, name)
     return y.to(torch.promote_types(y.dtype, dtype))

@@ -317,5 +317,5 @@ class Auto(Solver):
 
 def _relative(r: Tensor, y: Tensor) -> float:
     """The largest ‖r_j‖ / ‖y_j‖; a column of zeros is solved by zeros."""
-    size = y.norm(dim=0)
-    return float(torch.where(size > 0, r.norm(dim=0) / size, r.norm(dim=0)).max())
+    length = y.norm(dim=0)
+    return float(torch.where(length > 0, r.norm(dim=0) / length, r.norm(dim=0)).max())

@@ -36,7 +36,11 @@ class Path:
 
     def predict(self, cross: Matrix, f0: Array | None = None) -> Tensor:
         """f on new samples at each time [t, m, …], from their Gram with the training samples."""
-        out = torch.stack([apply(cross, a, self.full) for a in self.dual])
+        if self.full:
+            out = torch.stack([apply(cross, a, True) for a in self.dual])
+        else:  # all times as columns: one pass over a Gram on disk
+            columns = apply(cross, self.dual.movedim(0, 1).flatten(1), False)
+            out = columns.reshape(-1, len(self.dual), *self.dual.shape[2:]).movedim(1, 0)
         return out + start(f0, out[0], self.shifted)
 
 
@@ -58,13 +62,13 @@ class _Problem:
         y = torch.as_tensor(y).detach()
         if y.dim() == 0 or len(y) != side[0]:
             raise InputError(f"there are {side[0]} samples and y has shape {tuple(y.shape)}; needed: [{side[0]}, …].")
-        if gram.device is not None and y.device != gram.device:
-            raise InputError(f"K is on {gram.device}, y on {y.device}. Move one: y.to({str(gram.device)!r}).")
+        _check.beside(y, gram.device, "y")
         _check.finite(y, "y")
         if f0 is None and not y.is_floating_point() and len(side) == 1:
             raise InputError("y holds classes, so f0 must say how many outputs there are: f0=torch.zeros(n, classes).")
-        begin = y.new_zeros(side if len(side) == 2 else y.shape, dtype=gram.dtype) if f0 is None else f0
-        begin = targets(begin, side, gram.dtype, gram.device, "f0")
+        kind = torch.promote_types(gram.dtype, y.dtype)
+        begin = y.new_zeros(side if len(side) == 2 else y.shape, dtype=kind) if f0 is None else f0
+        begin = targets(begin, side, kind, gram.device, "f0")
         task = _Problem(gram, y, begin.reshape(side.numel(), -1), begin.shape, loss, f0 is not None)
         try:
             value = task.value(task.f0)

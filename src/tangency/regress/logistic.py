@@ -125,8 +125,7 @@ def logistic_features(
 def _labels(y: Array, side: torch.Size, classes: int | None, device: torch.device | None) -> Tensor:
     """[n, 1] of class 1's probability for two classes in one logit, else [n, c] probabilities."""
     y = torch.as_tensor(y).detach()
-    if device is not None and y.device != device:
-        raise InputError(f"K is on {device}, y on {y.device}. Move one: y.to({str(device)!r}).")
+    _check.beside(y, device, "y")
     if y.is_complex():
         raise InputError(f"y is {y.dtype}; needed: classes as integers [n], or probabilities [n, c].")
     if y.is_floating_point():

@@ -83,8 +83,8 @@ def apply(cross: Matrix, coefficients: Tensor, full: bool) -> Tensor:
             f"cross has shape {tuple(cross.shape)}; needed: new samples by training samples (or features), "
             f"[{'m, d' if full else 'm'}, {', '.join(map(str, of_training))}]: tg.compute(kernel, x_new, x_train)."
         )
-    if cross.device is not None and cross.device != coefficients.device:
-        raise InputError(f"cross is on {cross.device}, the model on {coefficients.device}. Move one.")
+    if cross.device is not None:
+        _check.beside(coefficients, cross.device, "the model", "cross")
     if features:
         assert isinstance(cross, Tensor)
         return cross.detach().to(coefficients) @ coefficients
