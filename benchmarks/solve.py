@@ -12,9 +12,7 @@ for which K + reg·I is positive definite (K has errors of 16-bit factors).
 """
 
 import argparse
-import gzip
 import json
-import platform
 import subprocess
 import sys
 import tempfile
@@ -24,23 +22,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import RESULTS, fashion, save
 from torch import Tensor
 
 import tangency as tg
 
-RESULTS = Path(__file__).parent / "results"
 
-
-def fashion(folder: Path, n: int) -> tuple[Tensor, Tensor]:
-    """Images [n, 784] in [0, 1] and labels, from the official IDX files (gzipped or not)."""
-
-    def read(stem: str, offset: int) -> np.ndarray:
-        path = next(p for p in folder.rglob(f"{stem}*") if p.is_file())
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return np.frombuffer(raw, np.uint8, offset=offset)
-
-    x = read("train-images", 16).reshape(-1, 784)[:n].astype(np.float32) / 255
-    return torch.from_numpy(x), torch.from_numpy(read("train-labels", 8)[:n].astype(np.int64))
+def images(args: argparse.Namespace, most: int = 60000) -> tuple[Tensor, Tensor]:
+    x, labels = fashion(args.data)
+    n = min(args.rows, most)
+    return x[:n].flatten(1), labels[:n]
 
 
 def one_hot(labels: Tensor) -> Tensor:
@@ -81,7 +72,7 @@ def one(name: str, store: str, labels: Path, fraction: float) -> dict[str, Any]:
 
 
 def cpu(args: argparse.Namespace) -> None:
-    x, labels = fashion(args.data, args.rows)
+    x, labels = images(args)
     torch.manual_seed(0)
     model = tg.models.mlp([784, 256, 256, 10])
     result: dict[str, Any] = {"rows": args.rows, "kernel": "trace NTK, mlp 784-256-256-10, Fashion-MNIST, float32"}
@@ -97,12 +88,12 @@ def cpu(args: argparse.Namespace) -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             result[name] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else done.stderr[-600:]
             print(name, result[name], flush=True)
-    write(result, RESULTS / "solve.json", f"python benchmarks/solve.py cpu --data DIR --fraction {args.fraction}")
+    save(result, RESULTS / "solve.json", f"python benchmarks/solve.py cpu --data DIR --fraction {args.fraction}")
 
 
 def steps(args: argparse.Namespace) -> None:
     """Steps of conjugate gradients by preconditioner, on fewer rows in memory."""
-    x, labels = fashion(args.data, min(args.rows, 4000))
+    x, labels = images(args, 4000)
     torch.manual_seed(0)
     gram = tg.compute(tg.trace_ntk(tg.models.mlp([784, 256, 256, 10])), x)
     reg, found = args.fraction * float(gram.diag().mean()), {}
@@ -113,7 +104,7 @@ def steps(args: argparse.Namespace) -> None:
         found[str(guess)] = {"steps": done.steps, "residual": done.residual, "seconds": time.perf_counter() - start}
         print(guess, found[str(guess)], flush=True)
     command = f"python benchmarks/solve.py steps --data DIR --fraction {args.fraction}"
-    write({"rows": len(x), "reg": f"{args.fraction:g} of the mean diagonal", "CG": found}, RESULTS / "cg.json", command)
+    save({"rows": len(x), "reg": f"{args.fraction:g} of the mean diagonal", "CG": found}, RESULTS / "cg.json", command)
 
 
 def gpu(args: argparse.Namespace) -> None:
@@ -166,20 +157,7 @@ def gpu(args: argparse.Namespace) -> None:
         result["trace_error"] = abs(float(found.values.double().sum() / K.diagonal().double().sum()) - 1)
         result["smallest"] = float(found.values[-1])
     result["device"] = torch.cuda.get_device_name()
-    write(result, args.out, "PYTHONPATH=src python3 benchmarks/solve.py gpu --store STORE --data DIR")
-
-
-def write(result: dict[str, Any], path: Path, command: str) -> None:
-    result |= {
-        "command": command,
-        "machine": platform.processor() or platform.machine(),
-        "cores": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "tangency": tg.__version__,
-    }
-    print(json.dumps(result), flush=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    save(result, args.out, "PYTHONPATH=src python3 benchmarks/solve.py gpu --store STORE --data DIR")
 
 
 def main() -> None:
