@@ -10,7 +10,6 @@ so).
 
 import argparse
 import json
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import save
 
 import tangency as tg
 from tangency.tiles.plan import TilePlan
@@ -113,16 +113,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        result = {
-            "command": "python benchmarks/store.py",
-            "machine": platform.processor() or platform.machine(),
-            "cores": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "overhead": overhead(Path(folder)),
-            "product": product(Path(folder), args.rows),
-        }
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+        result = {"overhead": overhead(Path(folder)), "product": product(Path(folder), args.rows)}
     print(json.dumps(result, indent=2))
+    save(result, args.out, "python benchmarks/store.py")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ._progress import bar
 from .errors import NotPositiveDefinite
-from .gram import Gram, place
+from .gram import Gram
 from .matrix import flattened, size
 
 
@@ -51,10 +51,7 @@ class DiskFactor:
     def _make(self, gram: Gram, reg: float, k: int) -> None:
         start, stop, c = self.panels[k].start, self.panels[k].stop, self.n // gram.shape[0]
         part = gram.select(slice(start // c, None), slice(start // c, stop // c))
-        p = torch.empty(part.shape, dtype=self.like.dtype, device=self.like.device)
-        for rows, columns, tile in part.tiles():
-            place(p, rows, columns, tile)
-        p = p.reshape(self.n - start, stop - start)
+        p = flattened(part, self.like.dtype, self.like.device)
         p.diagonal().add_(reg)
         own = p.diagonal().clone()
         for before in range(k):

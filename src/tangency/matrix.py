@@ -13,7 +13,7 @@ Matrix = Gram | Tensor | np.ndarray
 CHUNK = 64 << 20
 
 
-def square(k: Gram | Tensor | np.ndarray, name: str = "K") -> Gram:
+def square(k: Matrix, name: str = "K") -> Gram:
     """k as a Gram of samples with themselves, [n, n] or [n, c, n, c]: what is not square, finite and symmetric is
     refused. What `compute` made is known to be; anything else is looked at."""
     if not isinstance(k, (Gram, Tensor, np.ndarray)):
@@ -35,6 +35,15 @@ def square(k: Gram | Tensor | np.ndarray, name: str = "K") -> Gram:
     value = k.dense() if isinstance(k, Gram) else k.detach()
     _look(value.reshape(size(value.shape), -1), name)
     return DenseGram(value, symmetric=True)
+
+
+def between(k: Matrix, name: str = "cross") -> Gram:
+    """k as a Gram of two sets of samples, [m, n] or [m, d, n, c]."""
+    if isinstance(k, Gram):
+        return k
+    if not isinstance(k, (Tensor, np.ndarray)):
+        raise InputError(f"{name} is a {type(k).__name__}; needed: a Gram (tg.compute(kernel, z, x)) or a tensor.")
+    return DenseGram(torch.as_tensor(k).detach(), symmetric=False)
 
 
 def _look(k: Tensor, name: str) -> None:
@@ -62,7 +71,7 @@ def _look(k: Tensor, name: str) -> None:
 
 
 def flattened(gram: Gram, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A new matrix [n·c, n·c] with the Gram's entries, filled tile by tile."""
+    """A new matrix with the Gram's entries, [n·c, n·c] or [m·d, n·c], filled tile by tile."""
     out = torch.empty(gram.shape, dtype=dtype, device=device)
     for rows, columns, tile in gram.tiles():
         place(out, rows, columns, tile)

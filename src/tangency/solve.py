@@ -6,7 +6,7 @@ the `reg` that was asked for.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -250,15 +250,21 @@ class CG(Solver):
                 if now <= tol or steps >= self.max_steps or now > worst / 2:
                     break
                 worst = now
-                for x_new, rel in self._iterate(gram, x, r, reg, lead):
+                for x_new, rel in conjugate(lambda p: gram @ p + reg * p, lead, x, r):
                     x, steps = x_new, steps + 1
                     step(note=f"residual {rel:.1e}")
                     if rel <= tol / 2 or steps >= self.max_steps:
                         break
+                else:
+                    raise NotPositiveDefinite(
+                        f"K + {reg:g}·I is not positive definite: conjugate gradients met a direction along which it "
+                        "is not positive. Give reg > 0 or a larger one, or use method=tg.solve.Eigh() if K fits in "
+                        "memory."
+                    )
         kind = "no preconditioner" if self.preconditioner is None else repr(self.preconditioner)
         return Solution(x * length, f"CG, {kind}", steps, now)
 
-    def _preconditioner(self, gram: Gram, y: Tensor, reg: float) -> Any:
+    def _preconditioner(self, gram: Gram, y: Tensor, reg: float) -> Callable[[Tensor], Tensor]:
         if self.preconditioner is None:
             return lambda r: r
         u, values = self.preconditioner(gram, y.dtype, y.device)
@@ -267,26 +273,28 @@ class CG(Solver):
         gain = ((values[-1] + reg) / (values + reg))[:, None] - 1
         return lambda r: r + u @ (gain * (u.T @ r))
 
-    @staticmethod
-    def _iterate(gram: Gram, x: Tensor, r: Tensor, reg: float, lead: Any) -> Any:
-        """Iterates with the residual that the recursion has, over all columns together."""
+
+def conjugate(
+    apply: Callable[[Tensor], Tensor], lead: Callable[[Tensor], Tensor], x: Tensor, r: Tensor
+) -> Iterator[tuple[Tensor, float]]:
+    """Iterates of preconditioned conjugate gradients, from x with the residual r, for each column on its own.
+
+    With each comes the largest residual that the recursion has. Ends where `apply` turns out not to be positive.
+    """
+    z = lead(r)
+    p, rz = z, (r * z).sum(0)
+    while True:
+        q = apply(p)
+        curvature = (p * q).sum(0)
+        live = rz > 0  # a column that is solved exactly has nothing left to do
+        if bool((live & (curvature <= 0)).any()):
+            return
+        alpha = torch.where(live, rz / curvature, torch.zeros_like(rz))
+        x, r = x + alpha * p, r - alpha * q
+        yield x, float(r.norm(dim=0).max())
         z = lead(r)
-        p, rz = z, (r * z).sum(0)
-        while True:
-            q = gram @ p + reg * p
-            curvature = (p * q).sum(0)
-            live = rz > 0  # a column that is solved exactly has nothing left to do
-            if bool((live & (curvature <= 0)).any()):
-                raise NotPositiveDefinite(
-                    f"K + {reg:g}·I is not positive definite: conjugate gradients met a direction along which it is "
-                    "not positive. Give reg > 0 or a larger one, or use method=tg.solve.Eigh() if K fits in memory."
-                )
-            alpha = torch.where(live, rz / curvature, torch.zeros_like(rz))
-            x, r = x + alpha * p, r - alpha * q
-            yield x, float(r.norm(dim=0).max())
-            z = lead(r)
-            new = (r * z).sum(0)
-            p, rz = z + torch.where(live, new / rz, torch.zeros_like(rz)) * p, new
+        new = (r * z).sum(0)
+        p, rz = z + torch.where(live, new / rz, torch.zeros_like(rz)) * p, new
 
 
 @dataclass(frozen=True)

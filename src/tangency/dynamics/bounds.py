@@ -96,7 +96,7 @@ def linearization_quality(
             for name in names:
                 tangent.model.get_parameter(name).copy_(moving.get_parameter(name))
         jacobian = kernel.matrix(x)
-        first.extend([jacobian] if not first else [])
+        first[:] = first or [jacobian]
         moved = float(tangent.displacement().detach())
         change = (jacobian - first[0]).norm()
         lipschitz = max(lipschitz, float(jacobian.norm()), width**0.5 * float(change) / moved if moved else 0.0)

@@ -1,13 +1,11 @@
 """What an ensemble of wide networks, each trained from its own initialisation, predicts."""
 
 import torch
-from torch import Tensor
 
 from .. import _check
 from ..eigen import spectrum
 from ..errors import InputError
-from ..gram import DenseGram, Gram
-from ..matrix import Matrix, flattened, square, targets
+from ..matrix import Matrix, between, flattened, square, targets
 from ..regress.gp import Posterior
 from ..regress.model import Array
 
@@ -39,16 +37,12 @@ def ensemble(
             f"t={t}, smallest eigenvalue of K + reg {float(values[-1]):.3g}; needed: t at least 0 and a K + reg that "
             "can be inverted. Give reg > 0."
         )
-    k, q = (_flat(m, y) for m in (ntk[1], nngp[1]))
+    grams = between(ntk[1]), prior, between(nngp[1]), between(nngp[2])
+    k, own, q, new = (flattened(gram, y.dtype, y.device) for gram in grams)
     done = -torch.expm1(-_check.nonnegative(lr, "lr") * _check.nonnegative(weight, "weight") * values * t)
     a = (k @ whole.vectors * (done / values)) @ whole.vectors.T
     mean = a @ y.reshape(a.shape[1], -1)
     cross = a @ q.T
-    covariance = _flat(nngp[2], y) + a @ flattened(prior, y.dtype, y.device) @ a.T - cross - cross.T
+    covariance = new + a @ own @ a.T - cross - cross.T
     outer = ntk[1].shape[: len(ntk[1].shape) // 2]
     return Posterior(mean.reshape(outer[0], *y.shape[1:]), covariance.reshape(*outer, *outer))
-
-
-def _flat(k: Matrix, like: Tensor) -> Tensor:
-    gram = k if isinstance(k, Gram) else DenseGram(torch.as_tensor(k).detach(), symmetric=False)
-    return flattened(gram, like.dtype, like.device)

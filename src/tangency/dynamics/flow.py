@@ -12,7 +12,7 @@ from .._types import Float
 from ..eigen import Spectrum, top
 from ..errors import InputError
 from ..matrix import Matrix, square
-from ..regress.model import Array, Decomposable, Problem, sample_weights
+from ..regress.model import Array, Decomposable, Problem, weigh
 from .path import Path, moments
 
 Times = Sequence[float] | Array | float
@@ -112,17 +112,10 @@ def max_learning_rate(
     """
     if not 0 <= momentum < 1:
         raise InputError(f"momentum={momentum}; needed: at least 0, below 1.")
-    if isinstance(K, Spectrum):
-        if weights is not None:
-            raise InputError("weights= need the Gram itself; a spectrum is that of one weighting only.")
-        largest = float(K.values[0])
-    else:
-        gram = square(K)
-        w = sample_weights(weights, gram.shape[0], torch.zeros((), dtype=gram.dtype, device=gram.device))
-        if w is not None:
-            index = (w > 0).nonzero()[:, 0]
-            gram = gram.select(index, index).weighted(w[index])
-        largest = float(top(gram, 1, tol=1e-5, progress=False).values[0])
+    given = K if isinstance(K, Spectrum) else square(K)
+    matrix, _, _ = weigh(given, weights, torch.zeros((), dtype=given.dtype, device=given.device))
+    found = matrix if isinstance(matrix, Spectrum) else top(matrix, 1, tol=1e-5, progress=False)
+    largest = float(found.values[0])
     if largest <= 0:
         raise InputError("the largest eigenvalue is not positive, so every learning rate is stable: K moves nothing.")
     return 2 * (1 + momentum) / ((1 + 2 * momentum if nesterov else 1) * curvature * largest)

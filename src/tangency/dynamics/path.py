@@ -197,11 +197,9 @@ def descend(
     task = _Problem.of(K, y, loss, f0)
     if not 0 <= momentum < 1 or (nesterov and not momentum):
         raise InputError(f"momentum={momentum}, nesterov={nesterov}; needed: 0 ≤ momentum < 1, and > 0 for Nesterov's.")
-    if (steps is None) == (batches is None):
-        raise InputError("give either steps= (of all samples) or batches= (the samples of each step).")
     if (steps is not None and steps < 0) or every < 1:
         raise InputError(f"steps={steps}, every={every}; needed: steps at least 0, every at least 1.")
-    plan = [None] * (steps or 0) if batches is None else [_rows(b, task.shape[0], task.f0.device) for b in batches]
+    plan = [b if b is None else _rows(b, task.shape[0], task.f0.device) for b in schedule(steps, batches)]
     product = _product(task.gram, task.f0)
     a, f, velocity = torch.zeros_like(task.f0), task.f0, None
     kept: list[tuple[int, Tensor, Tensor]] = [(0, a, f)]
@@ -222,6 +220,13 @@ def descend(
             task.path(*_columns(kept, task.f0)),
         )
     return task.path(*_columns(kept, task.f0))
+
+
+def schedule(steps: int | None, batches: Iterable[Any] | None) -> list[Any]:
+    """The samples of each step; None for all of them."""
+    if (steps is None) == (batches is None):
+        raise InputError("give either steps= (of all samples) or batches= (the samples of each step).")
+    return [None] * (steps or 0) if batches is None else list(batches)
 
 
 def _columns(kept: list[tuple[int, Tensor, Tensor]], like: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:

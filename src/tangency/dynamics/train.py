@@ -12,6 +12,7 @@ from .._progress import bar
 from .._types import Float, Inputs, Outputs
 from ..errors import DidNotConverge, InputError
 from ..network import pick
+from .path import schedule
 
 Optimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
@@ -59,9 +60,7 @@ def train(
     n = _tree.size(x)
     if len(y) != n:
         raise InputError(f"x has {n} samples and y has {len(y)}; needed: as many.")
-    if (steps is None) == (batches is None):
-        raise InputError("give either steps= (of all samples) or batches= (the samples of each step).")
-    plan = [None] * (steps or 0) if batches is None else [torch.as_tensor(b) for b in batches]
+    plan = [b if b is None else torch.as_tensor(b) for b in schedule(steps, batches)]
     step_rule = optimizer([p for p in module.parameters() if p.requires_grad])
     record = _Record(module, x, y, loss, x_test, outputs, watch)
     record.keep(0)

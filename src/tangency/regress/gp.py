@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +11,8 @@ from .._types import Float
 from ..eigen import Spectrum
 from ..errors import InputError
 from ..factor import factor, substitute
-from ..gram import DenseGram, Gram
-from ..matrix import Matrix, flattened
+from ..gram import Gram
+from ..matrix import Matrix, between, flattened
 from .model import Array, KernelModel, Problem
 
 
@@ -41,7 +40,7 @@ class GaussianProcess:
         or the Gram of the new samples with themselves, for the covariance.
         """
         mean = self.model.predict(cross, f0)
-        k = _flat(cross, self.factor)
+        k = flattened(between(cross), self.factor.dtype, self.factor.device)
         prior = prior.dense() if isinstance(prior, Gram) else torch.as_tensor(prior).detach()
         prior = prior.to(self.factor)
         half = torch.linalg.solve_triangular(self.factor, k.T, upper=False)  # [n, m]
@@ -84,9 +83,3 @@ def gaussian_process(K: Matrix, y: Array, *, noise: float, f0: Array | None = No
         -0.5 * float((t * a).sum()) - q * float(lower.diagonal().log().sum()) - 0.5 * n * q * math.log(2 * math.pi)
     )
     return GaussianProcess(model, noise, likelihood, lower)
-
-
-def _flat(cross: Any, like: Tensor) -> Tensor:
-    """The Gram of new with training samples as one matrix [m·d, n·c]."""
-    gram = cross if isinstance(cross, Gram) else DenseGram(torch.as_tensor(cross).detach(), symmetric=False)
-    return flattened(gram, like.dtype, like.device)

@@ -4,7 +4,7 @@ From a Gram the work is done in the coordinates of its eigenvectors, Φ = V Λ^�
 logits are linear in the coefficients, the objective is convex, and the answer carries the norm of its gradient.
 """
 
-from collections.abc import Callable
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from .._types import Float
 from ..eigen import Spectrum, spectrum
 from ..errors import DidNotConverge, InputError
 from ..matrix import Matrix, square
+from ..solve import conjugate
 from .model import Array, Decomposable, KernelModel, same_shape, sample_weights
 
 # Below this loss per sample the classes are separated: without reg there is no answer, only a direction to infinity.
@@ -35,7 +36,10 @@ class LogisticModel:
     bias: Float[Tensor, "..."]
     classes: int
     loss: float  # Σ_i w_i·loss_i, without the penalty
-    gradient: float
+
+    @property
+    def gradient(self) -> float:
+        return self.model.residual
 
     def logits(self, cross: Matrix, f0: Array | None = None) -> Tensor:
         """From the Gram of the new samples with the training samples, or from their features."""
@@ -252,16 +256,27 @@ class _Task:
 
     def _direction(self, p: Tensor, g: Tensor, gb: Tensor, tol: float) -> tuple[Tensor, Tensor]:
         """−H⁻¹ g by preconditioned conjugate gradients, to a tolerance that tightens as Newton's method converges."""
-        weight = float(self.w.sum())
 
-        def hessian(d: Tensor, db: Tensor) -> tuple[Tensor, Tensor]:
+        def parts(v: Tensor) -> tuple[Tensor, Tensor]:
+            return v[: g.numel(), 0].reshape(g.shape), v[g.numel() :, 0]
+
+        def column(d: Tensor, db: Tensor) -> Tensor:
+            return torch.cat([d.flatten(), db])[:, None]
+
+        def hessian(v: Tensor) -> Tensor:
+            d, db = parts(v)
             h, hb = self.adjoint(self.curved(p, self.forward(d, db)))
-            return h + self.reg * d, hb
+            return column(h + self.reg * d, hb)
 
-        def lead(r: Tensor, rb: Tensor) -> tuple[Tensor, Tensor]:
-            return r / self.bound, rb / weight
-
-        return _conjugate(hessian, lead, (-g, -gb), tol)
+        bound = column(self.bound.expand_as(g), self.w.sum().expand_as(gb))
+        target = column(-g, -gb)
+        x, length = torch.zeros_like(target), float(target.norm())
+        iterates = conjugate(hessian, lambda r: r / bound, x, target)
+        # At most 2000 (heuristic): Newton's method forgives a direction that is not exact.
+        for x, left in itertools.islice(iterates, 2000):  # noqa: B007 - the last one counts
+            if left <= tol * length:
+                break
+        return parts(x)
 
     def model(self, answer: _Answer, coefficients: Tensor, tol: float, **facts: Any) -> LogisticModel:
         q, full = self.labels.shape[1], self.phi.dim() == 3
@@ -273,7 +288,7 @@ class _Task:
             answer.steps, answer.gradient, self.shifted, full, **facts,
         )  # fmt: skip
         bias = answer.b[0] if alone else answer.b
-        found = LogisticModel(model, bias, max(2, q), float(self.losses(z)), answer.gradient)
+        found = LogisticModel(model, bias, max(2, q), float(self.losses(z)))
         if not answer.gradient <= tol:
             raise DidNotConverge(
                 f"Newton's method reached the relative gradient {answer.gradient:.2e} in {answer.steps} steps; asked "
@@ -282,29 +297,3 @@ class _Task:
                 found,
             )
         return found
-
-
-Pair = tuple[Tensor, Tensor]
-
-
-def _conjugate(apply: Callable[..., Pair], lead: Callable[..., Pair], rhs: Pair, tol: float) -> Pair:
-    def dot(a: Pair, b: Pair) -> float:
-        return float((a[0] * b[0]).sum() + (a[1] * b[1]).sum())
-
-    x: Pair = (torch.zeros_like(rhs[0]), torch.zeros_like(rhs[1]))
-    r, z = rhs, lead(*rhs)
-    p, rz, first = z, dot(rhs, z), dot(rhs, rhs) ** 0.5
-    for _ in range(2000):  # heuristic; Newton's method forgives a direction that is not exact
-        q = apply(*p)
-        curvature = dot(p, q)
-        if curvature <= 0 or rz <= 0:
-            break
-        alpha = rz / curvature
-        x = (x[0] + alpha * p[0], x[1] + alpha * p[1])
-        r = (r[0] - alpha * q[0], r[1] - alpha * q[1])
-        if dot(r, r) ** 0.5 <= tol * first:
-            break
-        z = lead(*r)
-        rz, old = dot(r, z), rz
-        p = (z[0] + rz / old * p[0], z[1] + rz / old * p[1])
-    return x

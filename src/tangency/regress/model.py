@@ -11,8 +11,8 @@ from .. import _check
 from .._types import Float
 from ..eigen import Spectrum, spectrum
 from ..errors import InputError
-from ..gram import DenseGram, Gram
-from ..matrix import Matrix, square, targets
+from ..gram import Gram
+from ..matrix import Matrix, between, square, targets
 
 Array = Tensor | np.ndarray
 Decomposable = Matrix | Spectrum
@@ -71,10 +71,7 @@ def start(f0: Array | None, out: Tensor, shifted: bool) -> Tensor:
 
 def apply(cross: Matrix, coefficients: Tensor, full: bool) -> Tensor:
     """k(z, x) a for a [n] or [n, q], for a [n, c] where the kernel is full: [m], [m, q], [m, d]. Features, too."""
-    if isinstance(cross, np.ndarray):
-        cross = torch.from_numpy(cross)
-    if not isinstance(cross, (Gram, Tensor)):
-        raise InputError(f"cross is a {type(cross).__name__}; needed: a Gram (tg.compute(kernel, z, x)) or a tensor.")
+    cross = between(cross)
     features = full and coefficients.dim() == 1
     dims, inner = (3, cross.shape[2:]) if features else (4, cross.shape[2:]) if full else (2, cross.shape[1:])
     if len(cross.shape) != dims or inner != coefficients.shape[: len(inner)]:
@@ -86,10 +83,8 @@ def apply(cross: Matrix, coefficients: Tensor, full: bool) -> Tensor:
     if cross.device is not None:
         _check.beside(coefficients, cross.device, "the model", "cross")
     if features:
-        assert isinstance(cross, Tensor)
-        return cross.detach().to(coefficients) @ coefficients
-    gram = cross if isinstance(cross, Gram) else DenseGram(cross.detach(), symmetric=False)
-    return (gram @ coefficients.flatten()).reshape(gram.shape[:2]) if full else gram @ coefficients
+        return cross.dense().to(coefficients) @ coefficients
+    return (cross @ coefficients.flatten()).reshape(cross.shape[:2]) if full else cross @ coefficients
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,19 +115,14 @@ class Problem:
             begin = same_shape(f0, y, "f0").reshape(rows, -1)
             flat = flat - begin
         gram = None if isinstance(given, Spectrum) else given
-        w = sample_weights(weights, side[0], flat)
+        matrix, index, w = weigh(given, weights, flat)
         if w is None:
-            return Problem(gram, given, flat, begin, None, None, y.shape, len(side) == 2)
-        if gram is None:
-            raise InputError("weights= need the Gram itself; a spectrum is that of one weighting only.")
-        index = (w > 0).nonzero()[:, 0] if bool((w == 0).any()) else None
-        part = gram if index is None else gram.select(index, index)
-        w = w if index is None else w[index]
+            return Problem(gram, matrix, flat, begin, None, None, y.shape, len(side) == 2)
         c = rows // side[0]
         kept = None if index is None else (index[:, None] * c + torch.arange(c, device=index.device)).flatten()
         root = w.sqrt().repeat_interleave(c)[:, None]
         target = (flat if kept is None else flat[kept]) * root
-        return Problem(gram, part.weighted(w), target, begin, kept, root, y.shape, len(side) == 2)
+        return Problem(gram, matrix, target, begin, kept, root, y.shape, len(side) == 2)
 
     def spectrum(self) -> Spectrum:
         if isinstance(self.matrix, Spectrum):
@@ -178,6 +168,19 @@ def same_shape(f0: Array, y: Tensor, name: str) -> Tensor:
         raise InputError(f"{name} has shape {tuple(f0.shape)}; needed: {tuple(y.shape)}.")
     _check.finite(f0, name)
     return f0.to(y)
+
+
+def weigh(given: Gram | Spectrum, weights: Any, like: Tensor) -> tuple[Gram | Spectrum, Tensor | None, Tensor | None]:
+    """W^½ K W^½ on the samples of positive weight; their numbers, where some have none; and their weights, if given."""
+    w = sample_weights(weights, given.shape[0], like)
+    if w is None:
+        return given, None, None
+    if isinstance(given, Spectrum):
+        raise InputError("weights= need the Gram itself; a spectrum is that of one weighting only.")
+    if not bool((w == 0).any()):
+        return given.weighted(w), None, w
+    index = (w > 0).nonzero()[:, 0]
+    return given.select(index, index).weighted(w[index]), index, w[index]
 
 
 def sample_weights(weights: Any, n: int, like: Tensor) -> Tensor | None:

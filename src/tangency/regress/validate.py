@@ -11,8 +11,7 @@ from .._progress import bar
 from .._types import Float
 from ..eigen import Spectrum, spectrum
 from ..errors import InputError, NotPositiveDefinite
-from ..gram import DenseGram, Gram
-from ..matrix import Matrix, square, targets
+from ..matrix import Matrix, between, square, targets
 from .model import Array, Decomposable, Problem, same_shape
 
 
@@ -131,11 +130,11 @@ def risk_study(
         y, y_test = y - same_shape(f0, y, "f0"), y_test - same_shape(f0_test, y_test, "f0_test")
     elif f0 is not None or f0_test is not None:
         raise InputError("give f0 and f0_test both, or neither.")
-    between = cross if isinstance(cross, Gram) else DenseGram(torch.as_tensor(cross).detach(), symmetric=False)
+    cross = between(cross)
     y, y_test = y.reshape(n, -1), y_test.reshape(len(y_test), -1)
-    if between.shape != (len(y_test), n) or y_test.shape[1] != y.shape[1]:
+    if cross.shape != (len(y_test), n) or y_test.shape[1] != y.shape[1]:
         raise InputError(
-            f"cross has shape {tuple(between.shape)}, y_test {tuple(y_test.shape)}; needed: [m, {n}] and "
+            f"cross has shape {tuple(cross.shape)}, y_test {tuple(y_test.shape)}; needed: [m, {n}] and "
             f"[m, {y.shape[1]}]."
         )
     generator = torch.Generator().manual_seed(seed)
@@ -146,7 +145,7 @@ def risk_study(
                 index = torch.randperm(n, generator=generator)[:size]
                 whole = spectrum(gram.select(index, index), dtype=y.dtype)
                 risks = cross_validate(whole, y[index], regs)
-                ahead = between.select(None, index).dense().to(y) @ whole.vectors
+                ahead = cross.select(None, index).dense().to(y) @ whole.vectors
                 inside = whole.vectors.T @ y[index]
                 off = [(ahead @ (inside / (whole.values + r)[:, None]) - y_test).square().mean() for r in risks.regs]
                 found.append((risks.train, risks.gcv, risks.loo, torch.stack(off)))
