@@ -971,3 +971,12 @@ def test_a_factor_on_disk_of_a_stored_gram_names_the_pivot(tmp_path: Path) -> No
     np.testing.assert_allclose(found.value.numpy(), want, rtol=1e-8, atol=1e-10)
     with pytest.raises(tg.InputError, match="needed: a folder"):
         tg.solve.linear(gram, x[:, 0], reg=0.5, method=Cholesky(scratch=tmp_path / "absent"))
+
+
+def test_a_disk_too_small_for_the_factor_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = type("usage", (), {"free": 10})
+    monkeypatch.setattr("tangency.factor.shutil.disk_usage", lambda folder: full)
+    with pytest.raises(tg.MemoryBudgetError, match="has 1e-08 GB free. Give a folder on another disk"):
+        tg.solve.linear(torch.eye(4), torch.ones(4), method=Cholesky(scratch=tmp_path))

@@ -1,5 +1,6 @@
 """Cholesky factors L Lᵀ = K + reg·I, in memory or, where n² numbers are too many for it, in a file."""
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._progress import bar
-from .errors import NotPositiveDefinite
+from .errors import MemoryBudgetError, NotPositiveDefinite
 from .gram import Gram
 from .matrix import flattened, size
 
@@ -42,6 +43,12 @@ class DiskFactor:
         # One panel after the other, each [n − start, width] by rows: its lower rows are one stretch of the file.
         sizes = [(self.n - p.start) * (p.stop - p.start) * like.element_size() for p in self.panels]
         self.places = [sum(sizes[:k]) for k in range(len(sizes))]
+        free = shutil.disk_usage(folder).free
+        if sum(sizes) > free:
+            raise MemoryBudgetError(
+                f"the factor takes {sum(sizes) / 1e9:.3g} GB and {folder} has {free / 1e9:.3g} GB free. Give a "
+                "folder on another disk, or use method=tg.solve.CG()."
+            )
         self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as this object
         with bar(len(self.panels), "Cholesky on disk", "panel", show=progress) as tick:
             for k in range(len(self.panels)):
