@@ -2,6 +2,7 @@
 
 import copy
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import tangency as tg
 D, R = tg.dynamics, tg.regress
 INF = float("inf")
 DOUBLE = torch.float64
+EYE = torch.eye(3)
 
 
 class Case:
@@ -523,6 +525,10 @@ def test_a_violated_bound_would_show() -> None:
         (lambda c: D.learning_path(c.net, c.z, c.x[:1], torch.tensor([5]), lr=1), "from 0 to 1"),
         (lambda c: D.learning_path(c.net, c.z, c.x[:1], torch.ones(3, 2), lr=1), "target has shape"),
         (lambda c: D.one_step(c.net, c.z, c.x, c.y, loss=lambda f, y: f - y, lr=1), "one number for the batch"),
+        (lambda c: D.ensemble((EYE, EYE), (EYE, EYE, EYE), torch.ones(3), t=-1), "t at least 0"),
+        (lambda c: D.ensemble((0 * EYE, EYE), (EYE, EYE, EYE), torch.ones(3)), "Give reg > 0"),
+        (lambda c: D.ensemble((EYE, "k"), (EYE, EYE, EYE), torch.ones(3)), "cross is a str"),
+        (lambda c: D.linearization_quality(c.net, c.x, c.y, width=1, beta=1, lr=1, steps=1), "one output per sample"),
         (lambda c: D.train(c.net, c.x, c.y[:2], loss=F.mse_loss, optimizer=torch.optim.SGD, steps=1), "y has 2"),
     ],
 )
@@ -535,3 +541,9 @@ def test_an_indefinite_gram_is_refused(case: Case) -> None:
     k = torch.diag(torch.tensor([1.0, 2.0, -0.5], dtype=DOUBLE))
     with pytest.raises(tg.NotPositiveDefinite, match="indefinite"):
         D.flow(k, torch.ones(3, dtype=DOUBLE))
+
+
+def test_without_scipy_the_ode_says_what_to_install(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.integrate", None)
+    with pytest.raises(tg.InputError, match="pip install 'tangency\\[dynamics\\]'"):
+        D.integrate(case.K, case.y, [1], loss=F.mse_loss)

@@ -21,6 +21,14 @@ class LazyRun:
 
     `gap`: the largest |f − f_lin| at the same parameters, over training and test samples. `moved`: ‖θ_t − θ_0‖.
     `drift`: ‖Θ_t − Θ_0‖ (spectral). `error`: ‖f − y‖. `smallest`: σ_min(J_t). `bounds()` holds each beside its bound.
+
+    >>> import tangency as tg
+    >>> net, x = tg.models.two_layer(3, 64), torch.nn.functional.normalize(torch.randn(5, 3)) * 3**0.5
+    >>> net.v.data = net.v.data.sign()
+    >>> run = tg.dynamics.linearization_quality(net, x, x[:, 0], width=64, beta=0.7698, lr=0.1, steps=20, train="W")
+    >>> measured, bound = run.bounds()["linearization"]
+    >>> bool((measured <= bound + 1e-6).all())
+    True
     """
 
     steps: Float[Tensor, " t"]

@@ -26,6 +26,13 @@ def ensemble(
     (Q, q, κ): the same of the kernel at initialisation, and that of the new samples with themselves. The loss is
     ½·`weight`·Σ_i ‖f(x_i) − y_i‖²; reg = 0 needs a K that can be inverted. With the last layer alone trained, ntk is
     nngp, and at t = ∞ this is the Gaussian process. Lee et al. 2019, "Wide neural networks of any depth…", (16).
+
+    >>> import tangency as tg
+    >>> net, x, z = tg.models.mlp([3, 64, 1]).double(), torch.randn(9, 3).double(), torch.randn(2, 3).double()
+    >>> ntk, ck = tg.trace_ntk(net), tg.conjugate_kernel(net)
+    >>> wide = tg.dynamics.ensemble((ntk(x), ntk(z, x)), (ck(x), ck(z, x), ck(z)), x[:, 0], reg=0.1)
+    >>> wide.mean.shape, wide.covariance.shape
+    (torch.Size([2]), torch.Size([2, 2]))
     """
     train, prior = square(ntk[0], "the ntk"), square(nngp[0], "the nngp")
     side = train.shape[: len(train.shape) // 2]

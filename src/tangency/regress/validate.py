@@ -115,6 +115,11 @@ def risk_study(
 
     K [n, n]: the Gram of the training samples; `cross` [m, n]: of the test samples with them. Sutherland's lecture,
     "Predicting generalization" (Wei, Hu & Steinhardt 2022, Fig. 1). Cost: an eigendecomposition per size and repeat.
+
+    >>> x, z = torch.randn(40, 5).double(), torch.randn(9, 5).double()
+    >>> study = risk_study(x @ x.T, x[:, 0], z @ x.T, z[:, 0], sizes=[10, 40], regs=[0.1, 1.0])
+    >>> study.error("loo").shape
+    torch.Size([2, 1, 2])
     """
     gram = square(K)
     if len(gram.shape) != 2:
