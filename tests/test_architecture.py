@@ -27,7 +27,7 @@ ROOMS = [
     ["probe"],
     ["features"],
     ["cost"],
-    ["contract", "explain"],
+    ["contract", "choices"],
     ["kernel"],
     ["combine", "ntk", "gram"],
     ["tiles", "matrix"],

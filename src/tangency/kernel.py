@@ -20,7 +20,7 @@ from .blocks import Block, Dense, Outer
 from .contract import Sum, diagonal
 from .cost import Cost, Method, choose, forced
 from .errors import InputError, NonFiniteError
-from .explain import Explanation, Row
+from .choices import Explanation, Row
 from .features import Features, Jacobian
 
 Prepared = Any

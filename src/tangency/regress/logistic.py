@@ -4,7 +4,6 @@ From a Gram the work is done in the coordinates of its eigenvectors, Φ = V Λ^�
 logits are linear in the coefficients, the objective is convex, and the answer carries the norm of its gradient.
 """
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +16,8 @@ from .._types import Float
 from ..eigen import Spectrum, spectrum
 from ..errors import DidNotConverge, InputError
 from ..matrix import Matrix, square
-from ..solve import conjugate
 from .model import Array, Decomposable, KernelModel, same_shape, sample_weights
-
-# Below this loss per sample the classes are separated: without reg there is no answer, only a direction to infinity.
-SEPARATED = 1e-7
-SEPARATION = "the classes are separated: with reg=0 the loss falls for ever and has no minimum. Give reg > 0."
+from .newton import Answer, Dense, Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,16 +80,16 @@ def logistic(
     """
     given = K if isinstance(K, Spectrum) else square(K)
     side = given.shape[: len(given.shape) // 2]
-    labels = _labels(y, side, classes, given.device)
+    labels = one_hot_labels(y, side, classes, given.device)
     reg = _check.nonnegative(reg, "reg")
     whole = given if isinstance(given, Spectrum) else spectrum(given, dtype=torch.float64, device=labels.device)
     part = whole.kept(cutoff)
     values, vectors = part.values.double(), part.vectors.double()
     phi = (vectors * values.sqrt()).reshape(*side, -1)
-    task = _Task.of(phi, labels, f0, weights, reg, bias)
+    task = _task(phi, labels, f0, weights, reg, bias)
     answer = task.newton(tol, max_steps)
     a = vectors @ (answer.theta.reshape(len(values), -1) / values.sqrt()[:, None])
-    return task.model(answer, a, tol, rank=len(part), cutoff=whole.cutoff(cutoff))
+    return _model(task, answer, a, tol, f0 is not None, rank=len(part), cutoff=whole.cutoff(cutoff))
 
 
 def logistic_features(
@@ -120,13 +115,13 @@ def logistic_features(
     if phi.dim() not in (2, 3) or 0 in phi.shape:
         raise InputError(f"features have shape {tuple(phi.shape)}; needed: [n, p] or [n, c, p].")
     _check.finite(phi, "features")
-    labels = _labels(y, phi.shape[:-1], classes, phi.device)
-    task = _Task.of(phi, labels, f0, weights, _check.nonnegative(reg, "reg"), bias)
+    labels = one_hot_labels(y, phi.shape[:-1], classes, phi.device)
+    task = _task(phi, labels, f0, weights, _check.nonnegative(reg, "reg"), bias)
     answer = task.newton(tol, max_steps)
-    return task.model(answer, answer.theta, tol)
+    return _model(task, answer, answer.theta, tol, f0 is not None)
 
 
-def _labels(y: Array, side: torch.Size, classes: int | None, device: torch.device | None) -> Tensor:
+def one_hot_labels(y: Array, side: torch.Size, classes: int | None, device: torch.device | None) -> Tensor:
     """[n, 1] of class 1's probability for two classes in one logit, else [n, c] probabilities."""
     y = torch.as_tensor(y).detach()
     _check.beside(y, device, "y")
@@ -163,137 +158,31 @@ def _labels(y: Array, side: torch.Size, classes: int | None, device: torch.devic
     return one_hot
 
 
-@dataclass(frozen=True, eq=False)
-class _Answer:
-    theta: Tensor
-    b: Tensor
-    steps: int
-    gradient: float
+def _task(phi: Tensor, labels: Tensor, f0: Array | None, weights: Any, reg: float, bias: bool) -> Task:
+    n, q = labels.shape
+    begin = torch.zeros_like(labels)
+    if f0 is not None:
+        begin = same_shape(f0, labels[:, 0] if q == 1 and phi.dim() == 2 else labels, "f0").reshape(n, q)
+    w = sample_weights(weights, n, labels)
+    return Task(Dense(phi), labels, begin, torch.ones_like(labels[:, :1]) if w is None else w[:, None], reg, bias)
 
 
-@dataclass(frozen=True, eq=False)
-class _Task:
-    """The objective. `phi` [n, r] has a column of coefficients per logit; [n, c, r] has one vector for all logits."""
-
-    phi: Tensor
-    labels: Tensor  # [n, q]
-    begin: Tensor  # [n, q]
-    shifted: bool
-    w: Tensor  # [n, 1]
-    reg: float
-    bias: bool
-    bound: Tensor  # diagonal of an upper bound of the Hessian (Böhning 1992), which preconditions it
-
-    @staticmethod
-    def of(phi: Tensor, labels: Tensor, f0: Array | None, weights: Any, reg: float, bias: bool) -> "_Task":
-        n, q = labels.shape
-        begin = torch.zeros_like(labels)
-        if f0 is not None:
-            begin = same_shape(f0, labels[:, 0] if q == 1 and phi.dim() == 2 else labels, "f0").reshape(n, q)
-        w = sample_weights(weights, n, labels)
-        w = torch.ones_like(labels[:, :1]) if w is None else w[:, None]
-        curvature = 0.25 if q == 1 else 0.5
-        squares = phi.square() * w.reshape(-1, *[1] * (phi.dim() - 1))
-        bound = curvature * (squares.sum(0)[:, None] if phi.dim() == 2 else squares.sum((0, 1))) + reg
-        return _Task(phi, labels, begin, f0 is not None, w, reg, bias, bound.clamp_min(torch.finfo(bound.dtype).tiny))
-
-    def forward(self, theta: Tensor, b: Tensor) -> Tensor:
-        return self.phi @ theta + b
-
-    def adjoint(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        theta = self.phi.T @ g if self.phi.dim() == 2 else torch.einsum("ncr,nc->r", self.phi, g)
-        return theta, g.sum(0) if self.bias else torch.zeros_like(g[0])
-
-    def losses(self, z: Tensor) -> Tensor:
-        """Σ_i w_i loss_i."""
-        if z.shape[1] == 1:
-            each = F.softplus(z) - self.labels * z
-        else:
-            each = torch.logsumexp(z, 1, keepdim=True) - (self.labels * z).sum(1, keepdim=True)
-        return (self.w * each).sum()
-
-    def curved(self, p: Tensor, dz: Tensor) -> Tensor:
-        """The Hessian of the losses in z, times dz."""
-        if p.shape[1] == 1:
-            return self.w * p * (1 - p) * dz
-        return self.w * p * (dz - (p * dz).sum(1, keepdim=True))
-
-    def newton(self, tol: float, max_steps: int) -> _Answer:
-        q = self.labels.shape[1]
-        theta = self.phi.new_zeros(self.phi.shape[-1], *([q] if self.phi.dim() == 2 else []))
-        b, first = self.phi.new_zeros(q), 0.0
-        z = self.begin + self.forward(theta, b)
-        for steps in range(max_steps + 1):
-            p = torch.sigmoid(z) if q == 1 else torch.softmax(z, 1)
-            g, gb = self.adjoint(self.w * (p - self.labels))
-            g = g + self.reg * theta
-            size = float((g.square().sum() + gb.square().sum()).sqrt())
-            first = first or size
-            relative = size / first if first else 0.0
-            value = float(self.losses(z) + self.reg / 2 * theta.square().sum())
-            if steps == max_steps or (relative <= tol and self.reg > 0):
-                break
-            d, db = self._direction(p, g, gb, min(0.1, relative))
-            slope = float((g * d).sum() + (gb * db).sum())
-            dz, rate = self.forward(d, db), 1.0
-            if relative <= tol:
-                ahead = dz if q == 1 else dz - dz.mean(1, keepdim=True)
-                if float(ahead.abs().max()) > 1e-3:  # the gradient vanishes on the way to infinity
-                    raise DidNotConverge(SEPARATION)
-                break
-            while rate > 1e-10:  # Armijo; at the end the objective no longer shows progress that the gradient does
-                new = float(self.losses(z + rate * dz) + self.reg / 2 * (theta + rate * d).square().sum())
-                if new <= value + 1e-4 * rate * slope + 1e-14 * abs(value):
-                    break
-                rate /= 2
-            theta, b, z = theta + rate * d, b + rate * db, z + rate * dz
-            if self.reg == 0 and float(self.losses(z)) < SEPARATED * float(self.w.sum()):
-                raise DidNotConverge(SEPARATION)
-        if q > 1:  # softmax does not see a shift of all logits; without penalty it would be left to chance
-            b = b - b.mean()
-            theta = theta - theta.mean(1, keepdim=True) if self.phi.dim() == 2 else theta
-        return _Answer(theta, b, steps, relative)
-
-    def _direction(self, p: Tensor, g: Tensor, gb: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-        """−H⁻¹ g by preconditioned conjugate gradients, to a tolerance that tightens as Newton's method converges."""
-
-        def parts(v: Tensor) -> tuple[Tensor, Tensor]:
-            return v[: g.numel(), 0].reshape(g.shape), v[g.numel() :, 0]
-
-        def column(d: Tensor, db: Tensor) -> Tensor:
-            return torch.cat([d.flatten(), db])[:, None]
-
-        def hessian(v: Tensor) -> Tensor:
-            d, db = parts(v)
-            h, hb = self.adjoint(self.curved(p, self.forward(d, db)))
-            return column(h + self.reg * d, hb)
-
-        bound = column(self.bound.expand_as(g), self.w.sum().expand_as(gb))
-        target = column(-g, -gb)
-        x, length = torch.zeros_like(target), float(target.norm())
-        iterates = conjugate(hessian, lambda r: r / bound, x, target)
-        # At most 2000 (heuristic): Newton's method forgives a direction that is not exact.
-        for x, left in itertools.islice(iterates, 2000):  # noqa: B007 - the last one counts
-            if left <= tol * length:
-                break
-        return parts(x)
-
-    def model(self, answer: _Answer, coefficients: Tensor, tol: float, **facts: Any) -> LogisticModel:
-        q, full = self.labels.shape[1], self.phi.dim() == 3
-        z = self.begin + self.forward(answer.theta, answer.b)
-        alone = q == 1 and not full  # one logit, without an axis of its own
-        shape = (-1,) if alone or (full and not facts) else (-1, q)
-        model = KernelModel(
-            coefficients.reshape(shape), z[:, 0] if alone else z, float(answer.theta.norm()), self.reg, "Newton",
-            answer.steps, answer.gradient, self.shifted, full, **facts,
-        )  # fmt: skip
-        bias = answer.b[0] if alone else answer.b
-        found = LogisticModel(model, bias, max(2, q), float(self.losses(z)))
-        if not answer.gradient <= tol:
-            raise DidNotConverge(
-                f"Newton's method reached the relative gradient {answer.gradient:.2e} in {answer.steps} steps; asked "
-                f"for: {tol:.1e}. Give a larger reg= (it was {self.reg:g}), more max_steps or a larger tol; .solution "
-                "holds what was found.",
-                found,
-            )
-        return found
+def _model(task: Task, answer: Answer, coefficients: Tensor, tol: float, shifted: bool, **facts: Any) -> LogisticModel:
+    q, full = task.labels.shape[1], answer.theta.dim() == 1
+    z = task.logits(answer.theta, answer.b)
+    alone = q == 1 and not full  # one logit, without an axis of its own
+    shape = (-1,) if alone or (full and not facts) else (-1, q)
+    model = KernelModel(
+        coefficients.reshape(shape), z[:, 0] if alone else z, float(answer.theta.norm()), task.reg, "Newton",
+        answer.steps, answer.gradient, shifted, full, **facts,
+    )  # fmt: skip
+    bias = answer.b[0] if alone else answer.b
+    found = LogisticModel(model, bias, max(2, q), float(task.losses(z)))
+    if not answer.gradient <= tol:
+        raise DidNotConverge(
+            f"Newton's method reached the relative gradient {answer.gradient:.2e} in {answer.steps} steps; asked "
+            f"for: {tol:.1e}. Give a larger reg= (it was {task.reg:g}), more max_steps or a larger tol; .solution "
+            "holds what was found.",
+            found,
+        )
+    return found
