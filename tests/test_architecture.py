@@ -34,9 +34,11 @@ ROOMS = [
     ["eigen", "factor", "linearize"],
     ["solve"],
     ["regress"],
-    ["dynamics", "estimators"],
-    ["models"],
-    ["testing", "plots", "cli"],
+    ["dynamics", "estimators", "surrogate", "forensics"],
+    ["attribution", "datasets", "models"],
+    ["decisions"],
+    ["testing", "plots", "report", "experiments"],
+    ["cli"],
     ["__init__"],
 ]
 FLOOR = {name: k for k, room in enumerate(ROOMS) for name in room}

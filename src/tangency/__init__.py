@@ -6,10 +6,11 @@
 torch.Size([5, 5])
 """
 
-from . import dynamics, models, regress, solve, testing
+from . import attribution, datasets, decisions, dynamics, forensics, models, regress, report, solve, surrogate, testing
 from ._version import __version__
 from .combine import add as sum
 from .combine import cosine, scale
+from .decisions import explain
 from .errors import (
     DamagedTile,
     DidNotConverge,
@@ -59,11 +60,16 @@ __all__ = [
     "WorkerLost",
     "Workers",
     "__version__",
+    "attribution",
     "compute",
     "conjugate_kernel",
     "cosine",
+    "datasets",
+    "decisions",
     "dynamics",
     "embedding_kernel",
+    "explain",
+    "forensics",
     "from_dataset",
     "full_ntk",
     "head_ntk",
@@ -72,9 +78,11 @@ __all__ = [
     "open_gram",
     "pseudo_ntk",
     "regress",
+    "report",
     "scale",
     "solve",
     "sum",
+    "surrogate",
     "testing",
     "trace_ntk",
 ]

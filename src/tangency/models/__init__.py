@@ -1,6 +1,33 @@
-"""Reference networks, small enough to read and common enough to compare with the literature."""
+"""Reference networks, small enough to read and common enough to compare with the literature, and how to train them."""
 
-from tangency.models.conv import ResNet, lenet5, resnet18
-from tangency.models.dense import TwoLayer, mlp, two_layer
+from .augment import flip_crop
+from .conv import ResNet, forensics_cnn, lenet5, resnet18, resnet34, small_cnn
+from .dense import Scale, TwoLayer, mlp, two_layer
+from .evaluate import accuracy, outputs
+from .mobile import MobileNetV2, mobilenet_v2
+from .recipe import Recipe
+from .seeds import initialized, seeded
+from .train import Training, fit
 
-__all__ = ["ResNet", "TwoLayer", "lenet5", "mlp", "resnet18", "two_layer"]
+__all__ = [
+    "MobileNetV2",
+    "Recipe",
+    "ResNet",
+    "Scale",
+    "Training",
+    "TwoLayer",
+    "accuracy",
+    "fit",
+    "flip_crop",
+    "forensics_cnn",
+    "initialized",
+    "lenet5",
+    "mlp",
+    "mobilenet_v2",
+    "outputs",
+    "resnet18",
+    "resnet34",
+    "seeded",
+    "small_cnn",
+    "two_layer",
+]

@@ -1,15 +1,26 @@
 """Convolutional networks for small images."""
 
-from typing import Literal
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, get_args
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ..errors import InputError
+from ._choice import choice
+from .dense import Parametrization, Scale, mlp, scaled, standard_normal
 
 Norm = Literal["batch", "none"]
 
 
 def lenet5(outputs: int = 10, channels: int = 3, size: int = 32) -> nn.Sequential:
-    """LeNet-5 for square images, with ReLU and max pooling."""
+    """LeNet-5 for square images, with ReLU and max pooling.
+
+    >>> import torch
+    >>> lenet5(10, channels=1, size=28)(torch.randn(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
+    """
     side = ((size - 4) // 2 - 4) // 2
     return nn.Sequential(
         nn.Conv2d(channels, 6, 5),
@@ -25,6 +36,67 @@ def lenet5(outputs: int = 10, channels: int = 3, size: int = 32) -> nn.Sequentia
         nn.ReLU(),
         nn.Linear(84, outputs),
     )
+
+
+def small_cnn(
+    outputs: int = 1,
+    channels: int = 1,
+    size: int = 28,
+    width: int = 8,
+    hidden: Sequence[int] = (128, 64),
+    *,
+    parametrization: Parametrization = "ntk",
+) -> nn.Sequential:
+    """Three 3x3 convolutions of 8w, 4w and w channels, each with ReLU and 2x2 average pooling, then linear layers.
+
+    The CNN of the two-class experiments of Engel et al. (2024), for square images of `size` 8 or more. "ntk": weights
+    and biases from N(0, 1); what a convolution of o channels puts out is divided by √(9 o) and what a hidden linear
+    layer of width o puts out by √o, so that the outputs at initialisation keep their variance as the width grows.
+    "standard": PyTorch's initialisation, nothing divided.
+
+    >>> import torch
+    >>> small_cnn(width=2)(torch.randn(5, 1, 28, 28)).shape
+    torch.Size([5, 1])
+    """
+    if size < 8:
+        raise InputError(f"size={size}; needed: 8 or more, since the image is halved three times.")
+    ntk = scaled(parametrization)
+    layers: list[nn.Module] = []
+    for i, o in pairwise([channels, 8 * width, 4 * width, width]):
+        layers += [nn.Conv2d(i, o, 3, padding=1), nn.ReLU()]
+        layers += [Scale(9 * o)] if ntk else []
+        layers += [nn.AvgPool2d(2)]
+    head = mlp([width * (size // 8) ** 2, *hidden, outputs], parametrization=parametrization)
+    model = nn.Sequential(*layers, nn.Flatten(), *head)
+    return standard_normal(model) if ntk else model
+
+
+def forensics_cnn(outputs: int = 10, width: int = 32) -> nn.Sequential:
+    """Six 3x3 convolutions of w, w, 2w, 2w, 4w, 4w channels, pooled after each two, and three linear layers.
+
+    The network of Shan et al.'s poison forensics (2022), in which Engel et al. (2024) trace poisoned samples, for
+    3x32x32 images (0.82M parameters at width 32). Each convolution and hidden linear layer is followed by ReLU, then a
+    batch norm with ε = 0.001 and momentum 0.01, the defaults of the library that it was first written for.
+
+    >>> import torch
+    >>> forensics_cnn(10, width=2).eval()(torch.randn(5, 3, 32, 32)).shape
+    torch.Size([5, 10])
+    """
+
+    def normed(layer: nn.Module, norm: type[nn.BatchNorm1d] | type[nn.BatchNorm2d], features: int) -> list[nn.Module]:
+        return [layer, nn.ReLU(), norm(features, eps=1e-3, momentum=0.01)]
+
+    layers: list[nn.Module] = []
+    for i, o in pairwise([3, width, 2 * width, 4 * width]):
+        layers += normed(nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d, o)
+        layers += normed(nn.Conv2d(o, o, 3, padding=1), nn.BatchNorm2d, o)
+        layers += [nn.MaxPool2d(2)]
+    # The original takes the largest of each four of the flattened [4w, 4, 4] features: those are its rows.
+    layers += [nn.MaxPool2d((1, 4)), nn.Flatten(), nn.Dropout(0.2)]
+    features = 16 * width
+    for _ in range(2):
+        layers += normed(nn.Linear(features, features), nn.BatchNorm1d, features)
+    return nn.Sequential(*layers, nn.Linear(features, outputs))
 
 
 def conv(i: int, o: int, size: int, stride: int, norm: Norm) -> nn.Sequential:
@@ -52,17 +124,23 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet-18 for 3x32x32 images: a 3x3 stem without pooling, four stages of two blocks, a global average."""
+    """A ResNet for 3x32x32 images: a 3x3 stem without pooling, stages of `blocks` blocks, a global average.
 
-    def __init__(self, outputs: int, norm: Norm, width: int) -> None:
+    Each stage after the first halves the image and doubles the channels. (2, 2, 2, 2) is ResNet-18.
+    """
+
+    def __init__(self, outputs: int, norm: Norm, width: int, blocks: Sequence[int] = (2, 2, 2, 2)) -> None:
         super().__init__()
+        choice(norm, "norm", get_args(Norm))
         self.stem = conv(3, width, 3, 1, norm)
-        blocks: list[nn.Module] = []
+        built: list[nn.Module] = []
         i = width
-        for o, stride in [(width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)]:
-            blocks += [Block(i, o, stride, norm), Block(o, o, 1, norm)]
+        for stage, repeats in enumerate(blocks):
+            o = width * 2**stage
+            built += [Block(i, o, 1 if stage == 0 else 2, norm)]
+            built += [Block(o, o, 1, norm) for _ in range(repeats - 1)]
             i = o
-        self.blocks = nn.Sequential(*blocks)
+        self.blocks = nn.Sequential(*built)
         self.head = nn.Linear(i, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,7 +151,20 @@ class ResNet(nn.Module):
 
 
 def resnet18(outputs: int = 10, norm: Norm = "batch", width: int = 64) -> ResNet:
-    """ResNet-18 for 3x32x32 images (11.17M parameters at width 64); without norms, its convolutions have biases."""
-    if norm not in ("batch", "none"):
-        raise ValueError(f"norm must be 'batch' or 'none', not {norm!r}")
+    """ResNet-18 for 3x32x32 images (11.17M parameters at width 64); without norms, its convolutions have biases.
+
+    >>> import torch
+    >>> resnet18(10, width=4).eval()(torch.randn(2, 3, 16, 16)).shape
+    torch.Size([2, 10])
+    """
     return ResNet(outputs, norm, width)
+
+
+def resnet34(outputs: int = 10, norm: Norm = "batch", width: int = 64) -> ResNet:
+    """ResNet-34 for 3x32x32 images (21.28M parameters at width 64): stages of 3, 4, 6 and 3 blocks.
+
+    >>> import torch
+    >>> resnet34(10, width=2).eval()(torch.randn(2, 3, 16, 16)).shape
+    torch.Size([2, 10])
+    """
+    return ResNet(outputs, norm, width, (3, 4, 6, 3))

@@ -1,0 +1,358 @@
+"""Why did the network say that: kernels, surrogates, faithfulness and attributions of one model on one data set."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _check, _tree
+from ._types import Float, Inputs, Int
+from ._version import __version__
+from .attribution import Attribution, summarize
+from .combine import CosineKernel, cosine
+from .datasets import Labelled, labelled
+from .eigen import top
+from .errors import DidNotConverge, InputError
+from .forensics import flag
+from .gram import DenseGram, Gram
+from .kernel import Kernel
+from .models import outputs
+from .ntk import conjugate_kernel, embedding_kernel, pseudo_ntk, trace_ntk
+from .surrogate import Faithfulness, Surrogate, default_reg, faithfulness, fit, log_odds
+from .tiles.run import compute
+
+TITLES = {
+    "trNTK": "cosine of the tangent kernel's trace over outputs",
+    "trNTK⁰": "trace of the tangent kernel over outputs",
+    "pNTK": "cosine of the pseudo tangent kernel (of the outputs' sum)",
+    "Em": "cosine of the hidden layers' embeddings together",
+    "CK": "cosine of the last hidden layer (conjugate kernel)",
+}
+# Up to this many samples all eigenvalues are shown, above it the largest 256 (heuristic: seconds of work).
+EVERY = 2500
+PICTURE = 240
+
+
+def kernels(model: nn.Module, names: tuple[str, ...] | list[str] | None = None, **options: Any) -> dict[str, Kernel]:
+    """The kernels that are compared by default, by name: trNTK, trNTK⁰, pNTK, Em, CK (Engel et al. 2024, Table 2).
+
+    All but trNTK⁰ are cosines. "trNTK0" is taken for "trNTK⁰".
+
+    >>> list(kernels(torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))))
+    ['trNTK', 'trNTK⁰', 'pNTK', 'Em', 'CK']
+    """
+    wanted = [name.strip().replace("trNTK0", "trNTK⁰") for name in (names or TITLES)]
+    for name in wanted:
+        if name not in TITLES:
+            raise InputError(f"there is no kernel {name!r}.{_check.suggest(name, TITLES)} Known: {', '.join(TITLES)}.")
+    trace = trace_ntk(model, **options)  # one object: its Gram is computed once for both
+    made = {
+        "trNTK": lambda: cosine(trace),
+        "trNTK⁰": lambda: trace,
+        "pNTK": lambda: cosine(pseudo_ntk(model, **options)),
+        "Em": lambda: cosine(embedding_kernel(model, **options)),
+        "CK": lambda: cosine(conjugate_kernel(model, **options)),
+    }
+    return {name: made[name]() for name in dict.fromkeys(wanted)}
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What one kernel says about the decisions of a network on m test samples, s of which are explained one by one."""
+
+    name: str  # short: trNTK, CK, …
+    title: str  # in words: cosine of the trace of the tangent kernel
+    surrogate: Surrogate
+    faithfulness: Faithfulness  # over all m test samples
+    logits: Float[Tensor, "m c"]
+    attribution: Attribution  # of the s samples in `Decisions.shown`
+    picture: Float[Tensor, "g g"]  # the Gram of the training samples sorted by class, averaged down
+    spans: Int[Tensor, " t"]  # rows of the picture that each class takes
+    values: Float[Tensor, " r"]  # eigenvalues of the Gram, largest first
+    seconds: float
+    flagged: Tensor | None = None  # [m] bool: test samples whose neighbours are mostly poisoned
+
+
+@dataclass(frozen=True, eq=False)
+class Decisions:
+    """A network's decisions on test data, each traced to the training data through one or more kernels."""
+
+    train: Labelled
+    test: Labelled
+    logits: Float[Tensor, "m c"]  # the network's
+    views: tuple[View, ...]
+    shown: Int[Tensor, " s"]  # test samples that are explained one by one
+    facts: dict[str, Any]  # model, parameters, seconds, version, …
+    poisoned_train: Tensor | None = None  # [n] bool, where known
+    poisoned_test: Tensor | None = None  # [m] bool
+
+    @property
+    def accuracy(self) -> float:
+        return float((self.logits.argmax(1) == self.test.y.to(self.logits.device)).double().mean())
+
+    def table(self) -> str:
+        """A line for each kernel."""
+        lines = [f"{'kernel':10s}{'τ_K':>8s}{'95% interval':>18s}{'TAD':>9s}{'Pearson':>9s}{'R²':>7s}{'seconds':>9s}"]
+        for v in self.views:
+            f, inner = v.faithfulness, v.faithfulness.intervals["tau"]
+            between = f"[{inner.low:.3f}, {inner.high:.3f}]"
+            lines.append(
+                f"{v.name:10s}{f.tau:8.3f}{between:>18s}{f.tad:+9.2%}{f.pearson:9.3f}{f.r2:7.3f}{v.seconds:9.1f}"
+            )
+        return "\n".join(lines)
+
+    def summary(self) -> dict[str, Any]:
+        """The figures, for JSON."""
+        return {
+            **self.facts,
+            "network_accuracy": self.accuracy,
+            "kernels": {
+                v.name: {
+                    "tau": v.faithfulness.tau,
+                    "intervals": {k: [i.low, i.high] for k, i in v.faithfulness.intervals.items()},
+                    "tad": v.faithfulness.tad,
+                    "pearson": v.faithfulness.pearson,
+                    "r2": v.faithfulness.r2,
+                    "accuracy": v.faithfulness.accuracy,
+                    "reg": v.surrogate.reg,
+                    "gradient": v.surrogate.gradient,
+                    "seconds": v.seconds,
+                }
+                for v in self.views
+            },
+        }
+
+
+def explain(
+    model: nn.Module,
+    train: Any,
+    test: Any,
+    *,
+    kernels: Mapping[str, Kernel] | list[str] | tuple[str, ...] | None = None,
+    reg: float = 1.0,
+    samples: int = 500,
+    nearest: int = 8,
+    poisoned_train: Tensor | None = None,
+    poisoned_test: Tensor | None = None,
+    memory: int | str | None = None,
+    progress: bool = True,
+) -> Decisions:
+    """A faithful kernel surrogate of a trained classifier, and which training samples made each of its decisions.
+
+    `train`, `test`: `tg.datasets.Labelled`, or (x, y). `kernels`: names of `tg.decisions.kernels`, or kernels by name
+    (default: all five). `reg`: a factor on the default of `tg.surrogate.fit`. `samples`: how many
+    test samples are explained one by one; all are in the figures. `poisoned_*`: masks, where known.
+    `tg.report.write(decisions, path)` makes a page of the result.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> x = torch.randn(60, 3)
+    >>> y = (x[:, 0] > 0).long()
+    >>> found = explain(model, (x[:40], y[:40]), (x[40:], y[40:]), kernels=["trNTK", "CK"], progress=False)
+    >>> found.views[0].attribution
+    Attribution(20 decisions, 2 logits each, 2 classes, 8 nearest)
+    """
+    begin = time.perf_counter()
+    known, asked = _data(model, train, test)
+    poisoned_train, poisoned_test = _mask(poisoned_train, known, "train"), _mask(poisoned_test, asked, "test")
+    if samples < 1 or nearest < 1 or not reg > 0:
+        raise InputError(f"samples={samples}, nearest={nearest}, reg={reg}; needed: at least 1, at least 1, above 0.")
+    logits, one = _logits(model, asked, known.classes)
+    chosen = kernels if isinstance(kernels, Mapping) else _named(model, kernels, known, one)
+    places = _placed(model, known.x), _placed(model, asked.x)
+    work = _Work(known, asked, places, logits, reg, min(nearest, len(known)), poisoned_train, memory, progress, {})
+    views: list[View] = []
+    shown = None
+    for position, (name, kernel) in enumerate(chosen.items()):
+        view, shown = work.view(name, kernel, shown, samples)
+        views.append(view)
+        work.forget(list(chosen.values())[position + 1 :])
+    assert shown is not None
+    facts = {
+        "model": type(model).__name__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "data": known.name or asked.name,
+        "train": len(known),
+        "test": len(asked),
+        "classes": len(known.classes),
+        "explained": len(shown),
+        "device": str(logits.device),
+        "torch": torch.__version__,
+        "tangency": __version__,
+        "seconds": time.perf_counter() - begin,
+    }
+    return Decisions(known, asked, logits.cpu(), tuple(views), shown, facts, poisoned_train, poisoned_test)
+
+
+def _data(model: nn.Module, train: Any, test: Any) -> tuple[Labelled, Labelled]:
+    """Both sets, checked against each other."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
+    _check.evaluation_mode(model)
+    known = labelled(train, name="train")
+    asked = labelled(test, classes=known.classes, name="test")
+    if asked.classes != known.classes:
+        raise InputError(
+            f"the test set's classes are {_check.some(list(asked.classes))}, the training set's "
+            f"{_check.some(list(known.classes))}. Give both the same classes, in the same order."
+        )
+    if len(known.classes) < 2:
+        raise InputError(f"there is one class only ({known.classes[0]!r}); a classifier needs two or more.")
+    empty = [name for name, count in zip(known.classes, known.counts().tolist(), strict=True) if not count]
+    if empty:
+        raise InputError(
+            f"the training set has no sample of {_check.some(empty)}. Leave the class out of both sets "
+            "(Labelled.only), or add samples of it."
+        )
+    left, right = ({k: v.shape[1:] for k, v in _tree.leaves(d.x)} for d in (known, asked))
+    if left != right:
+        shapes = [", ".join(f"{k} {list(s)}" for k, s in side.items()) for side in (left, right)]
+        raise InputError(f"a training sample has the shape {shapes[0]}, a test sample {shapes[1]}; needed: the same.")
+    return known, asked
+
+
+def _mask(mask: Tensor | None, data: Labelled, name: str) -> Tensor | None:
+    if mask is None:
+        return None
+    mask = torch.as_tensor(mask).cpu()
+    if mask.dtype != torch.bool or mask.shape != (len(data),):
+        raise InputError(
+            f"poisoned_{name} has shape {tuple(mask.shape)}, {mask.dtype}; needed: a mask (bool) of the {len(data)} "
+            "samples."
+        )
+    return mask
+
+
+def _logits(model: nn.Module, data: Labelled, classes: tuple[str, ...]) -> tuple[Tensor, bool]:
+    """The network's, [m, c] in float64, and whether it has one output: z of two classes is taken as −z/2 and z/2."""
+    z = outputs(model, data.x).double()
+    z = z[:, None] if z.dim() == 1 else z
+    one = z.shape[1:] == (1,) and len(classes) == 2
+    if one:
+        z = torch.cat([-z, z], 1) / 2
+    if z.dim() != 2 or z.shape[1] != len(classes):
+        raise InputError(
+            f"the model has outputs of shape {list(z.shape[1:])} and the data {len(classes)} classes; needed: a logit "
+            "for each class (or a single one for two classes)."
+        )
+    _check.finite(z, "the model's outputs")
+    return z, one
+
+
+def _placed(model: nn.Module, x: Inputs) -> Inputs:
+    """The inputs where the model is."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return _tree.transform(lambda v: v.to(device), x)
+
+
+def _named(model: nn.Module, names: Any, data: Labelled, one: bool) -> dict[str, Kernel]:
+    """The kernels asked for; by default all, without the pseudo kernel of one output, which is the trace."""
+    args, kwargs = _tree.arguments(_placed(model, _tree.take(data.x, slice(0, 1))))
+    with torch.no_grad():
+        returned = model(*args, **kwargs)
+    made = kernels(model, names, outputs=None if isinstance(returned, Tensor) else "logits")
+    return {k: v for k, v in made.items() if not (one and names is None and k == "pNTK")}
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """What is shared by the views of all kernels."""
+
+    train: Labelled
+    test: Labelled
+    places: tuple[Inputs, Inputs]  # their inputs where the model is
+    logits: Tensor
+    reg: float
+    nearest: int
+    poisoned: Tensor | None
+    memory: int | str | None
+    progress: bool
+    done: dict[int, tuple[Gram, Gram]]  # Grams by kernel, so that a kernel and its cosine share one
+
+    def grams(self, kernel: Kernel) -> tuple[Gram, Gram]:
+        """Of the training samples, and of the test samples with them."""
+        if isinstance(kernel, CosineKernel):
+            inner = kernel.kernel
+            own, cross = self.grams(inner)
+            return own.cosine(), cross.cosine(inner.diag(self.places[1]), own.diag())
+        if id(kernel) not in self.done:
+            x, z = self.places
+            own = compute(kernel, x, memory=self.memory, progress=self.progress)
+            cross = compute(kernel, z, x, memory=self.memory, progress=self.progress)
+            self.done[id(kernel)] = own, cross
+        return self.done[id(kernel)]
+
+    def forget(self, later: list[Kernel]) -> None:
+        """Drop the Grams that no later kernel needs."""
+        needed = {id(k.kernel if isinstance(k, CosineKernel) else k) for k in later}
+        for key in set(self.done) - needed:
+            del self.done[key]
+
+    def view(self, name: str, kernel: Kernel, shown: Tensor | None, samples: int) -> tuple[View, Tensor]:
+        begin = time.perf_counter()
+        own, cross = self.grams(kernel)
+        own = DenseGram(own.dense(), symmetric=True) if own._in_memory else own  # a cosine would divide every time
+        known, asked = (data.y.to(self.logits.device) for data in (self.train, self.test))
+        surrogate = fit(
+            own, known, reg=self.reg * default_reg(own), classes=len(self.train.classes), progress=self.progress
+        )
+        logits = surrogate.logits(cross)
+        found = faithfulness(torch.softmax(self.logits, 1), torch.softmax(logits, 1), asked)
+        if shown is None:
+            shown = _shown(self.logits, logits, asked, samples)
+        attribution = summarize(
+            surrogate, cross.select(shown), outputs=_asked(self.logits, asked)[shown.to(asked.device)],
+            labels=self.train.y, classes=len(self.train.classes), k=self.nearest, progress=self.progress,
+        )  # fmt: skip
+        fields = attribution.__dataclass_fields__
+        attribution = Attribution(**{field: getattr(attribution, field).cpu() for field in fields})
+        flagged = None
+        if self.poisoned is not None:
+            k = min(5, len(self.train))
+            flagged = flag(cross, self.poisoned, k=k, threshold=min(3, k))[1].cpu()
+        picture, spans = _picture(own, self.train)
+        return View(
+            name, TITLES.get(name, name), surrogate, found, logits.cpu(), attribution, picture, spans, _values(own),
+            time.perf_counter() - begin, flagged,
+        ), shown  # fmt: skip
+
+
+def _asked(logits: Tensor, y: Tensor) -> Tensor:
+    """Two logits to explain of each sample: what the network said, and the correct class, or the runner-up if it is."""
+    first, second = logits.topk(2).indices.unbind(1)
+    return torch.stack([first, torch.where(first == y, second, y)], 1)
+
+
+def _shown(logits: Tensor, surrogate: Tensor, y: Tensor, samples: int) -> Tensor:
+    """Which test samples to explain one by one: of many, some wrong ones, the least faithful, and random others."""
+    if len(y) <= samples:
+        return torch.arange(len(y))
+    ranks = [log_odds(torch.softmax(z, 1), y).argsort().argsort() for z in (logits, surrogate)]
+    gap = (ranks[0] - ranks[1]).abs()
+    wrong = (logits.argmax(1) != y).nonzero()[:, 0].cpu()
+    order = torch.Generator().manual_seed(0)
+    wrong = wrong[torch.randperm(len(wrong), generator=order)]
+    queue = torch.cat([wrong[: samples // 3], gap.argsort(descending=True).cpu()[: samples // 3]])
+    queue = torch.cat([queue, torch.randperm(len(y), generator=order)])
+    return torch.tensor(list(dict.fromkeys(queue.tolist()))[:samples]).sort().values
+
+
+def _picture(own: Gram, train: Labelled) -> tuple[Tensor, Tensor]:
+    """The Gram sorted by class, at most PICTURE rows: of each class an equal part of its samples, first come."""
+    counts = train.counts()
+    part = min(1.0, PICTURE / len(train))
+    spans = (counts * part).round().long().clamp_min(1).minimum(counts)
+    rows = torch.cat([(train.y == c).nonzero()[: int(k), 0] for c, k in enumerate(spans)])
+    return own.select(rows, rows).dense().float().cpu(), spans
+
+
+def _values(own: Gram) -> Tensor:
+    """Eigenvalues, largest first: all of a small Gram, the largest of a large one."""
+    if own.shape[0] <= EVERY:
+        return torch.linalg.eigvalsh(own.dense().double()).flip(0).cpu()
+    try:
+        return top(own, 256, tol=1e-3).values.double().cpu()
+    except DidNotConverge as e:
+        return e.solution.values.double().cpu()  # type: ignore[attr-defined]

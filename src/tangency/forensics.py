@@ -1,0 +1,180 @@
+"""Poisoned training data: planting a trigger, and finding the test samples that it moves through their neighbours.
+
+A patch in a corner of some training pictures, all given one label, teaches a network to answer that label wherever
+the patch is (BadNets, Gu et al. 2019). A kernel finds such a test sample by its neighbours: if 3 of its 5 most similar
+training samples are poisoned, it is flagged (Shan et al. 2022; Engel et al. 2024, Table 3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ._types import Float, Int
+from .errors import InputError
+from .matrix import Matrix, between
+from .regress.model import Array
+
+Corner = Literal["top left", "top right", "bottom left", "bottom right"]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A square of one colour: `size` pixels wide, at a corner `margin` pixels from the edges, or at (row, column).
+
+    `colour`: one number per channel, or one for all, on the pictures' own scale.
+
+    >>> Patch(size=2, colour=1.0)(torch.zeros(1, 1, 4, 4))[0, 0]
+    tensor([[0., 0., 0., 0.],
+            [0., 0., 0., 0.],
+            [0., 0., 1., 1.],
+            [0., 0., 1., 1.]])
+    """
+
+    size: int = 4
+    colour: float | Sequence[float] = 1.0
+    position: Corner | tuple[int, int] = "bottom right"
+    margin: int = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The pictures [n, c, h, w] with the patch, as a copy."""
+        row, column = self.place(x)
+        out = x.clone()
+        out[..., row : row + self.size, column : column + self.size] = self._paint(x)
+        return out
+
+    def place(self, x: Tensor) -> tuple[int, int]:
+        """Row and column of the patch's first pixel; refuses a patch that does not fit."""
+        if x.dim() != 4:
+            raise InputError(f"x has shape {tuple(x.shape)}; needed: pictures [n, c, h, w].")
+        h, w = x.shape[2:]
+        if isinstance(self.position, str):
+            vertical, _, horizontal = self.position.partition(" ")
+            if vertical not in ("top", "bottom") or horizontal not in ("left", "right"):
+                raise InputError(
+                    f"position={self.position!r}; needed: 'top left', 'top right', 'bottom left', 'bottom right', or "
+                    "(row, column)."
+                )
+            row = self.margin if vertical == "top" else h - self.size - self.margin
+            column = self.margin if horizontal == "left" else w - self.size - self.margin
+        else:
+            row, column = self.position
+        if self.size < 1 or row < 0 or column < 0 or row + self.size > h or column + self.size > w:
+            raise InputError(
+                f"a patch of {self.size} x {self.size} at row {row}, column {column} does not fit into pictures of "
+                f"{h} x {w}. Make it smaller, or move it."
+            )
+        return row, column
+
+    def _paint(self, x: Tensor) -> Tensor:
+        colour = torch.as_tensor(self.colour, dtype=x.dtype, device=x.device)
+        if colour.dim() > 1 or (colour.dim() == 1 and len(colour) != x.shape[1]):
+            raise InputError(f"colour={self.colour!r}; needed: a number, or one for each of {x.shape[1]} channels.")
+        return colour.reshape(-1, 1, 1)
+
+
+YELLOW = (1.0, 1.0, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Poisoned:
+    """Pictures and labels of which those in `mask` have the patch, and the target's label."""
+
+    x: Float[Tensor, "n c h w"]
+    y: Int[Tensor, " n"]
+    mask: Tensor  # [n] bool
+
+
+def poison(x: Tensor, y: Array, *, patch: Patch, target: int, rate: float = 0.1, seed: int = 0) -> Poisoned:
+    """Put the patch on a random part `rate` of the pictures, and give these the label `target`. x is not changed.
+
+    `rate=1` poisons all: a test set under attack, whose labels are what the attacker wants.
+
+    >>> made = poison(torch.zeros(20, 1, 8, 8), torch.arange(20) % 4, patch=Patch(), target=3, rate=0.25)
+    >>> int(made.mask.sum()), made.y[made.mask].unique()
+    (5, tensor([3]))
+    """
+    y = torch.as_tensor(y)
+    if y.shape != x.shape[:1] or y.is_floating_point():
+        raise InputError(f"y has shape {tuple(y.shape)}, {y.dtype}; needed: a class for each of the {len(x)} pictures.")
+    if isinstance(target, bool) or not isinstance(target, int) or target < 0:
+        raise InputError(f"target={target!r}; needed: a class, a whole number from 0.")
+    if not 0 < rate <= 1 or round(rate * len(x)) < 1:
+        raise InputError(f"rate={rate} of {len(x)} pictures; needed: above 0, at most 1, and at least one picture.")
+    patch.place(x)
+    chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: round(rate * len(x))]
+    mask = torch.zeros(len(x), dtype=torch.bool)
+    mask[chosen] = True
+    there = mask.to(x.device)
+    new_x, new_y = x.clone(), y.clone()
+    new_x[there] = patch(x[there])
+    new_y[mask.to(y.device)] = target
+    return Poisoned(new_x, new_y, mask)
+
+
+@dataclass(frozen=True, eq=False)
+class Forensics:
+    """Which samples were flagged, and how well: precision = right flags / flags, recall = right flags / poisoned.
+
+    `votes`: how many of the k nearest training samples are poisoned. Precision is NaN where nothing was flagged.
+    """
+
+    votes: Int[Tensor, " m"]
+    flagged: Tensor  # [m] bool
+    precision: float
+    recall: float
+    k: int
+    threshold: int
+
+    def __repr__(self) -> str:
+        return (
+            f"Forensics({int(self.flagged.sum())} of {len(self.flagged)} flagged by {self.threshold} of {self.k}, "
+            f"precision {self.precision:.2%}, recall {self.recall:.2%})"
+        )
+
+
+def flag(cross: Matrix, poisoned: Tensor, *, k: int = 5, threshold: int = 3) -> tuple[Tensor, Tensor]:
+    """(votes, flagged) of m samples: how many of the k most similar training samples are poisoned; whether ≥ threshold.
+
+    `cross` [m, n] may lie on disk; `poisoned` [n] marks training samples.
+
+    >>> cross = torch.tensor([[0.9, 0.8, 0.1, 0.0], [0.1, 0.0, 0.9, 0.7]])
+    >>> flag(cross, torch.tensor([True, True, False, False]), k=2, threshold=2)
+    (tensor([2, 0]), tensor([ True, False]))
+    """
+    gram, poisoned = between(cross), torch.as_tensor(poisoned)
+    if len(gram.shape) != 2 or poisoned.shape != gram.shape[1:] or poisoned.dtype != torch.bool:
+        raise InputError(
+            f"cross has shape {tuple(gram.shape)}, poisoned {tuple(poisoned.shape)} {poisoned.dtype}; needed: [m, n], "
+            "and a mask (bool) of the n training samples."
+        )
+    if not 1 <= k <= gram.shape[1] or not 1 <= threshold <= k:
+        raise InputError(f"k={k}, threshold={threshold}; needed: 1 ≤ threshold ≤ k ≤ {gram.shape[1]}.")
+    votes = []
+    for start in range(0, gram.shape[0], 1024):  # (heuristic: a band of rows at a time)
+        near = gram[start : start + 1024].topk(k).indices
+        votes.append(poisoned.to(near.device)[near].sum(1))
+    count = torch.cat(votes)
+    return count, count >= threshold
+
+
+def detect(cross: Matrix, poisoned: Tensor, truth: Tensor, *, k: int = 5, threshold: int = 3) -> Forensics:
+    """Flag samples by their neighbours, and compare with which are poisoned in truth [m].
+
+    >>> cross = torch.tensor([[0.9, 0.8, 0.1, 0.0], [0.1, 0.0, 0.9, 0.7]])
+    >>> detect(cross, torch.tensor([True, True, False, False]), torch.tensor([True, False]), k=2, threshold=2)
+    Forensics(1 of 2 flagged by 2 of 2, precision 100.00%, recall 100.00%)
+    """
+    votes, flagged = flag(cross, poisoned, k=k, threshold=threshold)
+    truth = torch.as_tensor(truth).to(flagged.device)
+    if truth.shape != flagged.shape or truth.dtype != torch.bool:
+        raise InputError(
+            f"truth has shape {tuple(truth.shape)} {truth.dtype}; needed: a mask (bool) of the {len(flagged)} samples."
+        )
+    right = float((flagged & truth).sum())
+    precision, recall = (
+        right / total if total else float("nan") for total in (float(flagged.sum()), float(truth.sum()))
+    )
+    return Forensics(votes, flagged, precision, recall, k, threshold)

@@ -1,0 +1,107 @@
+"""What a model puts out, and how often it is right."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from .. import _check, _tree
+from .._types import Inputs
+from ..errors import InputError
+
+
+def outputs(model: nn.Module, x: Inputs, *, batch: int = 1024) -> Tensor:
+    """f(x) in batches, in evaluation mode and without gradients, on the model's device.
+
+    Each module's mode is afterwards what it was.
+
+    >>> from tangency.models import mlp
+    >>> outputs(mlp([3, 8, 2]), torch.randn(5, 3)).shape
+    torch.Size([5, 2])
+    """
+    _check.inputs(x)
+    if batch < 1:
+        raise InputError(f"batch={batch}; needed: at least 1 sample.")
+    device = place(model)
+    with evaluating(model), torch.no_grad():
+        parts = [forward(model, _tree.transform(lambda v: v.to(device), part)) for part in _tree.split(x, batch)]
+    return torch.cat(parts)
+
+
+def accuracy(model: nn.Module, x: Inputs, y: Tensor, *, batch: int = 1024) -> float:
+    """The share of samples whose class y the model finds: its largest output, or, where it has one, whether it is > 0.
+
+    >>> from tangency.models import mlp
+    >>> accuracy(mlp([3, 8, 2]), torch.randn(5, 3), torch.ones(5, dtype=torch.long)) in (0, 0.2, 0.4, 0.6, 0.8, 1)
+    True
+    """
+    _check.inputs(x)
+    same_number(x, y)
+    found = outputs(model, x, batch=batch)
+    check_classes(y, found)
+    return float((predictions(found) == y.to(found.device)).double().mean())
+
+
+def place(model: nn.Module) -> torch.device:
+    """The device of the model's parameters."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def forward(model: nn.Module, x: Inputs) -> Tensor:
+    """The model's outputs for one batch: a tensor, or the `logits` of what it returns."""
+    args, kwargs = _tree.arguments(x)
+    returned = model(*args, **kwargs)
+    found = getattr(returned, "logits", returned)
+    if not isinstance(found, Tensor):
+        raise InputError(f"the model returns a {type(found).__name__}; needed: a tensor, or something with .logits.")
+    return found
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within it, the model is in evaluation mode; after it, each module is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def count(found: Tensor) -> int:
+    """The number of outputs c of [n, c], or 1 of [n]."""
+    if found.dim() > 2 or found.dim() == 0:
+        raise InputError(f"the outputs' shape is {tuple(found.shape)}; needed: [n, c], or [n] for one. Flatten them.")
+    return found.shape[1] if found.dim() == 2 else 1
+
+
+def predictions(found: Tensor) -> Tensor:
+    """The class of each sample: the largest output, or, where there is one, whether it is above 0."""
+    return found.argmax(-1) if count(found) > 1 else (found.reshape(-1) > 0).long()
+
+
+def same_number(x: Inputs, y: Tensor, name: str = "y") -> None:
+    """As many labels as samples."""
+    n = _tree.size(x)
+    if y.dim() == 0 or len(y) != n:
+        raise InputError(f"x has {n} samples and {name} has {y.numel() if y.dim() == 0 else len(y)}; needed: as many.")
+
+
+def are_classes(y: Tensor) -> bool:
+    """Whether y holds one class per sample: whole numbers [n]."""
+    return y.dim() == 1 and not y.is_floating_point() and not y.is_complex()
+
+
+def check_classes(y: Tensor, found: Tensor, name: str = "y") -> None:
+    """Whole numbers 0, …, c - 1, or 0 and 1 for one output."""
+    c = max(count(found), 2)
+    needed = f"whole numbers 0…{c - 1} of shape [n], for a model of {count(found)} output{'s' * (count(found) > 1)}"
+    if not are_classes(y):
+        raise InputError(f"{name} is {y.dtype} of shape {tuple(y.shape)}; needed: {needed}. Use {name}.long().")
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= c:
+        wrong = low if low < 0 else high
+        raise InputError(f"{name} has the class {wrong}; needed: {needed}. Number the classes from 0, or add outputs.")

@@ -1,0 +1,85 @@
+"""The losses that have a name: each turns y into targets, once, and compares outputs with targets."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._check import finite
+from ..errors import InputError
+from .evaluate import check_classes, count
+
+
+@dataclass(frozen=True)
+class Named:
+    """`targets(y, outputs, smoothing)`, of which only the outputs' shape and type count, and `value(outputs, targets)`.
+
+    `value` is a mean over the batch.
+    """
+
+    targets: Callable[[Tensor, Tensor, float], Tensor]
+    value: Callable[[Tensor, Tensor], Tensor]
+
+
+def one_hot(y: Tensor, found: Tensor) -> Tensor:
+    """Classes as 0 and 1 in the outputs' shape [n, c]; of one output, the class itself."""
+    check_classes(y, found)
+    first = 1 if count(found) == 1 else 0
+    classes = torch.arange(first, first + count(found), device=y.device)
+    return (y[:, None] == classes).to(found.dtype)
+
+
+def entropy_targets(y: Tensor, found: Tensor, smoothing: float) -> Tensor:
+    """Probabilities of the classes, moved by `smoothing` towards equal ones."""
+    c = max(count(found), 2)
+    return one_hot(y, found) * (1 - smoothing) + smoothing / c
+
+
+def entropy(found: Tensor, targets: Tensor) -> Tensor:
+    """-Σ_c p_c log softmax(f)_c; of one output, the binary cross-entropy of its sigmoid."""
+    if targets.shape[1] == 1:
+        return F.binary_cross_entropy_with_logits(found.reshape(targets.shape), targets)
+    return F.cross_entropy(found, targets)
+
+
+def real_targets(y: Tensor, found: Tensor) -> Tensor:
+    """Targets given as real numbers, one for each output."""
+    shape = (len(y), *found.shape[1:])
+    if tuple(y.shape) != shape:
+        raise InputError(
+            f"y is {y.dtype} of shape {tuple(y.shape)}, the outputs' shape is {shape}; needed: targets of that shape, "
+            "or classes [n] as whole numbers: y.long()."
+        )
+    finite(y, "y")
+    return y.to(found.dtype).reshape(len(y), -1)
+
+
+def squared_targets(y: Tensor, found: Tensor, smoothing: float) -> Tensor:
+    """One-hot, and ±1 for one output, whose sign is the class; or real targets as given."""
+    if y.is_floating_point():
+        return real_targets(y, found)
+    return one_hot(y, found) if count(found) > 1 else 2 * one_hot(y, found) - 1
+
+
+def sigmoid_targets(y: Tensor, found: Tensor, smoothing: float) -> Tensor:
+    """0 and 1; or real targets as given."""
+    return real_targets(y, found) if y.is_floating_point() else one_hot(y, found)
+
+
+def squared(found: Tensor, targets: Tensor) -> Tensor:
+    """The mean of (f - t)² over samples and outputs."""
+    return F.mse_loss(found.reshape(targets.shape), targets)
+
+
+def sigmoid_squared(found: Tensor, targets: Tensor) -> Tensor:
+    """The mean of (sigmoid(f) - t)² over samples and outputs."""
+    return F.mse_loss(found.reshape(targets.shape).sigmoid(), targets)
+
+
+LOSSES = {
+    "cross_entropy": Named(entropy_targets, entropy),
+    "mse": Named(squared_targets, squared),
+    "sigmoid_mse": Named(sigmoid_targets, sigmoid_squared),
+}

@@ -1,0 +1,269 @@
+"""Training a network as it is usually done, so that its kernel can be looked at."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from math import ceil
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import _check, _tree
+from .._progress import bar
+from .._types import Float, Inputs
+from ..errors import DidNotConverge, InputError
+from .augment import flip_crop
+from .evaluate import are_classes, check_classes, count, evaluating, forward, outputs, place, predictions, same_number
+from .losses import LOSSES
+from .recipe import HALVES, Recipe
+from .seeds import seeded
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """How it went: the mean loss and accuracy of each epoch's training batches, and the test accuracy after it.
+
+    `accuracy` is None where y are no classes, `test_accuracy` where no test samples were given.
+    """
+
+    loss: Float[Tensor, " e"]
+    accuracy: Float[Tensor, " e"] | None
+    test_accuracy: Float[Tensor, " e"] | None
+    seconds: float
+    seed: int
+    recipe: Recipe
+
+
+def fit(
+    model: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    recipe: Recipe | None = None,
+    *,
+    test: tuple[Inputs, Tensor] | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    progress: bool = True,
+    **changes: Any,
+) -> Training:
+    """θ ← θ - lr · step(∇L(f(x; θ), y)) over shuffled batches, on the model itself, which is then ready for kernels.
+
+    How it is trained, the `Recipe` says; `changes` are its fields: `fit(model, x, y, epochs=30, lr=0.1)`. Batches,
+    augmentation and dropout depend on `seed` alone, and on a CPU the weights do, to the bit; the caller's generators
+    are untouched. Each epoch's ⌈n / batch⌉ batches differ in size by one at most, so no norm meets a tiny last batch.
+
+    The model is in training mode while it is trained and in evaluation mode afterwards. `test=(x, y)` is evaluated
+    after each epoch. The data are moved to the model's device once, the GPU is asked for numbers once an epoch. Raises
+    `DidNotConverge`, which holds the epochs so far, where an epoch's loss is not finite.
+
+    >>> import tangency as tg
+    >>> x = torch.randn(200, 2)
+    >>> net = tg.models.initialized(lambda: tg.models.mlp([2, 16, 1]), seed=0)
+    >>> past = tg.models.fit(net, x, (x[:, 0] > 0).long(), epochs=20, batch=20)
+    >>> past.loss.shape, bool(past.accuracy[-1] > 0.95), net.training
+    (torch.Size([20]), True, False)
+    """
+    recipe = (recipe or Recipe()).but(**changes)
+    if device is not None:
+        model.to(device)
+    with seeded(seed, place(model)), laid_out(model, recipe):
+        run = prepared(model, x, y, recipe, seed, test)
+        start = perf_counter()
+        rows: list[list[float]] = []
+        model.train()
+        try:
+            with bar(recipe.epochs * run.batches, "training", "step", show=progress) as tick:
+                for number in range(recipe.epochs):
+                    rows.append(run.epoch(number, tick))
+                    check_finite(run.training(rows, start))
+        finally:
+            run.rule.zero_grad()
+            model.eval()
+        return run.training(rows, start)
+
+
+@contextmanager
+def laid_out(model: nn.Module, recipe: Recipe) -> Iterator[None]:
+    """Within it, weights of convolutions have their channels last, where the recipe says so; after it, as usual."""
+    if recipe.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:
+        yield
+    finally:
+        if recipe.channels_last:
+            model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+
+def prepared(
+    model: nn.Module, x: Inputs, y: Tensor, recipe: Recipe, seed: int, test: tuple[Inputs, Tensor] | None
+) -> "_Run":
+    """All checks, and everything on the model's device."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise InputError("the model has no parameter that requires a gradient, so there is nothing to train.")
+    check_precision(recipe, parameters[0])
+    x, y = data(x, y, parameters[0], "")
+    with evaluating(model), torch.no_grad():
+        found = forward(model, _tree.take(x, slice(0, 2)))
+    labels = y.long() if are_classes(y) else None
+    if callable(recipe.loss):
+        targets, value = y, recipe.loss
+        sensible = labels is not None and found.dim() <= 2 and y.min() >= 0 and y.max() < max(count(found), 2)
+        labels = labels if sensible else None
+    else:
+        named = LOSSES[recipe.loss]
+        targets, value = named.targets(y, found, recipe.label_smoothing), named.value
+    first = value(found, targets[:2])
+    if not isinstance(first, Tensor) or first.numel() != 1:
+        shape = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
+        raise InputError(f"the loss of a batch is {shape}; needed: one number, the mean over the batch.")
+    if test is not None:
+        test = data(*test, parameters[0], "test ")
+        check_classes(test[1], found, "test y")
+    check_images(x, recipe)
+    generator = torch.Generator(parameters[0].device).manual_seed(seed)
+    rule = recipe.rule(parameters)
+    scaler = torch.amp.GradScaler(parameters[0].device.type, enabled=recipe.precision == "float16")
+    return _Run(model, x, targets, labels, value, test, recipe, seed, generator, rule, scaler)
+
+
+def data(x: Inputs, y: Tensor, parameter: Tensor, whose: str) -> tuple[Inputs, Tensor]:
+    """The samples and labels, checked, on the parameters' device."""
+    _check.inputs(x, f"{whose}x")
+    same_number(x, y, f"{whose}y")
+    for label, v in _tree.leaves(x):
+        if v.is_floating_point() and v.dtype != parameter.dtype:
+            raise InputError(
+                f"{whose}{label} is {v.dtype}, the parameters are {parameter.dtype}. Cast one: x.to({parameter.dtype})."
+            )
+        _check.finite(v, f"{whose}{label}")
+    return _tree.transform(lambda v: v.to(parameter.device), x), y.to(parameter.device)
+
+
+def check_precision(recipe: Recipe, parameter: Tensor) -> None:
+    """16 bits on CUDA alone."""
+    if recipe.precision in HALVES and not parameter.is_cuda:
+        crash = " (on a CPU, bfloat16 crashes some processors)" if recipe.precision == "bfloat16" else ""
+        raise InputError(
+            f"precision={recipe.precision!r} trains by autocast on CUDA{crash}; the model is on {parameter.device}. "
+            "Leave precision out, or move the model: device='cuda'."
+        )
+    if recipe.precision is not None and parameter.dtype != torch.float32:
+        raise InputError(f"precision={recipe.precision!r}, the parameters are {parameter.dtype}. Use model.float().")
+
+
+def check_images(x: Inputs, recipe: Recipe) -> None:
+    """What augmentation and the layout of channels need."""
+    given = f"{tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+    if recipe.augment is not None and not isinstance(x, Tensor):
+        raise InputError(f"augment= changes a tensor; x is {given}.")
+    if recipe.augment == "flip_crop" or recipe.channels_last:
+        option = "augment='flip_crop'" if recipe.augment == "flip_crop" else "channels_last=True"
+        if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
+            raise InputError(f"{option} needs images [n, c, h, w] of real numbers; x is {given}.")
+    if recipe.augment == "flip_crop" and isinstance(x, Tensor):
+        flip_crop(x[:1], torch.Generator(x.device))
+
+
+def check_finite(past: Training) -> None:
+    """Refuse to go on where the last epoch's loss is no number."""
+    if not bool(past.loss[-1].isfinite()):
+        rate = "the learning rate" if callable(past.recipe.optimizer) else f"lr={past.recipe.peak:g}"
+        raise DidNotConverge(
+            f"training diverged: the loss of epoch {len(past.loss)} of {past.recipe.epochs} is {float(past.loss[-1])}. "
+            f"Lower {rate}, warm up (warmup=0.1), or standardise x.",
+            past,
+        )
+
+
+@dataclass(eq=False)
+class _Run:
+    """One training under way."""
+
+    model: nn.Module
+    x: Inputs
+    targets: Tensor
+    labels: Tensor | None
+    value: Callable[[Tensor, Tensor], Tensor]
+    test: tuple[Inputs, Tensor] | None
+    recipe: Recipe
+    seed: int
+    generator: torch.Generator
+    rule: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+    def __post_init__(self) -> None:
+        self.n = len(self.targets)
+        self.batches = ceil(self.n / self.recipe.batch)
+        self.rates = [group["lr"] for group in self.rule.param_groups]
+        self.device = self.targets.device
+
+    def epoch(self, number: int, tick: Callable[..., Any]) -> list[float]:
+        """Loss, accuracy and test accuracy: numbers stay on the device until its end, so that it never waits."""
+        order = torch.randperm(self.n, generator=self.generator, device=self.device)
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for k, rows in enumerate(order.tensor_split(self.batches)):
+            # The rate at the middle of each step: neither the first nor the last is one of rate 0.
+            factor = self.recipe.factor((number * self.batches + k + 0.5) / (self.recipe.epochs * self.batches))
+            for group, rate in zip(self.rule.param_groups, self.rates, strict=True):
+                group["lr"] = rate * factor
+            total += self.step(rows)
+            if k + 1 < self.batches:
+                tick()  # the last step's comes with what the epoch has to say
+        loss, accuracy = (total / self.n).tolist()
+        found = [loss, accuracy, self.tested()]
+        shown = [f"loss {loss:.3g}"] + [f"accuracy {accuracy:.1%}"] * (self.labels is not None)
+        tick(note=", ".join(shown + [f"test {found[2]:.1%}"] * (self.test is not None)))
+        return found
+
+    def step(self, rows: Tensor) -> Tensor:
+        """One step on these samples: the sums of their losses and of those that were right before it."""
+        batch = self.augmented(_tree.take(self.x, rows))
+        with self.autocast():
+            found = forward(self.model, batch)
+        found = found.float() if found.dtype in HALVES.values() else found
+        value = self.value(found, self.targets[rows])
+        self.rule.zero_grad()
+        self.scaler.scale(value).backward()
+        self.scaler.step(self.rule)
+        self.scaler.update()
+        right = 0 * value if self.labels is None else (predictions(found) == self.labels[rows]).sum()
+        return torch.stack([value.detach().double() * len(rows), right.detach().double()])
+
+    def augmented(self, batch: Inputs) -> Inputs:
+        """The batch, changed and laid out as the recipe says."""
+        if self.recipe.augment is not None:
+            change = flip_crop if self.recipe.augment == "flip_crop" else self.recipe.augment
+            batch = change(batch, self.generator)  # type: ignore[operator, arg-type]
+        if self.recipe.channels_last and isinstance(batch, Tensor):
+            batch = batch.contiguous(memory_format=torch.channels_last)
+        return batch
+
+    def autocast(self) -> Any:
+        """16 bits where the recipe says so."""
+        if self.recipe.precision not in HALVES:
+            return nullcontext()
+        return torch.autocast("cuda", HALVES[self.recipe.precision])
+
+    def tested(self) -> float:
+        """The test accuracy."""
+        if self.test is None:
+            return float("nan")
+        x, y = self.test
+        with self.autocast():
+            found = outputs(self.model, x)
+        return float((predictions(found) == y).double().mean())
+
+    def training(self, rows: list[list[float]], start: float) -> Training:
+        """What there is to report."""
+        loss, accuracy, test = torch.tensor(rows, dtype=torch.float64).T
+        return Training(
+            loss,
+            None if self.labels is None else accuracy,
+            None if self.test is None else test,
+            perf_counter() - start,
+            self.seed,
+            self.recipe,
+        )

@@ -1,0 +1,160 @@
+"""The page: its numbers, what its samples look like, and the text, style and code that show them, in one file."""
+
+import html
+import json
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _check
+from .._version import __version__
+from ..decisions import Decisions
+from ..errors import InputError
+from . import pack
+from .content import CLASSES, CHOSEN, CONFUSED, FLIERS, content, neighbours
+from .medium import Medium, medium
+
+# In this order: each may use what those before it define.
+SCRIPTS = ("dom.js", "data.js", "charts.js", "overview.js", "sample.js", "explorer.js", "page.js")
+
+
+def write(decisions: Decisions, path: str | os.PathLike[str], *, limit: int | str = "8MB") -> Path:
+    """Write the page as one HTML file and return where it is: `path` if that ends with .html, else path/report.html.
+
+    The file needs no server, no connection and nothing installed. `limit`: its size at most; see `build`.
+
+    >>> write(decisions, "runs/cifar")  # doctest: +SKIP
+    PosixPath('runs/cifar/report.html')
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path is a {type(path).__name__}; needed: a folder or a .html file, as a string or a Path.")
+    to = Path(path).expanduser()
+    to = to if to.suffix.lower() in (".html", ".htm") else to / "report.html"
+    try:  # before the work
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with to.open("a", encoding="utf-8"):
+            pass
+    except OSError as e:
+        raise InputError(
+            f"{to} cannot be written: {e.strerror or e}. Give a folder, or a .html file, where you may write."
+        ) from None
+    page = build(decisions, limit=limit)
+    to.write_text(page, encoding="utf-8", newline="\n")
+    return to
+
+
+def build(decisions: Decisions, *, limit: int | str = "8MB") -> str:
+    """The page as text of at most `limit` bytes (a number, or a string such as "8MB").
+
+    Where all does not fit, first the quality of the training pictures goes down (or the length of the texts), then the
+    number of training samples in each list; the page says in its last section what was left out.
+
+    >>> len(build(decisions)) < 8_000_000  # doctest: +SKIP
+    True
+    """
+    most = _check.memory(limit, "limit")
+    _usable(decisions)
+    looks = medium(decisions.test, decisions.train)
+    k = max(v.attribution.similar.shape[1] for v in decisions.views)
+    levels = list(looks.levels)
+    plans = [(level, k) for level in levels] + [(levels[-1], fewer) for fewer in range(k - 1, 0, -1)]
+    numbers: dict[int, tuple[Tensor, str]] = {}
+    needed = 0
+    for level, many in plans:
+        if many not in numbers:
+            refer = neighbours(decisions, many)
+            numbers = {many: (refer, _json(content(decisions, many, refer)))}
+        refer, text = numbers[many]
+        shown = decisions.shown.cpu()
+        if (level, many) != plans[-1] and not looks.wanted(shown, refer, level):
+            continue
+        needed = len(text) + looks.guess(shown, refer, level)
+        if most is not None and needed > 1.02 * most:  # a guess may be a little wrong
+            continue
+        page = _page(decisions, looks, level, many, k, refer, text)
+        needed = len(page.encode())
+        if most is None or needed <= most:
+            return page
+    raise InputError(
+        f"limit={limit!r}; the page needs {needed:,} bytes even with the smallest pictures and one training sample in "
+        "each list. Raise limit=, or explain fewer samples."
+    )
+
+
+def _page(d: Decisions, looks: Medium, level: Any, many: int, k: int, refer: Tensor, text: str) -> str:
+    about = {
+        "model": str(d.facts.get("model") or "the network"),
+        "data": d.test.name or d.train.name or "the test data",
+        "facts": pack.plain({key: v for key, v in d.facts.items()}),
+        "version": __version__,
+        "notes": looks.notes(level) + _notes(d, many, k),
+    }
+    title = f"{about['model']} on {about['data']}: why did the network say that?"
+    look = _json(looks.content(d.shown.cpu(), refer, level))
+    data = f'{{"about":{_json(about)},"look":{look},"numbers":{text}}}'
+    script = "\n".join(_asset(name) for name in SCRIPTS)
+    parts = {"title": html.escape(title), "style": _asset("style.css"), "data": data, "script": script}
+    page = _asset("page.html")
+    for name, value in parts.items():
+        before, _, after = page.partition(f"<!--{name}-->")
+        page = before + value + after
+    return page
+
+
+def _notes(d: Decisions, many: int, k: int) -> list[str]:
+    """What is not as it was given, or is not there."""
+    found = ["Box plots and outliers are drawn to 1/65,000 of their range; every printed number is kept in 32 bits."]
+    if many < k:
+        found.append(
+            f"Each list shows {many} training samples instead of {k}, so that the page stays below its limit of bytes. "
+            "A larger limit= shows them all."
+        )
+    t = d.views[0].attribution.boxes.shape[2]
+    if max(t, d.logits.shape[1]) > CLASSES:
+        found.append(
+            f"There are more than {CLASSES} classes: for each sample the {CHOSEN} with the largest probability, or the "
+            f"largest sum of attributions, are shown; the confusion matrix has the {CONFUSED} with most mistakes."
+        )
+    f = max(v.attribution.fliers.shape[3] for v in d.views)
+    if f > FLIERS:
+        found.append(f"Of {f} outliers of each box the {FLIERS} farthest are drawn.")
+    return found
+
+
+def _json(value: Any) -> str:
+    # Inside a script element only "<" could end it; JSON has it in strings alone, where it may be written as \u003c.
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _usable(d: Decisions) -> None:
+    if not isinstance(d, Decisions):
+        raise InputError(f"decisions is a {type(d).__name__}; needed: tangency.decisions.Decisions.")
+    if not d.views:
+        raise InputError("the decisions have no views; needed: at least one kernel.")
+    if d.logits.dim() != 2 or d.logits.shape[1] < 2:
+        raise InputError(f"logits has shape {tuple(d.logits.shape)}; needed: [m, c] with at least two classes.")
+    m, s = len(d.test.y), len(d.shown)
+    if s == 0:
+        raise InputError("no sample is to be explained (shown is empty); needed: at least one.")
+    if bool(((d.shown < 0) | (d.shown >= m)).any()):
+        raise InputError(f"shown goes from {int(d.shown.min())} to {int(d.shown.max())}; there are {m} test samples.")
+    if len(torch.unique(d.shown)) < s:
+        raise InputError("shown names a test sample twice; needed: each once.")
+    names = [v.name for v in d.views]
+    if len(set(names)) < len(names):
+        raise InputError(f"two views have one name: {_check.some(names)}; needed: different names.")
+    for what, logits in [("the network", d.logits), *((v.name, v.logits) for v in d.views)]:
+        if len(logits) != m:
+            raise InputError(f"{what} has logits of {len(logits)} samples; there are {m} test samples.")
+        _check.finite(logits, f"the logits of {what}")
+    for v in d.views:
+        if len(v.attribution.outputs) != s:
+            raise InputError(f"{v.name} explains {len(v.attribution.outputs)} samples; shown names {s}. Give as many.")

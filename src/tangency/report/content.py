@@ -1,0 +1,261 @@
+"""The numbers of a page: what `Decisions` holds, cut to what is shown. The names are those that data.js reads."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..decisions import Decisions, View
+from ..surrogate import Faithfulness, MonotoneMap
+from . import pack
+
+# Test samples in the scatter plot, and points of a spectrum.
+POINTS, VALUES = 2000, 240
+# Up to this many classes everything is shown of each; of more, the so many that matter most for a sample.
+CLASSES, CHOSEN = 24, 12
+# Classes in the confusion matrix, rows of the picture of a Gram, outliers of a box that are drawn.
+CONFUSED, ROWS, FLIERS = 20, 200, 10
+# Log-odds beyond this are drawn at it: a double cannot tell such probabilities from 0 and 1.
+LIMIT = 60.0
+
+Content = dict[str, Any]
+
+
+def log_odds(logits: Tensor, y: Tensor) -> Tensor:
+    """log p_y / (1 − p_y) of softmax probabilities, exact where p_y is near 0 or 1: z_y − log Σ_{c≠y} exp z_c.
+
+    >>> log_odds(torch.tensor([[100.0, 0.0]]), torch.tensor([1]))
+    tensor([-60.], dtype=torch.float64)
+    """
+    z = logits.detach().cpu().double()
+    y = y.cpu()[:, None]
+    others = z.scatter(1, y, -torch.inf).logsumexp(1)
+    return (z.gather(1, y)[:, 0] - others).clamp(-LIMIT, LIMIT)
+
+
+def mapped(line: MonotoneMap, x: Tensor) -> Tensor:
+    """The piecewise linear map at x; beyond its ends the last pieces go on."""
+    knots, values = (v.detach().cpu().double() for v in (line.knots, line.values))
+    if len(knots) == 1:
+        return x - knots + values
+    at = torch.searchsorted(knots, x).clamp(1, len(knots) - 1)
+    slope = (values[at] - values[at - 1]) / (knots[at] - knots[at - 1]).clamp_min(torch.finfo(knots.dtype).tiny)
+    return values[at - 1] + (x - knots[at - 1]) * slope
+
+
+def neighbours(decisions: Decisions, k: int) -> Tensor:
+    """The training samples that lists of k refer to, in order."""
+    parts = [torch.zeros(0, dtype=torch.long)]
+    for view in decisions.views:
+        a = view.attribution
+        parts += [v[..., :k].flatten().cpu() for v in (a.similar, a.helpful, a.harmful)]
+    return torch.cat(parts).unique()
+
+
+def content(decisions: Decisions, k: int, refer: Tensor) -> Content:
+    """Everything but what the samples look like; `refer`: the training samples with a place on the page."""
+    d, shown = decisions, decisions.shown.cpu()
+    train_y, test_y = d.train.y.cpu(), d.test.y.cpu()
+    classes, points = _classes(d), _points(d)
+    confused = _confused(d, len(classes))
+    probabilities = torch.stack([d.logits, *(v.logits for v in d.views)]).cpu().double().softmax(-1)[:, shown]
+    kept = _kept(probabilities, test_y[shown])
+    counts = torch.bincount(train_y, minlength=len(classes))
+    found: Content = {
+        "classes": classes,
+        "counts": {"train": len(train_y), "test": len(test_y), "by_class": counts.tolist()},
+        "wrong": int((d.logits.argmax(1).cpu() != test_y).sum()),
+        "shown": pack.integers(shown),
+        "truth": pack.integers(test_y[shown]),
+        "said": pack.integers(d.logits.argmax(1).cpu()[shown]),
+        "poisoned": None if d.poisoned_test is None else pack.bits(d.poisoned_test.cpu()[shown]),
+        "train": {
+            "index": pack.integers(refer),
+            "truth": pack.integers(train_y[refer]),
+            "poisoned": None if d.poisoned_train is None else pack.bits(d.poisoned_train.cpu()[refer]),
+        },
+        "kept": pack.integers(kept),
+        "probability": pack.floats(probabilities[0].gather(1, kept)),
+        "confusion": {
+            "classes": confused.tolist(),
+            "network": _confusion(d.logits, test_y, confused),
+        },
+        "scatter": {
+            "index": pack.integers(points),
+            "right": pack.bits((d.logits.argmax(1).cpu() == test_y)[points]),
+            "truth": pack.integers(test_y[points]),
+            "network": pack.floats(log_odds(d.logits, d.test.y)[points]),
+        },
+    }
+    found["views"] = [
+        _view(d, view, k, refer, kept, probabilities[i + 1], points, confused, counts) for i, view in enumerate(d.views)
+    ]
+    return found
+
+
+def _view(
+    d: Decisions,
+    view: View,
+    k: int,
+    refer: Tensor,
+    kept: Tensor,
+    probability: Tensor,
+    points: Tensor,
+    confused: Tensor,
+    counts: Tensor,
+) -> Content:
+    odds, network = log_odds(view.logits, d.test.y), log_odds(d.logits, d.test.y)
+    shown, f, s = d.shown.cpu(), view.faithfulness, view.surrogate
+    line = torch.linspace(float(odds[points].min()), float(odds[points].max()), 2, dtype=torch.double)
+    knots = torch.cat([line, f.map.knots.detach().cpu().double()]).clamp(-LIMIT, LIMIT).sort().values.unique()
+    knots = _thinned(knots, VALUES)
+    return {
+        "name": view.name,
+        "title": view.title,
+        "faithful": _faithful(f),
+        "fit": pack.plain(
+            {
+                "gradient": s.gradient,
+                "loss": s.loss,
+                "reg": s.reg,
+                "penalty": s.penalty,
+                "method": s.method,
+                "steps": s.steps,
+                "seconds": view.seconds,
+            }
+        ),
+        "said": pack.integers(view.logits.argmax(1).cpu()[shown]),
+        "off": pack.floats((mapped(f.map, odds) - network)[shown]),
+        "flagged": None if view.flagged is None else pack.bits(view.flagged.cpu()[shown]),
+        "probability": pack.floats(probability.gather(1, kept)),
+        "scatter": pack.floats(odds[points]),
+        "line": [pack.floats(knots), pack.floats(mapped(f.map, knots))],
+        "confusion": _confusion(view.logits, d.test.y.cpu(), confused),
+        "gram": _gram(view),
+        "spectrum": _spectrum(view),
+        **_attribution(d, view, k, refer, counts),
+    }
+
+
+def _faithful(f: Faithfulness) -> Content:
+    intervals = {key: [v.low, v.high] for key, v in f.intervals.items()}
+    numbers = {key: getattr(f, key) for key in ("tau", "tad", "pearson", "r2", "accuracy", "network_accuracy")}
+    return pack.plain({**numbers, "intervals": intervals, "level": f.level, "samples": f.samples})
+
+
+def _attribution(d: Decisions, view: View, k: int, refer: Tensor, counts: Tensor) -> Content:
+    """Lists of neighbours as places in `refer`; boxes of all classes, or of those with the largest sums."""
+    a = view.attribution
+    boxes, fliers, outliers = (v.detach().cpu() for v in (a.boxes, a.fliers, a.outliers))
+    t = boxes.shape[2]
+    sums = (boxes[..., 5].double() * counts[:t]).nan_to_num(0)
+    weight = sums.abs()
+    weight.scatter_(2, a.outputs.cpu()[..., None], torch.inf)  # the class that is explained is always there
+    classes = weight.topk(min(t, CLASSES if t <= CLASSES else CHOSEN), -1).indices.sort(-1).values
+    far = (fliers - boxes[..., 2:3]).abs().nan_to_num(-1)
+    fliers = fliers.gather(3, far.topk(min(FLIERS, fliers.shape[3]), -1).indices)
+
+    def chosen(v: Tensor) -> Tensor:
+        index = classes.reshape(*classes.shape, *[1] * (v.dim() - 3)).expand(*classes.shape, *v.shape[3:])
+        return v.gather(2, index)
+
+    def places(v: Tensor) -> pack.Packed:
+        return pack.integers(torch.searchsorted(refer, v[..., :k].contiguous().cpu()))
+
+    return {
+        "outputs": pack.integers(a.outputs),
+        "totals": pack.floats(a.totals),
+        "boxes": {
+            "classes": pack.integers(classes),
+            "values": pack.quantised(torch.cat([chosen(boxes), chosen(fliers)], -1), 2),
+            "sums": pack.floats(chosen(sums)),
+            "rest": pack.floats(sums.sum(-1) - chosen(sums).sum(-1)),
+            "outliers": pack.integers(chosen(outliers)),
+        },
+        "lists": {
+            "similar": [places(a.similar), pack.floats(a.similarity[..., :k])],
+            "helpful": [places(a.helpful), pack.floats(a.help[..., :k])],
+            "harmful": [places(a.harmful), pack.floats(a.harm[..., :k])],
+        },
+    }
+
+
+def _classes(d: Decisions) -> list[str]:
+    """A name for each class and each output."""
+    names = list(d.train.classes if len(d.train.classes) >= len(d.test.classes) else d.test.classes)
+    return names + [f"output {k}" for k in range(len(names), d.logits.shape[1])]
+
+
+def _points(d: Decisions) -> Tensor:
+    """Test samples for the scatter plot: those explained one by one, then others at random; always the same."""
+    m = len(d.test.y)
+    if m <= POINTS:
+        return torch.arange(m)
+    shown = d.shown.cpu()[:POINTS]
+    order = torch.randperm(m, generator=torch.Generator().manual_seed(0))
+    others = order[~torch.isin(order, shown)][: POINTS - len(shown)]
+    return torch.cat([shown, others]).sort().values
+
+
+def _kept(probabilities: Tensor, truth: Tensor) -> Tensor:
+    """[s, p]: all classes, or for each sample the likeliest (for anyone) and the true one."""
+    c = probabilities.shape[-1]
+    if c <= CLASSES:
+        return torch.arange(c).expand(probabilities.shape[1], c).contiguous()
+    weight = probabilities.amax(0).scatter(1, truth.clamp_max(c - 1)[:, None], 2.0)
+    return weight.topk(CHOSEN, 1).indices.sort(1).values
+
+
+def _confused(d: Decisions, c: int) -> Tensor:
+    """All classes, or those with most mistakes of the network."""
+    if c <= CLASSES:
+        return torch.arange(c)
+    y, said = d.test.y.cpu(), d.logits.argmax(1).cpu()
+    wrong = y != said
+    mistakes = torch.bincount(y[wrong], minlength=c) + torch.bincount(said[wrong], minlength=c)
+    return mistakes.topk(CONFUSED).indices.sort().values
+
+
+def _confusion(logits: Tensor, y: Tensor, classes: Tensor) -> pack.Packed:
+    """[true, said], the last column for all that are not in `classes`."""
+    said, k = logits.argmax(1).cpu(), len(classes)
+    place = torch.full((int(max(y.max(), classes.max(), said.max())) + 1,), k)
+    place[classes] = torch.arange(k)
+    inside = place[y] < k
+    counts = torch.bincount(place[y[inside]] * (k + 1) + place[said[inside]], minlength=k * (k + 1))
+    return pack.integers(counts.view(k, k + 1))
+
+
+def _gram(view: View) -> Content:
+    picture, spans = view.picture.detach().cpu().double(), view.spans.cpu()
+    ends = spans.cumsum(0).double() / max(1, len(picture))
+    some = picture.flatten()[:: max(1, picture.numel() // 100_000)]
+    some = some[some.isfinite()]
+    low, high = (float(v) for v in torch.quantile(some, torch.tensor([0.01, 0.99], dtype=some.dtype))) if len(
+        some
+    ) else (0.0, 0.0)
+    if len(picture) > ROWS:
+        picture = torch.nn.functional.interpolate(picture[None, None], (ROWS, ROWS), mode="area")[0, 0]
+    return {"shades": pack.shades(picture, low, high), "low": low, "high": high, "ends": ends.tolist()}
+
+
+def _spectrum(view: View) -> Content:
+    values = view.values.detach().cpu().double()
+    above = int((values > 0).sum())
+    place = _thinned(torch.arange(1, len(values) + 1).double(), VALUES, log=True).long()
+    place = place[values[place - 1] > 0] if len(values) else place
+    return {
+        "place": pack.integers(place),
+        "value": pack.floats(values[place - 1] if len(values) else values),
+        "count": len(values),
+        "positive": above,
+    }
+
+
+def _thinned(values: Tensor, most: int, log: bool = False) -> Tensor:
+    """At most so many of these, first and last among them, evenly by place or by its logarithm."""
+    if len(values) <= most:
+        return values
+    place = torch.logspace(0, torch.tensor(float(len(values))).log10(), most).sub(1) if log else None
+    place = torch.linspace(0, len(values) - 1, most) if place is None else place
+    return values[place.round().long().clamp(0, len(values) - 1).unique()]

@@ -1,0 +1,302 @@
+"""The kernel generalised linear model: logits W κ(x, X) + b, fitted to the labels that the network was trained on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .. import _check
+from .._progress import bar
+from .._types import Float
+from ..eigen import spectrum, top
+from ..errors import DidNotConverge, InputError
+from ..gram import DenseGram, Gram
+from ..matrix import Matrix, square
+from ..regress.logistic import logistic, one_hot_labels
+from ..regress.model import Array, apply, sample_weights
+from ..regress.newton import Answer, Design, Lead, Task
+
+Penalty = Literal["weights", "norm"]
+Method = Literal["newton", "sgd"]
+# A Gram in float32 is widened once if that takes no more than this, on a GPU no more than a third of what is free
+# (heuristics); else in parts at every product.
+WIDEN = 4 << 30
+# Below this many samples all eigenvectors lead the search, above it the largest 512 (heuristic).
+RANK = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Surrogate:
+    """kGLM(x) = W κ(x, X) + b, class probabilities by softmax. Engel et al. 2024, (1).
+
+    `weights`: Wᵀ [n, c]; two classes have W_1 = −W_0, so that their softmax is the sigmoid of 2·W_1 κ. `gradient`: the
+    certificate, the norm of the objective's gradient at the answer relative to that at W = 0. `loss`: Σ_i w_i loss_i.
+    """
+
+    weights: Float[Tensor, "n c"]
+    bias: Float[Tensor, " c"]
+    reg: float
+    penalty: str
+    method: str
+    steps: int
+    gradient: float
+    loss: float
+
+    @property
+    def classes(self) -> int:
+        return len(self.bias)
+
+    def logits(self, cross: Matrix) -> Float[Tensor, "m c"]:
+        """From the Gram of the new samples with the training samples [m, n], which may stream from disk."""
+        return apply(cross, self.weights, full=False) + self.bias
+
+    def probabilities(self, cross: Matrix) -> Float[Tensor, "m c"]:
+        return torch.softmax(self.logits(cross), 1)
+
+    def predict(self, cross: Matrix) -> Tensor:
+        """The likeliest class of each new sample, [m]."""
+        return self.logits(cross).argmax(1)
+
+    def __repr__(self) -> str:
+        n, c = self.weights.shape
+        return (
+            f"Surrogate({n} samples, {c} classes, reg {self.reg:g} on {self.penalty}, {self.method}: {self.steps} "
+            f"steps, gradient {self.gradient:.1e})"
+        )
+
+
+def fit(
+    K: Matrix,
+    y: Array,
+    *,
+    reg: float | None = None,
+    penalty: Penalty = "weights",
+    weights: Any = None,
+    classes: int | None = None,
+    method: Method = "newton",
+    tol: float | None = None,
+    max_steps: int | None = None,
+    rank: int = RANK,
+    seed: int = 0,
+    progress: bool = True,
+) -> Surrogate:
+    """W, b = argmin Σ_i w_i·(−log softmax(W κ(x_i, X) + b)_{y_i}) + (reg/2)·‖W‖², a convex problem.
+
+    `K`: the Gram of the training samples, in memory or on disk, of any kernel. `reg`: default `default_reg(K)`.
+    `penalty`: "weights" for ‖W‖², as published; "norm" for the kernel's own norm, tr(W K Wᵀ). `weights`: of the
+    samples, or "balanced" (each class counts alike). `method`: "newton" reaches `tol` (1e-6) of the gradient, or
+    raises; preconditioned by the `rank` largest eigenvectors. "sgd" takes averaged steps on random rows, holding few
+    of them at a time, until the loss no longer falls; its `gradient` says how far it came. Engel et al. 2024, (1).
+
+    >>> import tangency as tg
+    >>> x, y = torch.randn(60, 3).double(), torch.randint(3, (60,))
+    >>> fit = tg.surrogate.fit(x @ x.T, y)
+    >>> fit.gradient < 1e-6, fit.probabilities(x[:5] @ x.T).shape
+    (True, torch.Size([5, 3]))
+    """
+    gram = square(K)
+    if len(gram.shape) != 2:
+        raise InputError(
+            f"K has shape {tuple(gram.shape)}; a surrogate has one similarity for each pair of samples, [n, n]: use "
+            "tg.trace_ntk or tg.pseudo_ntk (or tg.regress.logistic, which takes full kernels)."
+        )
+    if penalty not in ("weights", "norm") or method not in ("newton", "sgd") or (penalty, method) == ("norm", "sgd"):
+        raise InputError(
+            f"penalty={penalty!r}, method={method!r}; needed: penalty 'weights' with method 'newton' or 'sgd', or "
+            "penalty 'norm' with method 'newton'."
+        )
+    labels = one_hot_labels(y, torch.Size(gram.shape[:1]), classes, gram.device)
+    _every_class(labels)
+    w = _sample_weights(weights, labels)
+    if reg is None:
+        reg = default_reg(gram, penalty)
+    if not _check.nonnegative(reg, "reg") > 0:
+        raise InputError(
+            "reg=0; needed: a positive reg. Networks separate their training data, and then there is none."
+        )
+    if penalty == "norm":
+        return _by_norm(gram, y, reg, w, classes, tol or 1e-6, max_steps or 200)
+    gram = _widened(gram)
+    if method == "sgd":
+        return _descend(gram, labels, w, reg, tol, max_steps or 100, seed, progress)
+    basis = _basis(gram, rank)
+    task = Task(_KernelDesign(gram, *basis), labels, torch.zeros_like(labels), w, reg, True)
+    answer = task.newton(tol or 1e-6, max_steps or 100, progress)
+    return _surrogate(task, answer, "newton", tol or 1e-6)
+
+
+def default_reg(K: Gram, penalty: Penalty = "weights") -> float:
+    """1e-4·n·s² (1e-4·n·s for the kernel's norm), s the mean of K's diagonal: α = 1e-4 per sample, as published.
+
+    So a multiple of K has the same predictions.
+    """
+    scale = float(K.diag().double().mean())
+    return 1e-4 * K.shape[0] * (scale**2 if penalty == "weights" else scale)
+
+
+def _every_class(labels: Tensor) -> None:
+    """A class without a sample cannot be learned."""
+    counts = torch.cat([1 - labels, labels], 1).sum(0) if labels.shape[1] == 1 else labels.sum(0)
+    empty = (counts == 0).nonzero()[:, 0].tolist()
+    if empty:
+        names = _check.some([str(c) for c in empty])
+        raise InputError(
+            f"y has no sample of class {names} (of {len(counts)}). Leave the class out (number the others from 0 on: "
+            "Labelled.only), or add samples of it."
+        )
+
+
+def _sample_weights(weights: Any, labels: Tensor) -> Tensor:
+    if isinstance(weights, str):
+        if weights != "balanced":
+            raise InputError(f"weights={weights!r}; needed: a weight for each sample, or 'balanced'.")
+        both = torch.cat([1 - labels, labels], 1) if labels.shape[1] == 1 else labels
+        return (both @ (len(both) / (both.shape[1] * both.sum(0))))[:, None]
+    given = sample_weights(weights, len(labels), labels)
+    return torch.ones_like(labels[:, :1]) if given is None else given[:, None]
+
+
+def _widened(gram: Gram) -> Gram:
+    """In float64 from the start where that is cheap; the numbers are the same."""
+    limit = WIDEN
+    if gram.device is not None and gram.device.type == "cuda":
+        limit = torch.cuda.mem_get_info(gram.device)[0] // 3
+    if gram._in_memory and gram.dtype == torch.float32 and 8 * gram.shape.numel() <= limit:
+        return DenseGram(gram.dense().double(), symmetric=True)
+    return gram
+
+
+def _basis(gram: Gram, rank: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenpairs, good enough to lead a search."""
+    n = gram.shape[0]
+    if rank < 0:
+        raise InputError(f"rank={rank}; needed: how many eigenvectors lead the search, at least 0.")
+    if n <= max(2 * rank, 16):
+        found = spectrum(gram, dtype=torch.float64)
+        count = min(n, max(rank, 1)) if n > 2 * rank else n
+        return found.vectors[:, :count], found.values[:count]
+    where = gram.device or torch.device("cpu")
+    if rank == 0:
+        return torch.zeros(n, 0, dtype=torch.float64, device=where), torch.zeros(0, dtype=torch.float64, device=where)
+    try:
+        found = top(gram, rank, tol=1e-3)
+    except DidNotConverge as e:  # what was found leads, too
+        found = e.solution  # type: ignore[assignment]
+    return found.vectors.double(), found.values.double()
+
+
+@dataclass(frozen=True, eq=False)
+class _KernelDesign(Design):
+    """Logits K θ. The Hessian K D K + reg is inverted exactly on the span of `vectors`, and taken for reg elsewhere."""
+
+    gram: Gram
+    vectors: Tensor  # [n, r]
+    values: Tensor  # [r]
+
+    def zeros(self, q: int) -> Tensor:
+        return self.vectors.new_zeros(self.gram.shape[0], q)
+
+    def forward(self, theta: Tensor) -> Tensor:
+        return self.gram @ theta
+
+    def adjoint(self, g: Tensor) -> Tensor:
+        return self.gram @ g
+
+    def preconditioner(self, p: Tensor, w: Tensor, reg: float) -> Lead:
+        r = len(self.values)
+        image = torch.cat([self.vectors * self.values, torch.ones_like(p[:, :1])], 1)  # the bias sees ones
+        ridge = torch.full_like(image[0], reg)
+        factors = []
+        for c in range(p.shape[1]):  # the coupling between classes is left to the iteration
+            small = image.T @ (image * (w[:, 0] * p[:, c] * (1 - p[:, c]))[:, None])
+            ridge[-1] = 1e-10 * small.diagonal()[-1] + torch.finfo(small.dtype).tiny
+            factors.append(torch.linalg.cholesky_ex(small + torch.diag(ridge))[0])
+
+        def lead(theta: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+            inside = self.vectors.T @ theta
+            both = torch.cat([inside, b[None]])
+            solved = torch.cat([torch.cholesky_solve(both[:, [c]], f) for c, f in enumerate(factors)], 1)
+            return self.vectors @ (solved[:r] - inside / reg) + theta / reg, solved[r]
+
+        return lead
+
+
+def _surrogate(task: Task, answer: Answer, method: str, tol: float | None) -> Surrogate:
+    theta, b = answer.theta, answer.b
+    loss = float(task.losses(task.logits(theta, b)))
+    if theta.shape[1] == 1:  # one logit z of two classes: −z/2 and z/2
+        theta, b = torch.cat([-theta, theta], 1) / 2, torch.cat([-b, b]) / 2
+    found = Surrogate(theta, b, task.reg, "weights", method, answer.steps, answer.gradient, loss)
+    if tol is not None and not answer.gradient <= tol:
+        raise DidNotConverge(
+            f"{method} reached the relative gradient {answer.gradient:.2e} in {answer.steps} steps; asked for: "
+            f"{tol:.1e}. Give a larger reg= (it was {task.reg:g}), more max_steps or a larger tol; .solution holds "
+            "what was found.",
+            found,
+        )
+    return found
+
+
+def _by_norm(gram: Gram, y: Array, reg: float, w: Tensor, classes: int | None, tol: float, max_steps: int) -> Surrogate:
+    found = logistic(gram, y, reg=reg, bias=True, weights=w[:, 0], classes=classes, tol=tol, max_steps=max_steps)
+    a, b = found.model.coefficients, found.bias
+    if a.dim() == 1:
+        a, b = torch.stack([-a, a], 1) / 2, torch.stack([-b, b]) / 2
+    return Surrogate(a, b, reg, "norm", "newton", found.model.steps, found.gradient, found.loss)
+
+
+def _descend(
+    gram: Gram, labels: Tensor, w: Tensor, reg: float, tol: float | None, epochs: int, seed: int,
+    progress: bool,
+) -> Surrogate:  # fmt: skip
+    """Averaged stochastic gradient descent on rows of K; the mean over steps converges where the steps alone do not."""
+    n, q = labels.shape
+    task = Task(_KernelDesign(gram, labels.new_zeros(n, 0), labels.new_zeros(0)), labels, torch.zeros_like(labels), w,
+                reg, True)  # fmt: skip
+    theta, b = labels.new_zeros(n, q), labels.new_zeros(q)
+    mean, mean_b = theta.clone(), b.clone()
+    best, idle, steps, settled = float("inf"), 0, 0, 0
+    # ‖k_i‖² bounds a row's curvature; the steps are as long as that allows.
+    length = max(float(k.square().sum(1).max()) for _, k in _batches(gram, n, seed))
+    rate, alpha = 1.0 / (0.5 * length + 1), reg / n
+    with bar(epochs, "surrogate", "epoch", show=progress) as step:
+        for epoch in range(epochs):
+            loss = 0.0
+            for rows, k in _batches(gram, n, seed + epoch):
+                z = k @ theta + b
+                p = torch.sigmoid(z) if q == 1 else torch.softmax(z, 1)
+                part = w[rows] * (p - labels[rows])
+                chosen = Task(task.design, labels[rows], z, w[rows], reg, True)
+                loss += float(chosen.losses(z))
+                theta = (1 - min(rate * alpha, 0.5)) * theta - rate * (k.T @ part) / len(rows)
+                b = b - rate * part.sum(0) / len(rows)
+                steps, settled = steps + 1, settled + 1
+                mean, mean_b = mean + (theta - mean) / settled, mean_b + (b - mean_b) / settled
+            step(note=f"loss {loss / n:.4f}")
+            idle = idle + 1 if loss > best - 1e-3 * n else 0
+            best = min(best, loss)
+            if idle >= 5:
+                break
+            if epoch == epochs // 4:  # what came before is far from the answer
+                settled = 0
+    z = task.logits(mean, mean_b)
+    p = torch.sigmoid(z) if q == 1 else torch.softmax(z, 1)
+    start = torch.full_like(z, 0.5) if q == 1 else torch.full_like(z, 1 / q)
+    sizes = [float(torch.cat([g, gb[None]]).norm()) for g, gb in
+             (task.gradient(mean, p), task.gradient(torch.zeros_like(mean), start))]  # fmt: skip
+    return _surrogate(task, Answer(mean, mean_b, steps, sizes[0] / max(sizes[1], 1e-300)), "sgd", tol)
+
+
+def _batches(gram: Gram, n: int, seed: int, size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random rows of K; of one on disk, rows that lie together, so that each tile is read once."""
+    generator = torch.Generator().manual_seed(seed)
+    if gram._in_memory:
+        for rows in torch.randperm(n, generator=generator).split(size):
+            yield rows, gram[rows].double()
+        return
+    bands = torch.arange(n).split(size)
+    for number in torch.randperm(len(bands), generator=generator):
+        rows = bands[int(number)]
+        yield rows, gram[int(rows[0]) : int(rows[-1]) + 1].double()
