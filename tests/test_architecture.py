@@ -37,8 +37,9 @@ ROOMS = [
     ["dynamics", "estimators", "surrogate", "forensics"],
     ["attribution", "datasets", "models"],
     ["decisions"],
-    ["testing", "plots", "report", "experiments"],
+    ["testing", "plots", "report", "experiments", "demo"],
     ["cli"],
+    ["__main__"],
     ["__init__"],
 ]
 FLOOR = {name: k for k, room in enumerate(ROOMS) for name in room}

@@ -3,9 +3,11 @@
 import argparse
 import importlib
 import importlib.util
+import inspect
 import json
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,9 +15,15 @@ from typing import Any
 
 import torch
 
+from . import _check
 from ._version import __version__
-from .errors import DamagedTile, InputError, TangencyError
+from .decisions import TITLES, Decisions, explain
+from .demo import demo
+from .errors import DamagedTile, InputError, ModelError, NonFiniteError, TangencyError
+from .experiments import EXPERIMENTS
+from .experiments.table import Options
 from .kernel import Kernel, all_finite
+from .report import write
 from .tiles.ray import RayExecutor
 from .tiles.run import Run
 from .tiles.store import StoredGram, open_gram
@@ -26,22 +34,104 @@ _CLOSE = {"float64": 1e-9, "float32": 1e-4, "tf32": 5e-3, "float16": 5e-3}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 something failed (a damaged tile, no convergence), 2 what was given cannot be used."""
     args = _parser().parse_args(argv)
     try:
         return int(args.run(args))
     except KeyboardInterrupt as e:
         print(f"\n{str(e) or 'stopped'}", file=sys.stderr)
         return 130
-    except TangencyError as e:
+    except Exception as e:
+        if args.debug:
+            raise
+        return _failed(e)
+
+
+def _failed(e: Exception) -> int:
+    """Say what went wrong in one line; the exit code."""
+    if isinstance(e, TangencyError):
         print(f"error: {e}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(e, (InputError, ModelError, NonFiniteError)) else 1
+    if isinstance(e, OSError) and e.filename is not None:
+        print(f"error: {e.filename}: {e.strerror}.", file=sys.stderr)
+        return 2
+    print(f"error: {type(e).__name__}: {e}\nWhere it happened: the same command with --debug.", file=sys.stderr)
+    return 1
+
+
+_HELP = """Why did the network say that? Tangent kernels of PyTorch modules, and what they tell about a model.
+
+First steps:
+  tangency demo                             train a small network on digits, explain it, write a page to look at
+  tangency explain job.py:make --out page   the same for your own model and data: make() returns (model, train, test)
+"""
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tangency", description="Neural tangent kernels of PyTorch modules.")
+    parser = argparse.ArgumentParser(
+        prog="tangency", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="tangency COMMAND --help says more about each.",
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"tangency {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show where an error happened (traceback)")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _explain_options(commands)
+    _gram_options(commands)
+    for command in commands.choices.values():  # before or after the command, both work
+        command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return parser
 
+
+def _explain_options(commands: Any) -> None:
+    demo = commands.add_parser(
+        "demo",
+        help="explain a small network on bundled data: see what a report looks like",
+        description="Train a small CNN on scikit-learn's digits, fit its kernel surrogates, trace its decisions to "
+        "training images, and write a page to look at. Under 90 seconds on two cores.",
+    )
+    demo.add_argument("--out", type=Path, default=Path("demo"), help="folder for the report (default: demo)")
+    demo.set_defaults(run=_demo)
+
+    explain = commands.add_parser(
+        "explain",
+        help="why a trained classifier says what it says: a surrogate, attributions, and a page to look at",
+        description="Fit a kernel surrogate to a trained classifier, measure how faithful it is, and trace every "
+        "decision to the training samples that made it. Writes one HTML file that works offline.",
+    )
+    explain.add_argument(
+        "function", metavar="MODULE:FUNCTION",
+        help="a function without arguments that returns (model, train, test): the data as (x, y) or "
+        "tangency.datasets.Labelled; or a dict of tangency.explain's arguments. MODULE may be a file, job.py",
+    )  # fmt: skip
+    explain.add_argument("--out", type=Path, required=True, help="folder for report.html, or the .html file itself")
+    explain.add_argument("--kernels", type=_names, help=f"some of {', '.join(TITLES)} (default: all), with commas")
+    explain.add_argument("--samples", type=_positive, help="test samples to explain one by one (default: 500)")
+    explain.add_argument("--nearest", type=_positive, help="training samples to show for each (default: 8)")
+    explain.add_argument("--memory", help="what Gram tiles may take, e.g. 8GiB (default: 4GiB; on a GPU, what is free)")
+    explain.set_defaults(run=_explain)
+
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="a published table, measured again: " + ", ".join(EXPERIMENTS),
+        description="Measure a published table again and print ours beside it.\n\n"
+        + "\n".join(f"  {e.name}\n    {e.title}\n    {e.needs}" for e in EXPERIMENTS.values()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    reproduce.add_argument("name", choices=list(EXPERIMENTS), metavar="NAME", help="which (see above)")
+    reproduce.add_argument("--data", type=Path, help="the folder with the official files of the data sets")
+    reproduce.add_argument(
+        "--out", type=Path, help="folder for what is finished: the same command goes on where it was stopped"
+    )
+    reproduce.add_argument("--quick", action="store_true", help="small, on bundled data, under a minute: does it run?")
+    reproduce.add_argument("--seeds", type=_positive, default=3, help="networks to train (default: 3; table 1)")
+    reproduce.add_argument("--kernels", type=_names, default=(), help="some of the kernels, with commas (tables 2, 3)")
+    reproduce.set_defaults(run=_reproduce)
+    for command in (demo, explain, reproduce):
+        command.add_argument("--json", action="store_true", help="figures for machines, on standard output")
+        command.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _gram_options(commands: Any) -> None:
     gram = commands.add_parser(
         "gram",
         help="compute a Gram matrix into a folder, or go on with one",
@@ -75,7 +165,6 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--sample", type=int, default=20, help="how many tiles to compute again (default: 20)")
     verify.add_argument("--seed", type=int, default=0, help="which ones")
     verify.set_defaults(run=_verify)
-    return parser
 
 
 _FUNCTION = "a function without arguments that returns (kernel, x) or (kernel, x1, x2); MODULE may be a file, job.py"
@@ -86,6 +175,77 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}; needed: at least 1")
     return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name.strip())
+
+
+def _demo(args: argparse.Namespace) -> int:
+    _writable(args.out)
+    return _tell(demo(not args.quiet), args)
+
+
+def _explain(args: argparse.Namespace) -> int:
+    _writable(args.out)
+    made = _function(args.function)()
+    if isinstance(made, tuple) and len(made) == 3:
+        made = dict(zip(("model", "train", "test"), made, strict=True))
+    if not isinstance(made, dict) or not {"model", "train", "test"} <= set(made):
+        kinds = [type(v).__name__ for v in made] if isinstance(made, tuple) else type(made).__name__
+        raise InputError(f"{args.function} returned {kinds}; needed: (model, train, test), or a dict with these.")
+    given = {name: getattr(args, name) for name in ("kernels", "samples", "nearest", "memory")}
+    made |= {name: value for name, value in given.items() if value is not None}
+    unknown = set(made) - set(inspect.signature(explain).parameters)
+    if unknown:
+        raise InputError(
+            f"{args.function} returned {_check.some(sorted(unknown))}, which tangency.explain does not take."
+        )
+    return _tell(explain(**made, progress=not args.quiet), args)
+
+
+def _tell(found: Decisions, args: argparse.Namespace) -> int:
+    """Write the report, print the figures and where it is."""
+    page = write(found, args.out)
+    if args.json:
+        print(json.dumps({**found.summary(), "report": str(page.resolve())}, indent=2))
+        return 0
+    facts = found.facts
+    print(
+        f"\n{facts['model']} with {facts['parameters']:,} parameters: {found.accuracy:.2%} of {facts['test']:,} test ",
+        end="",
+    )
+    print(f"samples right.\nIts surrogates, from {facts['train']:,} training samples:\n\n{found.table()}\n")
+    print(
+        "τ_K: how far the surrogate orders the test samples by the probability of the correct class as the network does"
+    )
+    print("(1: exactly). TAD: the surrogate's accuracy less the network's.\n")
+    print(f"report: {page.resolve()}")
+    return 0
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    options = Options(args.data, args.out, args.quick, args.seeds, args.kernels, not args.quiet)
+    begin = time.perf_counter()
+    table = EXPERIMENTS[args.name].run(options)
+    command = "tangency " + " ".join(sys.argv[1:])
+    record = {**table.record(), "command": command, "seconds": time.perf_counter() - begin}
+    if args.out is not None:
+        name = f"{args.name}{'-quick' if args.quick else ''}-table.json"
+        (args.out / name).write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record, indent=2) if args.json else table.text())
+    return 0
+
+
+def _writable(out: Path) -> None:
+    """Refuse a place where the report cannot go before the work is done."""
+    folder = out.parent if out.suffix == ".html" else out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as e:
+        raise InputError(f"the report cannot be written to {out}: {e.strerror}. Give another --out.") from e
 
 
 def _gram(args: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """Why did the network say that: kernels, surrogates, faithfulness and attributions of one model on one data set."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,32 @@ def kernels(model: nn.Module, names: tuple[str, ...] | list[str] | None = None, 
         "CK": lambda: cosine(conjugate_kernel(model, **options)),
     }
     return {name: made[name]() for name in dict.fromkeys(wanted)}
+
+
+class Grams:
+    """Grams of the samples x and of z with x, by kernel; a kernel and its cosine share one computation."""
+
+    def __init__(self, x: Inputs, z: Inputs, memory: int | str | None = None, progress: bool = True) -> None:
+        self.x, self.z, self.options = x, z, {"memory": memory, "progress": progress}
+        self.done: dict[int, tuple[Gram, Gram]] = {}
+
+    def __call__(self, kernel: Kernel) -> tuple[Gram, Gram]:
+        if isinstance(kernel, CosineKernel):
+            own, cross = self(kernel.kernel)
+            diag = own.diag()
+            value = own.cosine().dense() if own._in_memory else None  # else it would divide at every product
+            cosine = own.cosine() if value is None else DenseGram(value, symmetric=True)
+            return cosine, cross.cosine(kernel.kernel.diag(self.z), diag)
+        if id(kernel) not in self.done:
+            own = compute(kernel, self.x, **self.options)  # type: ignore[arg-type]
+            self.done[id(kernel)] = own, compute(kernel, self.z, self.x, **self.options)  # type: ignore[arg-type]
+        return self.done[id(kernel)]
+
+    def forget(self, later: Sequence[Kernel]) -> None:
+        """Drop what no later kernel needs."""
+        needed = {id(k.kernel if isinstance(k, CosineKernel) else k) for k in later}
+        for key in set(self.done) - needed:
+            del self.done[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,14 +187,14 @@ def explain(
         raise InputError(f"samples={samples}, nearest={nearest}, reg={reg}; needed: at least 1, at least 1, above 0.")
     logits, one = _logits(model, asked, known.classes)
     chosen = kernels if isinstance(kernels, Mapping) else _named(model, kernels, known, one)
-    places = _placed(model, known.x), _placed(model, asked.x)
-    work = _Work(known, asked, places, logits, reg, min(nearest, len(known)), poisoned_train, memory, progress, {})
+    grams = Grams(_placed(model, known.x), _placed(model, asked.x), memory, progress)
+    work = _Work(known, asked, grams, logits, reg, min(nearest, len(known)), poisoned_train, progress)
     views: list[View] = []
     shown = None
     for position, (name, kernel) in enumerate(chosen.items()):
         view, shown = work.view(name, kernel, shown, samples)
         views.append(view)
-        work.forget(list(chosen.values())[position + 1 :])
+        grams.forget(list(chosen.values())[position + 1 :])
     assert shown is not None
     facts = {
         "model": type(model).__name__,
@@ -262,38 +288,16 @@ class _Work:
 
     train: Labelled
     test: Labelled
-    places: tuple[Inputs, Inputs]  # their inputs where the model is
+    grams: Grams
     logits: Tensor
     reg: float
     nearest: int
     poisoned: Tensor | None
-    memory: int | str | None
     progress: bool
-    done: dict[int, tuple[Gram, Gram]]  # Grams by kernel, so that a kernel and its cosine share one
-
-    def grams(self, kernel: Kernel) -> tuple[Gram, Gram]:
-        """Of the training samples, and of the test samples with them."""
-        if isinstance(kernel, CosineKernel):
-            inner = kernel.kernel
-            own, cross = self.grams(inner)
-            return own.cosine(), cross.cosine(inner.diag(self.places[1]), own.diag())
-        if id(kernel) not in self.done:
-            x, z = self.places
-            own = compute(kernel, x, memory=self.memory, progress=self.progress)
-            cross = compute(kernel, z, x, memory=self.memory, progress=self.progress)
-            self.done[id(kernel)] = own, cross
-        return self.done[id(kernel)]
-
-    def forget(self, later: list[Kernel]) -> None:
-        """Drop the Grams that no later kernel needs."""
-        needed = {id(k.kernel if isinstance(k, CosineKernel) else k) for k in later}
-        for key in set(self.done) - needed:
-            del self.done[key]
 
     def view(self, name: str, kernel: Kernel, shown: Tensor | None, samples: int) -> tuple[View, Tensor]:
         begin = time.perf_counter()
         own, cross = self.grams(kernel)
-        own = DenseGram(own.dense(), symmetric=True) if own._in_memory else own  # a cosine would divide every time
         known, asked = (data.y.to(self.logits.device) for data in (self.train, self.test))
         surrogate = fit(
             own, known, reg=self.reg * default_reg(own), classes=len(self.train.classes), progress=self.progress

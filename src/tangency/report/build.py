@@ -15,11 +15,11 @@ from .._version import __version__
 from ..decisions import Decisions
 from ..errors import InputError
 from . import pack
-from .content import CLASSES, CHOSEN, CONFUSED, FLIERS, content, neighbours
+from .content import CHOSEN, CLASSES, CONFUSED, FLIERS, content, neighbours
 from .medium import Medium, medium
 
-# In this order: each may use what those before it define.
-SCRIPTS = ("dom.js", "data.js", "charts.js", "overview.js", "sample.js", "explorer.js", "page.js")
+# Joined in this order into one script: each may use what those before it define.
+SCRIPTS = ("dom", "data", "charts", "overview", "faithful", "sample", "explorer", "kernel", "foot", "page")
 
 
 def write(decisions: Decisions, path: str | os.PathLike[str], *, limit: int | str = "8MB") -> Path:
@@ -34,16 +34,17 @@ def write(decisions: Decisions, path: str | os.PathLike[str], *, limit: int | st
         raise InputError(f"path is a {type(path).__name__}; needed: a folder or a .html file, as a string or a Path.")
     to = Path(path).expanduser()
     to = to if to.suffix.lower() in (".html", ".htm") else to / "report.html"
-    try:  # before the work
+    try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with to.open("a", encoding="utf-8"):
-            pass
+        if to.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        if not os.access(to if to.exists() else to.parent, os.W_OK):  # before the work
+            raise PermissionError(None, "permission denied")
+        to.write_text(build(decisions, limit=limit), encoding="utf-8", newline="\n")
     except OSError as e:
         raise InputError(
             f"{to} cannot be written: {e.strerror or e}. Give a folder, or a .html file, where you may write."
         ) from None
-    page = build(decisions, limit=limit)
-    to.write_text(page, encoding="utf-8", newline="\n")
     return to
 
 
@@ -89,14 +90,14 @@ def _page(d: Decisions, looks: Medium, level: Any, many: int, k: int, refer: Ten
     about = {
         "model": str(d.facts.get("model") or "the network"),
         "data": d.test.name or d.train.name or "the test data",
-        "facts": pack.plain({key: v for key, v in d.facts.items()}),
+        "facts": pack.plain(d.facts),
         "version": __version__,
         "notes": looks.notes(level) + _notes(d, many, k),
     }
     title = f"{about['model']} on {about['data']}: why did the network say that?"
     look = _json(looks.content(d.shown.cpu(), refer, level))
     data = f'{{"about":{_json(about)},"look":{look},"numbers":{text}}}'
-    script = "\n".join(_asset(name) for name in SCRIPTS)
+    script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     parts = {"title": html.escape(title), "style": _asset("style.css"), "data": data, "script": script}
     page = _asset("page.html")
     for name, value in parts.items():

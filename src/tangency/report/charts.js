@@ -22,7 +22,7 @@ function oddsTicks(low, high, many) {
     const large = far <= 4 ? `${(100 - 100 * 10 ** -far).toFixed(Math.max(0, far - 2))}%` : `1−10${raised(-far)}`;
     return power < 0 ? small : large;
   };
-  const value = (power) => Math.sign(power) * Math.log(10 ** Math.abs(power) - 1);
+  const value = (power) => (power === 0 ? 0 : Math.sign(power) * Math.log(10 ** Math.abs(power) - 1));
   const most = Math.ceil(Math.max(Math.abs(low), Math.abs(high)) / Math.LN10) + 1;
   for (let stride = 1; ; stride++) {
     const found = [];
@@ -58,20 +58,25 @@ function frame(width, height, title, ...children) {
 // ---- faithfulness ---------------------------------------------------------------------------------------------------
 
 const dots = (points, r) =>
-  points.map(([x, y]) => `M${(x - r).toFixed(1)} ${y.toFixed(1)}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`).join("");
+  points
+    .map(([x, y]) => `M${(x - r).toFixed(1)} ${y.toFixed(1)}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`)
+    .join("");
 
 const crosses = (points, r) =>
-  points.map(([x, y]) => `M${(x - r).toFixed(1)} ${(y - r).toFixed(1)}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}`).join("");
+  points
+    .map(([x, y]) => `M${(x - r).toFixed(1)} ${(y - r).toFixed(1)}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}`)
+    .join("");
 
 // points: [{x, y, right, at}], `at` the place among the explained samples or undefined; line: [xs, ys].
-// `open(at)` on a click; `hover(point or null, x, y)` as the pointer moves.
-function scatterChart(width, points, line, chosen, { open, hover, title }) {
+// `open(at)` on a click; `hover(point or null, x, y)` as the pointer moves; `node.choose(at)` rings a sample.
+function scatterChart(width, points, line, { open, hover, title }) {
   const height = Math.round(Math.min(460, Math.max(300, width * 0.72)));
   const box = { left: 54, right: width - 12, top: 12, bottom: height - 44 };
   const spread = (key) => {
     const values = points.map((p) => p[key]);
-    const [low, high] = [Math.min(...values, -1), Math.max(...values, 1)];
-    return [low - 0.04 * (high - low), high + 0.04 * (high - low)];
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const pad = Math.max(0.04 * (high - low), 0.5);
+    return [low - pad, high + pad];
   };
   const [x0, x1] = spread("x");
   const [y0, y1] = spread("y");
@@ -79,7 +84,8 @@ function scatterChart(width, points, line, chosen, { open, hover, title }) {
   const sy = linear(y0, y1, box.bottom, box.top);
   const place = (p) => [sx(p.x), sy(p.y)];
   const path = [];
-  for (let k = 0; k < line[0].length; k++) path.push(`${k ? "L" : "M"}${sx(line[0][k]).toFixed(1)} ${sy(line[1][k]).toFixed(1)}`);
+  for (let k = 0; k < line[0].length; k++)
+    path.push(`${k ? "L" : "M"}${sx(line[0][k]).toFixed(1)} ${sy(line[1][k]).toFixed(1)}`);
   const others = points.filter((p) => p.at === undefined);
   const clip = "clip-scatter";
   const mark = (p) => {
@@ -87,18 +93,51 @@ function scatterChart(width, points, line, chosen, { open, hover, title }) {
     const inner = p.right ? dots([[x, y]], 3.4) : crosses([[x, y]], 3.4);
     return svg("path", { d: inner, class: `point ${p.right ? "right" : "wrong"}`, "data-sample": SHOWN[p.at] });
   };
-  const ring = points.find((p) => p.at === chosen);
-  const node = frame(width, height, title,
-    svg("clipPath", { id: clip }, svg("rect", { x: box.left, y: box.top - 6, width: box.right - box.left + 6, height: box.bottom - box.top + 6 })),
-    bottom(oddsTicks(x0, x1, (box.right - box.left) / 62).map((t) => ({ x: sx(t.at), words: t.label })), box.bottom, box.top),
-    left(oddsTicks(y0, y1, (box.bottom - box.top) / 36).map((t) => ({ y: sy(t.at), words: t.label })), box.left, box.right),
-    label((box.left + box.right) / 2, height - 6, "surrogate’s probability of the true class", { "text-anchor": "middle", class: "axis" }),
-    svg("text", { transform: `translate(11 ${(box.top + box.bottom) / 2}) rotate(-90)`, "text-anchor": "middle", class: "axis" }, "network’s"),
+  const ring = svg("circle", { r: 8, class: "ring" });
+  const node = frame(
+    width,
+    height,
+    title,
+    svg(
+      "clipPath",
+      { id: clip },
+      svg("rect", { x: box.left, y: box.top - 6, width: box.right - box.left + 6, height: box.bottom - box.top + 6 })
+    ),
+    bottom(
+      oddsTicks(x0, x1, (box.right - box.left) / 62).map((t) => ({ x: sx(t.at), words: t.label })),
+      box.bottom,
+      box.top
+    ),
+    left(
+      oddsTicks(y0, y1, (box.bottom - box.top) / 36).map((t) => ({ y: sy(t.at), words: t.label })),
+      box.left,
+      box.right
+    ),
+    label((box.left + box.right) / 2, height - 6, "surrogate’s probability of the true class", {
+      "text-anchor": "middle",
+      class: "axis",
+    }),
+    svg(
+      "text",
+      {
+        transform: `translate(11 ${(box.top + box.bottom) / 2}) rotate(-90)`,
+        "text-anchor": "middle",
+        class: "axis",
+      },
+      "network’s"
+    ),
     svg("path", { d: dots(others.filter((p) => p.right).map(place), 2.2), class: "point faint right" }),
     svg("path", { d: crosses(others.filter((p) => !p.right).map(place), 2.4), class: "point faint wrong" }),
     points.filter((p) => p.at !== undefined).map(mark),
     svg("path", { d: path.join(""), class: "fit", "clip-path": `url(#${clip})` }),
-    ring && svg("circle", { cx: sx(ring.x), cy: sy(ring.y), r: 8, class: "ring" }));
+    ring
+  );
+  const placed = new Map(points.filter((p) => p.at !== undefined).map((p) => [p.at, p]));
+  node.choose = (at) => {
+    const p = placed.get(at);
+    ring.style.display = p ? "" : "none";
+    if (p) filled(ring, { cx: sx(p.x), cy: sy(p.y) }, []);
+  };
   // The nearest explained sample within a finger's reach: points are smaller than fingers.
   const nearest = (event) => {
     const where = node.getBoundingClientRect();
@@ -140,36 +179,69 @@ function boxChart(width, rows, marked, whole, title) {
   if (low === high) high = low + 1;
   const pad = 0.03 * (high - low);
   const sx = linear(low - pad, high + pad, box.left, box.right);
-  const fits = (words) => (words.length * 7.4 + 22 > box.left ? `${words.slice(0, Math.floor((box.left - 30) / 7.4))}…` : words);
+  const fits = (words) =>
+    words.length * 7.4 + 22 > box.left ? `${words.slice(0, Math.floor((box.left - 30) / 7.4))}…` : words;
   const lines = rows.map((r, place) => {
     const y = box.top + place * step + step / 2 + 2;
     const half = Math.min(8, step / 2 - 4);
     const tag = marked(r.k);
     const side = [
-      svg("text", { x: box.left - 10, y: y + 4, "text-anchor": "end", class: `name ${tag}` }, svg("title", {}, name(r.k)), fits(name(r.k))),
-      label(width - (narrow ? 2 : 66), y + 4, Number.isNaN(r.median) ? "–" : signed(r.sum), { "text-anchor": "end", class: "value" }),
+      svg(
+        "text",
+        { x: box.left - 10, y: y + 4, "text-anchor": "end", class: `name ${tag}` },
+        svg("title", {}, name(r.k)),
+        fits(name(r.k))
+      ),
+      label(width - (narrow ? 2 : 66), y + 4, Number.isNaN(r.median) ? "–" : signed(r.sum), {
+        "text-anchor": "end",
+        class: "value",
+      }),
       !narrow && label(width - 2, y + 4, count(r.outliers), { "text-anchor": "end", class: "tick" }),
     ];
     if (Number.isNaN(r.median)) return svg("g", {}, side);
-    const words = `${name(r.k)}: mean ${num(r.mean)}, median ${num(r.median)}, quartiles ${num(r.q1)} to ${num(r.q3)}, ` +
+    const words =
+      `${name(r.k)}: mean ${num(r.mean)}, median ${num(r.median)}, quartiles ${num(r.q1)} to ${num(r.q3)}, ` +
       `${plural(r.outliers, "outlier")}; sum ${signed(r.sum)}`;
-    return svg("g", { class: `boxrow ${tag}`, "data-class": r.k },
+    return svg(
+      "g",
+      { class: `boxrow ${tag}`, "data-class": r.k },
       svg("title", {}, words),
       svg("rect", { x: box.left, y: y - step / 2, width: box.right - box.left, height: step, class: "hit" }),
-      whole && svg("path", { d: dots(r.fliers.map((f) => [sx(f), y]), 2), class: "flier" }),
+      whole &&
+        svg("path", {
+          d: dots(
+            r.fliers.map((f) => [sx(f), y]),
+            2
+          ),
+          class: "flier",
+        }),
       svg("line", { x1: sx(r.low), x2: sx(r.high), y1: y, y2: y, class: "whisker" }),
-      svg("rect", { x: sx(r.q1), y: y - half, width: Math.max(1, sx(r.q3) - sx(r.q1)), height: 2 * half, class: "box" }),
+      svg("rect", {
+        x: sx(r.q1),
+        y: y - half,
+        width: Math.max(1, sx(r.q3) - sx(r.q1)),
+        height: 2 * half,
+        class: "box",
+      }),
       svg("line", { x1: sx(r.median), x2: sx(r.median), y1: y - half, y2: y + half, class: "median" }),
       svg("line", { x1: sx(r.mean), x2: sx(r.mean), y1: y - half - 3, y2: y + half + 3, class: "mean" }),
-      side);
+      side
+    );
   });
-  const marks = ticks(low, high, (box.right - box.left) / 74).map((t) => ({ x: sx(t), words: num(t, 2) }));
-  return frame(width, box.bottom + 24, title,
+  const marks = ticks(low, high, (box.right - box.left) / (narrow ? 52 : 74)).map((t) => ({
+    x: sx(t),
+    words: num(t, 2),
+  }));
+  return frame(
+    width,
+    box.bottom + 24,
+    title,
     bottom(marks, box.bottom, box.top),
     svg("line", { x1: sx(0), x2: sx(0), y1: box.top, y2: box.bottom, class: "zero" }),
     label(width - (narrow ? 2 : 66), 14, "sum", { "text-anchor": "end", class: "tick" }),
     !narrow && label(width - 2, 14, "outliers", { "text-anchor": "end", class: "tick" }),
-    lines);
+    lines
+  );
 }
 
 // ---- the kernel itself ----------------------------------------------------------------------------------------------
@@ -193,24 +265,65 @@ function spectrumChart(width, lines, classes, title) {
     const points = [];
     l.place.forEach((at, k) => {
       const y = l.value[k] / l.value[0];
-      if (y >= 10 ** floor) points.push(`${points.length ? "L" : "M"}${sx(Math.log10(at)).toFixed(1)} ${sy(Math.log10(y)).toFixed(1)}`);
+      if (y >= 10 ** floor)
+        points.push(`${points.length ? "L" : "M"}${sx(Math.log10(at)).toFixed(1)} ${sy(Math.log10(y)).toFixed(1)}`);
     });
-    return svg("path", { d: points.join(""), class: l.chosen ? "spectrum chosen" : "spectrum" }, svg("title", {}, l.name));
+    return svg(
+      "path",
+      { d: points.join(""), class: l.chosen ? "spectrum chosen" : "spectrum" },
+      svg("title", {}, l.name)
+    );
   };
+  const late = Math.log10(classes) > 0.6 * Math.log10(last);
   const word = (k) => (Math.abs(k) <= 3 ? count(10 ** k) : `10${raised(k)}`);
-  return frame(width, height, title,
-    bottom(powers(0, Math.floor(Math.log10(last)), 6).map((k) => ({ x: sx(k), words: word(k) })), box.bottom, box.top),
-    left(powers(floor, 0, 8).map((k) => ({ y: sy(k), words: k === 0 ? "1" : `10${raised(k)}` })), box.left, box.right),
+  return frame(
+    width,
+    height,
+    title,
+    bottom(
+      powers(0, Math.floor(Math.log10(last)), 6).map((k) => ({ x: sx(k), words: word(k) })),
+      box.bottom,
+      box.top
+    ),
+    left(
+      powers(floor, 0, 8).map((k) => ({ y: sy(k), words: k === 0 ? "1" : `10${raised(k)}` })),
+      box.left,
+      box.right
+    ),
     classes <= last && [
-      svg("line", { x1: sx(Math.log10(classes)), x2: sx(Math.log10(classes)), y1: box.top, y2: box.bottom, class: "classes" }),
-      label(sx(Math.log10(classes)) + 5, box.top + 10, `${classes} classes`, { class: "tick" }),
+      svg("line", {
+        x1: sx(Math.log10(classes)),
+        x2: sx(Math.log10(classes)),
+        y1: box.top,
+        y2: box.bottom,
+        class: "classes",
+      }),
+      label(sx(Math.log10(classes)) + (late ? -5 : 5), box.bottom - 8, `${classes} classes`, {
+        class: "tick",
+        "text-anchor": late ? "end" : "start",
+      }),
     ],
-    drawn.filter((l) => !l.chosen).map(path), drawn.filter((l) => l.chosen).map(path),
-    label((box.left + box.right) / 2, height - 6, "number of the eigenvalue", { "text-anchor": "middle", class: "axis" }));
+    drawn.filter((l) => !l.chosen).map(path),
+    drawn.filter((l) => l.chosen).map(path),
+    label((box.left + box.right) / 2, height - 6, "number of the eigenvalue", {
+      "text-anchor": "middle",
+      class: "axis",
+    })
+  );
 }
 
 // Magma at nine places; between them straight lines, which no eye can tell from the original.
-const MAGMA = [[0, 0, 4], [28, 16, 68], [79, 18, 123], [129, 37, 129], [181, 54, 122], [229, 80, 100], [251, 135, 97], [254, 194, 135], [252, 253, 191]];
+const MAGMA = [
+  [0, 0, 4],
+  [28, 16, 68],
+  [79, 18, 123],
+  [129, 37, 129],
+  [181, 54, 122],
+  [229, 80, 100],
+  [251, 135, 97],
+  [254, 194, 135],
+  [252, 253, 191],
+];
 
 function magma(part) {
   const at = Math.min(7.999, Math.max(0, part * 8));

@@ -1,5 +1,7 @@
 """The numbers of a page: what `Decisions` holds, cut to what is shown. The names are those that data.js reads."""
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,60 +56,62 @@ def neighbours(decisions: Decisions, k: int) -> Tensor:
 
 def content(decisions: Decisions, k: int, refer: Tensor) -> Content:
     """Everything but what the samples look like; `refer`: the training samples with a place on the page."""
-    d, shown = decisions, decisions.shown.cpu()
-    train_y, test_y = d.train.y.cpu(), d.test.y.cpu()
-    classes, points = _classes(d), _points(d)
-    confused = _confused(d, len(classes))
-    probabilities = torch.stack([d.logits, *(v.logits for v in d.views)]).cpu().double().softmax(-1)[:, shown]
-    kept = _kept(probabilities, test_y[shown])
-    counts = torch.bincount(train_y, minlength=len(classes))
-    found: Content = {
+    d, frame, classes = decisions, _frame(decisions, k, refer), _classes(decisions)
+    shown, points, y = frame.shown, frame.points, d.test.y.cpu()
+    said = d.logits.argmax(1).cpu()
+    return {
         "classes": classes,
-        "counts": {"train": len(train_y), "test": len(test_y), "by_class": counts.tolist()},
-        "wrong": int((d.logits.argmax(1).cpu() != test_y).sum()),
+        "counts": {"train": len(d.train.y), "test": len(y), "by_class": frame.counts.tolist()},
+        "wrong": int((said != y).sum()),
         "shown": pack.integers(shown),
-        "truth": pack.integers(test_y[shown]),
-        "said": pack.integers(d.logits.argmax(1).cpu()[shown]),
+        "truth": pack.integers(y[shown]),
+        "said": pack.integers(said[shown]),
         "poisoned": None if d.poisoned_test is None else pack.bits(d.poisoned_test.cpu()[shown]),
         "train": {
             "index": pack.integers(refer),
-            "truth": pack.integers(train_y[refer]),
+            "truth": pack.integers(d.train.y.cpu()[refer]),
             "poisoned": None if d.poisoned_train is None else pack.bits(d.poisoned_train.cpu()[refer]),
         },
-        "kept": pack.integers(kept),
-        "probability": pack.floats(probabilities[0].gather(1, kept)),
-        "confusion": {
-            "classes": confused.tolist(),
-            "network": _confusion(d.logits, test_y, confused),
-        },
+        "kept": pack.integers(frame.kept),
+        "probability": pack.floats(_probability(d.logits, frame)),
+        "confusion": {"classes": frame.confused.tolist(), "network": _confusion(d.logits, y, frame.confused)},
         "scatter": {
             "index": pack.integers(points),
-            "right": pack.bits((d.logits.argmax(1).cpu() == test_y)[points]),
-            "truth": pack.integers(test_y[points]),
+            "right": pack.bits((said == y)[points]),
             "network": pack.floats(log_odds(d.logits, d.test.y)[points]),
         },
+        "views": [_view(d, view, frame) for view in d.views],
     }
-    found["views"] = [
-        _view(d, view, k, refer, kept, probabilities[i + 1], points, confused, counts) for i, view in enumerate(d.views)
-    ]
-    return found
 
 
-def _view(
-    d: Decisions,
-    view: View,
-    k: int,
-    refer: Tensor,
-    kept: Tensor,
-    probability: Tensor,
-    points: Tensor,
-    confused: Tensor,
-    counts: Tensor,
-) -> Content:
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """What is shown, for all kernels alike: numbers of samples and of classes."""
+
+    k: int
+    refer: Tensor  # training samples with a place on the page
+    shown: Tensor  # test samples that are explained
+    points: Tensor  # test samples in the scatter plot
+    kept: Tensor  # [s, p] classes whose probabilities are shown
+    confused: Tensor  # classes in the confusion matrix
+    counts: Tensor  # training samples of each class
+
+
+def _frame(d: Decisions, k: int, refer: Tensor) -> Frame:
+    c, shown = len(_classes(d)), d.shown.cpu()
+    counts = torch.bincount(d.train.y.cpu(), minlength=c)
+    return Frame(k, refer, shown, _points(d), _kept(d, shown), _confused(d, c), counts)
+
+
+def _probability(logits: Tensor, frame: Frame) -> Tensor:
+    return logits.cpu()[frame.shown].double().softmax(1).gather(1, frame.kept)
+
+
+def _view(d: Decisions, view: View, frame: Frame) -> Content:
     odds, network = log_odds(view.logits, d.test.y), log_odds(d.logits, d.test.y)
-    shown, f, s = d.shown.cpu(), view.faithfulness, view.surrogate
-    line = torch.linspace(float(odds[points].min()), float(odds[points].max()), 2, dtype=torch.double)
-    knots = torch.cat([line, f.map.knots.detach().cpu().double()]).clamp(-LIMIT, LIMIT).sort().values.unique()
+    shown, points, f, s = frame.shown, frame.points, view.faithfulness, view.surrogate
+    ends = torch.stack(odds[points].aminmax())
+    knots = torch.cat([ends, f.map.knots.detach().cpu().double().clamp(-LIMIT, LIMIT)]).unique()
     knots = _thinned(knots, VALUES)
     return {
         "name": view.name,
@@ -127,13 +131,13 @@ def _view(
         "said": pack.integers(view.logits.argmax(1).cpu()[shown]),
         "off": pack.floats((mapped(f.map, odds) - network)[shown]),
         "flagged": None if view.flagged is None else pack.bits(view.flagged.cpu()[shown]),
-        "probability": pack.floats(probability.gather(1, kept)),
+        "probability": pack.floats(_probability(view.logits, frame)),
         "scatter": pack.floats(odds[points]),
         "line": [pack.floats(knots), pack.floats(mapped(f.map, knots))],
-        "confusion": _confusion(view.logits, d.test.y.cpu(), confused),
+        "confusion": _confusion(view.logits, d.test.y.cpu(), frame.confused),
         "gram": _gram(view),
         "spectrum": _spectrum(view),
-        **_attribution(d, view, k, refer, counts),
+        **_attribution(view, frame),
     }
 
 
@@ -143,12 +147,12 @@ def _faithful(f: Faithfulness) -> Content:
     return pack.plain({**numbers, "intervals": intervals, "level": f.level, "samples": f.samples})
 
 
-def _attribution(d: Decisions, view: View, k: int, refer: Tensor, counts: Tensor) -> Content:
+def _attribution(view: View, frame: Frame) -> Content:
     """Lists of neighbours as places in `refer`; boxes of all classes, or of those with the largest sums."""
-    a = view.attribution
+    a, k = view.attribution, frame.k
     boxes, fliers, outliers = (v.detach().cpu() for v in (a.boxes, a.fliers, a.outliers))
     t = boxes.shape[2]
-    sums = (boxes[..., 5].double() * counts[:t]).nan_to_num(0)
+    sums = (boxes[..., 5].double() * frame.counts[:t]).nan_to_num(0)
     weight = sums.abs()
     weight.scatter_(2, a.outputs.cpu()[..., None], torch.inf)  # the class that is explained is always there
     classes = weight.topk(min(t, CLASSES if t <= CLASSES else CHOSEN), -1).indices.sort(-1).values
@@ -160,7 +164,7 @@ def _attribution(d: Decisions, view: View, k: int, refer: Tensor, counts: Tensor
         return v.gather(2, index)
 
     def places(v: Tensor) -> pack.Packed:
-        return pack.integers(torch.searchsorted(refer, v[..., :k].contiguous().cpu()))
+        return pack.integers(torch.searchsorted(frame.refer, v[..., :k].cpu().contiguous()))
 
     return {
         "outputs": pack.integers(a.outputs),
@@ -169,6 +173,7 @@ def _attribution(d: Decisions, view: View, k: int, refer: Tensor, counts: Tensor
             "classes": pack.integers(classes),
             "values": pack.quantised(torch.cat([chosen(boxes), chosen(fliers)], -1), 2),
             "sums": pack.floats(chosen(sums)),
+            "all": classes.shape[2] == t,
             "rest": pack.floats(sums.sum(-1) - chosen(sums).sum(-1)),
             "outliers": pack.integers(chosen(outliers)),
         },
@@ -197,12 +202,13 @@ def _points(d: Decisions) -> Tensor:
     return torch.cat([shown, others]).sort().values
 
 
-def _kept(probabilities: Tensor, truth: Tensor) -> Tensor:
+def _kept(d: Decisions, shown: Tensor) -> Tensor:
     """[s, p]: all classes, or for each sample the likeliest (for anyone) and the true one."""
-    c = probabilities.shape[-1]
+    c = d.logits.shape[1]
     if c <= CLASSES:
-        return torch.arange(c).expand(probabilities.shape[1], c).contiguous()
-    weight = probabilities.amax(0).scatter(1, truth.clamp_max(c - 1)[:, None], 2.0)
+        return torch.arange(c).expand(len(shown), c).contiguous()
+    found = [v.cpu()[shown].double().softmax(1) for v in (d.logits, *(v.logits for v in d.views))]
+    weight = torch.stack(found).amax(0).scatter(1, d.test.y.cpu()[shown, None], 2.0)
     return weight.topk(CHOSEN, 1).indices.sort(1).values
 
 
@@ -231,9 +237,8 @@ def _gram(view: View) -> Content:
     ends = spans.cumsum(0).double() / max(1, len(picture))
     some = picture.flatten()[:: max(1, picture.numel() // 100_000)]
     some = some[some.isfinite()]
-    low, high = (float(v) for v in torch.quantile(some, torch.tensor([0.01, 0.99], dtype=some.dtype))) if len(
-        some
-    ) else (0.0, 0.0)
+    some = some if len(some) else torch.zeros(1, dtype=some.dtype)
+    low, high = (float(v) for v in torch.quantile(some, torch.tensor([0.01, 0.99], dtype=some.dtype)))
     if len(picture) > ROWS:
         picture = torch.nn.functional.interpolate(picture[None, None], (ROWS, ROWS), mode="area")[0, 0]
     return {"shades": pack.shades(picture, low, high), "low": low, "high": high, "ends": ends.tolist()}
@@ -256,6 +261,6 @@ def _thinned(values: Tensor, most: int, log: bool = False) -> Tensor:
     """At most so many of these, first and last among them, evenly by place or by its logarithm."""
     if len(values) <= most:
         return values
-    place = torch.logspace(0, torch.tensor(float(len(values))).log10(), most).sub(1) if log else None
-    place = torch.linspace(0, len(values) - 1, most) if place is None else place
+    n = len(values)
+    place = torch.logspace(0, math.log10(n), most) - 1 if log else torch.linspace(0, n - 1, most)
     return values[place.round().long().clamp(0, len(values) - 1).unique()]

@@ -18,7 +18,9 @@ function array(packed) {
   if (!unpacked.has(packed)) {
     const raw = bytes(packed.data);
     const kind = TYPES[packed.type];
-    if (!LITTLE) for (let k = 0; k < raw.length; k += kind.BYTES_PER_ELEMENT) raw.subarray(k, k + kind.BYTES_PER_ELEMENT).reverse();
+    if (!LITTLE)
+      for (let k = 0; k < raw.length; k += kind.BYTES_PER_ELEMENT)
+        raw.subarray(k, k + kind.BYTES_PER_ELEMENT).reverse();
     unpacked.set(packed, new kind(raw.buffer));
   }
   return unpacked.get(packed);
@@ -33,7 +35,9 @@ function row(packed, ...at) {
   if (packed.type !== "i2") return all.subarray(start * inner, (start + 1) * inner);
   const low = array(packed.low)[start];
   const step = array(packed.step)[start];
-  return Float64Array.from(all.subarray(start * inner, (start + 1) * inner), (v) => (v === -32768 ? NaN : low + step * v));
+  return Float64Array.from(all.subarray(start * inner, (start + 1) * inner), (v) =>
+    v === -32768 ? NaN : low + step * v
+  );
 }
 
 const CLASSES = N.classes;
@@ -86,7 +90,7 @@ function training(place) {
   };
 }
 
-// The explained samples in whose lists a training sample is, for one kernel: {similar: [at, …], helpful: …, harmful: …}.
+// The explained samples in whose lists a training sample is, for one kernel: {similar: [at, …], helpful, harmful}.
 function mentions(place, view) {
   const found = {};
   for (const [kind, [places]] of Object.entries(VIEWS[view].lists)) {
@@ -108,12 +112,22 @@ function boxes(at, view, output) {
   const outliers = row(b.outliers, at, output);
   const rows = Array.from(row(b.classes, at, output), (k, place) => {
     const [low, q1, median, q3, high, mean, ...fliers] = numbers.subarray(place * each, (place + 1) * each);
-    return { k, low, q1, median, q3, high, mean, fliers: fliers.filter((f) => !Number.isNaN(f)),
-             sum: sums[place], outliers: outliers[place] };
+    return {
+      k,
+      low,
+      q1,
+      median,
+      q3,
+      high,
+      mean,
+      fliers: fliers.filter((f) => !Number.isNaN(f)),
+      sum: sums[place],
+      outliers: outliers[place],
+    };
   });
   return {
     rows,
-    rest: rows.length < N.counts.by_class.length ? row(b.rest, at)[output] : null,
+    rest: b.all ? null : row(b.rest, at)[output],
     total: row(VIEWS[view].totals, at)[output],
   };
 }
@@ -127,7 +141,9 @@ const sheets = { test: [], train: [] };
 async function decode() {
   if (!PICTURES) return;
   for (const set of ["test", "train"]) {
-    sheets[set] = await Promise.all(LOOK[set].files.map((f) => createImageBitmap(new Blob([bytes(f.data)], { type: f.mime }))));
+    sheets[set] = await Promise.all(
+      LOOK[set].files.map((f) => createImageBitmap(new Blob([bytes(f.data)], { type: f.mime })))
+    );
     for (const file of LOOK[set].files) file.data = null; // the text is not needed any more
   }
 }
@@ -136,15 +152,18 @@ async function decode() {
 // screen readers, without one it is decoration.
 function picture(set, place, label) {
   const { size, cell, across, per } = LOOK[set];
-  const canvas = el("canvas", { width: size[1], height: size[0], class: "pixels", role: label ? "img" : null,
-                                "aria-label": label || null, "aria-hidden": label ? null : "true" });
+  const canvas = el("canvas", {
+    width: size[1],
+    height: size[0],
+    class: Math.max(...size) > 64 ? "pixels smooth" : "pixels",
+    role: label ? "img" : null,
+    "aria-label": label || null,
+    "aria-hidden": label ? null : "true",
+  });
   const at = place % per;
   const [x, y] = [(at % across) * cell[1], Math.floor(at / across) * cell[0]];
-  const draw = () => {
-    const sheet = sheets[set][Math.floor(place / per)];
-    if (sheet) canvas.getContext("2d").drawImage(sheet, x, y, size[1], size[0], 0, 0, size[1], size[0]);
-  };
-  draw();
+  const sheet = sheets[set][Math.floor(place / per)];
+  canvas.getContext("2d").drawImage(sheet, x, y, size[1], size[0], 0, 0, size[1], size[0]);
   return canvas;
 }
 

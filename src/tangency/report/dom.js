@@ -27,13 +27,18 @@ const by = (id) => document.getElementById(id);
 // A group of buttons of which one is pressed. `options`: [{key, label, title}]; `choose(key)` is called on a click.
 function choice(label, options, choose, { kind = "choice" } = {}) {
   const buttons = options.map((option) =>
-    el("button", {
-      type: "button",
-      title: option.title,
-      "data-key": option.key,
-      "aria-pressed": "false",
-      onclick: () => choose(option.key),
-    }, option.label));
+    el(
+      "button",
+      {
+        type: "button",
+        title: option.title,
+        "data-key": option.key,
+        "aria-pressed": "false",
+        onclick: () => choose(option.key),
+      },
+      option.label
+    )
+  );
   const node = el("div", { class: kind, role: "group", "aria-label": label }, buttons);
   node.press = (key) => {
     for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.key === String(key)));

@@ -9,11 +9,32 @@ const offBy = (at) => Math.abs(array(VIEWS[state.view].off)[at]);
 const FILTERS = [
   { key: "all", label: "All", test: () => true },
   { key: "wrong", label: "Misclassified", title: "the network is wrong", test: (at) => SAID[at] !== TRUTH[at] },
-  { key: "split", label: "Disagreements", title: "network and surrogate give different answers", test: (at) => SAID[at] !== array(VIEWS[state.view].said)[at] },
-  { key: "far", label: "Least faithful", title: "the tenth whose log-odds the surrogate misses most", test: (at) => worst().has(at) },
-  { key: "poisoned", label: "Poisoned", title: "known to be poisoned", known: () => POISONED, test: (at) => POISONED[at] },
-  { key: "flagged", label: "Flagged", title: "most of its neighbours are poisoned", known: () => VIEWS.some((v) => v.flagged),
-    test: (at) => VIEWS[state.view].flagged && array(VIEWS[state.view].flagged)[at] },
+  {
+    key: "split",
+    label: "Disagreements",
+    title: "network and surrogate give different answers",
+    test: (at) => SAID[at] !== array(VIEWS[state.view].said)[at],
+  },
+  {
+    key: "far",
+    label: "Least faithful",
+    title: "the tenth whose log-odds the surrogate misses most",
+    test: (at) => worst().has(at),
+  },
+  {
+    key: "poisoned",
+    label: "Poisoned",
+    title: "known to be poisoned",
+    known: () => POISONED,
+    test: (at) => POISONED[at],
+  },
+  {
+    key: "flagged",
+    label: "Flagged",
+    title: "most of its neighbours are poisoned",
+    known: () => VIEWS.some((v) => v.flagged),
+    test: (at) => VIEWS[state.view].flagged && array(VIEWS[state.view].flagged)[at],
+  },
 ];
 
 const confidence = (at) => probability(at, state.view, SAID[at], "network");
@@ -40,9 +61,15 @@ function worst() {
 
 // Every word must be found in the number (#12 or 12), the true class, the network's answer or the text.
 function matches(at, words) {
-  return words.every((word) =>
-    word === String(SHOWN[at]) || word === `#${SHOWN[at]}` ||
-    (!word.startsWith("#") && (name(TRUTH[at]).toLowerCase().includes(word) || name(SAID[at]).toLowerCase().includes(word) || searchable(at).includes(word))));
+  return words.every(
+    (word) =>
+      word === String(SHOWN[at]) ||
+      word === `#${SHOWN[at]}` ||
+      (!word.startsWith("#") &&
+        (name(TRUTH[at]).toLowerCase().includes(word) ||
+          name(SAID[at]).toLowerCase().includes(word) ||
+          searchable(at).includes(word)))
+  );
 }
 
 // The samples that pass everything chosen, in the chosen order.
@@ -50,8 +77,14 @@ function listed() {
   const filter = FILTERS.find((f) => f.key === state.filter);
   const words = state.query.trim().toLowerCase().split(/\s+/).filter(Boolean);
   const stand = array(VIEWS[state.view].said);
-  const found = PLACES.filter((at) => filter.test(at) && (state.truth === null || TRUTH[at] === state.truth) &&
-    (state.said === null || SAID[at] === state.said) && (state.surrogate === null || stand[at] === state.surrogate) && matches(at, words));
+  const found = PLACES.filter(
+    (at) =>
+      filter.test(at) &&
+      (state.truth === null || TRUTH[at] === state.truth) &&
+      (state.said === null || SAID[at] === state.said) &&
+      (state.surrogate === null || stand[at] === state.surrogate) &&
+      matches(at, words)
+  );
   const order = state.filter === "far" && state.order === "given" ? "far" : state.order;
   return order === "given" ? found : found.sort(ORDERS[order].compare);
 }
@@ -80,14 +113,30 @@ function step(by_) {
 function entry(at) {
   const wrong = SAID[at] !== TRUTH[at];
   const poisoned = POISONED && POISONED[at];
-  const words = `#${SHOWN[at]}: ${name(TRUTH[at])}${wrong ? `, network says ${name(SAID[at])}` : ""}${poisoned ? ", poisoned" : ""}`;
-  const inside = PICTURES ? picture("test", at)
-    : [el("span", { class: "index" }, `#${SHOWN[at]}`),
-       el("span", { class: "class" }, name(TRUTH[at]), wrong && el("em", {}, ` → ${name(SAID[at])}`)),
-       LOOK.kind === "texts" && el("span", { class: "snippet" }, text("test", at).slice(0, 120)),
-       LOOK.kind === "rows" && el("span", { class: "snippet" }, Array.from(cells("test", at).subarray(0, 6), (v) => num(v, 3)).join("  "))];
-  return el("button", { type: "button", class: `entry ${wrong ? "wrong" : ""} ${poisoned ? "poisoned" : ""}`, title: words, "aria-label": PICTURES ? words : null,
-                        "data-sample": SHOWN[at], tabindex: -1, onclick: () => change({ at }) }, inside);
+  const answer = wrong ? `, network says ${name(SAID[at])}` : "";
+  const words = `#${SHOWN[at]}: ${name(TRUTH[at])}${answer}${poisoned ? ", poisoned" : ""}`;
+  const inside = PICTURES
+    ? picture("test", at)
+    : [
+        el("span", { class: "index" }, `#${SHOWN[at]}`),
+        el("span", { class: "class" }, name(TRUTH[at]), wrong && el("em", {}, ` → ${name(SAID[at])}`)),
+        LOOK.kind === "texts" && el("span", { class: "snippet" }, text("test", at).slice(0, 120)),
+        LOOK.kind === "rows" &&
+          el("span", { class: "snippet" }, Array.from(cells("test", at).subarray(0, 6), (v) => num(v, 3)).join("  ")),
+      ];
+  return el(
+    "button",
+    {
+      type: "button",
+      class: `entry ${wrong ? "wrong" : ""} ${poisoned ? "poisoned" : ""}`,
+      title: words,
+      "aria-label": PICTURES ? words : null,
+      "data-sample": SHOWN[at],
+      tabindex: -1,
+      onclick: () => change({ at }),
+    },
+    inside
+  );
 }
 
 function strip() {
@@ -98,8 +147,14 @@ function strip() {
   const fill = () => node.replaceChildren(...(current.length ? current.slice(0, many).map(get) : [nothing()]));
   const mark = () => {
     const place = current.indexOf(state.at);
-    if (place >= many) { many = place + BATCH; fill(); }
-    for (const old of node.querySelectorAll("[aria-current]")) { old.removeAttribute("aria-current"); old.tabIndex = -1; }
+    if (place >= many) {
+      many = place + BATCH;
+      fill();
+    }
+    for (const old of node.querySelectorAll("[aria-current]")) {
+      old.removeAttribute("aria-current");
+      old.tabIndex = -1;
+    }
     if (place < 0) return;
     const button = get(state.at);
     button.setAttribute("aria-current", "true");
@@ -110,35 +165,75 @@ function strip() {
     if (b.left < a.left || b.right > a.right) node.scrollLeft += b.left - a.left - (a.width - b.width) / 2;
   };
   node.addEventListener("scroll", () => {
-    const near = node.scrollHeight - node.scrollTop - node.clientHeight < 300 && node.scrollWidth - node.scrollLeft - node.clientWidth < 300;
-    if (near && many < current.length) { many += BATCH; fill(); }
+    const near =
+      node.scrollHeight - node.scrollTop - node.clientHeight < 300 &&
+      node.scrollWidth - node.scrollLeft - node.clientWidth < 300;
+    if (near && many < current.length) {
+      many += BATCH;
+      fill();
+    }
   });
-  node.renew = () => { many = BATCH; fill(); mark(); };
+  node.renew = () => {
+    many = BATCH;
+    fill();
+    mark();
+  };
   node.mark = mark;
   return node;
 }
 
-const nothing = () => el("div", { class: "empty" }, el("p", {}, "No explained sample fits."),
-  el("button", { type: "button", onclick: () => change({ ...clear }) }, "Show all"));
+const nothing = () =>
+  el(
+    "div",
+    { class: "empty" },
+    el("p", {}, "No explained sample fits."),
+    el("button", { type: "button", onclick: () => change({ ...clear }) }, "Show all")
+  );
 
 // ---- the whole ------------------------------------------------------------------------------------------------------
 
 function selector(label, key, words) {
-  const present = [...new Set(key === "truth" ? TRUTH : key === "said" ? SAID : VIEWS.flatMap((v) => [...array(v.said)]))].sort((a, b) => a - b);
-  const node = el("select", { onchange: () => change({ [key]: node.value === "" ? null : Number(node.value) }) },
-    el("option", { value: "" }, "any"), present.map((k) => el("option", { value: k }, name(k))));
+  const present = [
+    ...new Set(key === "truth" ? TRUTH : key === "said" ? SAID : VIEWS.flatMap((v) => [...array(v.said)])),
+  ].sort((a, b) => a - b);
+  const node = el(
+    "select",
+    { onchange: () => change({ [key]: node.value === "" ? null : Number(node.value) }) },
+    el("option", { value: "" }, "any"),
+    present.map((k) => el("option", { value: k }, name(k)))
+  );
   node.show = () => (node.value = state[key] === null ? "" : state[key]);
   return { node, whole: el("label", { title: words }, el("span", {}, label), node) };
 }
 
 function controls() {
-  const search = el("input", { type: "search", id: "search", placeholder: LOOK.kind === "texts" ? "#12, class or words" : "#12 or class", autocomplete: "off", spellcheck: "false",
-                               "aria-label": "Search by number, class or text", oninput: () => change({ query: search.value }) });
+  const search = el("input", {
+    type: "search",
+    id: "search",
+    placeholder: LOOK.kind === "texts" ? "#12, class or words" : "#12 or class",
+    autocomplete: "off",
+    spellcheck: "false",
+    "aria-label": "Search by number, class or text",
+    oninput: () => change({ query: search.value }),
+  });
   const known = FILTERS.filter((f) => !f.known || f.known());
   const tallies = known.map(() => el("span", { class: "tally" }));
-  const chips = choice("Which samples", known.map((f, k) => ({ key: f.key, title: f.title, label: [f.label, " ", tallies[k]] })), (key) => change({ filter: key }), { kind: "chips" });
-  const selects = [selector("True class", "truth", "the class that the data give"), selector("Network said", "said", "the network’s answer"), selector("Surrogate said", "surrogate", "the answer of the chosen kernel’s surrogate")];
-  const order = el("select", { onchange: () => change({ order: order.value }) }, Object.entries(ORDERS).map(([key, o]) => el("option", { value: key }, o.label)));
+  const chips = choice(
+    "Which samples",
+    known.map((f, k) => ({ key: f.key, title: f.title, label: [f.label, " ", tallies[k]] })),
+    (key) => change({ filter: key }),
+    { kind: "chips" }
+  );
+  const selects = [
+    selector("True class", "truth", "the class that the data give"),
+    selector("Network said", "said", "the network’s answer"),
+    selector("Surrogate said", "surrogate", "the answer of the chosen kernel’s surrogate"),
+  ];
+  const order = el(
+    "select",
+    { onchange: () => change({ order: order.value }) },
+    Object.entries(ORDERS).map(([key, o]) => el("option", { value: key }, o.label))
+  );
   const show = () => {
     chips.press(state.filter);
     known.forEach((f, k) => (tallies[k].textContent = count(PLACES.filter((at) => f.test(at)).length)));
@@ -147,14 +242,26 @@ function controls() {
     order.value = state.order;
   };
   watch(["view", "filter", "query", "truth", "said", "surrogate", "order"], show);
-  return [search, chips, el("div", { class: "selects" }, selects.map((s) => s.whole), el("label", {}, el("span", {}, "Order"), order))];
+  return [
+    search,
+    chips,
+    el(
+      "div",
+      { class: "selects" },
+      selects.map((s) => s.whole),
+      el("label", {}, el("span", {}, "Order"), order)
+    ),
+  ];
 }
 
 function explorer() {
   const samples = strip();
   const where = el("span", { class: "where", "aria-live": "polite" });
   const detail = el("div", { class: "detail", id: "detail" });
-  const buttons = [el("button", { type: "button", id: "previous", onclick: () => step(-1) }, "← Previous"), el("button", { type: "button", id: "next", onclick: () => step(1) }, "Next →")];
+  const buttons = [
+    el("button", { type: "button", id: "previous", onclick: () => step(-1) }, "← Previous"),
+    el("button", { type: "button", id: "next", onclick: () => step(1) }, "Next →"),
+  ];
   const place = () => {
     const k = current.indexOf(state.at);
     where.textContent = current.length ? `${k < 0 ? "–" : count(k + 1)} of ${count(current.length)}` : "none";
@@ -170,13 +277,44 @@ function explorer() {
     samples.renew();
     place();
   });
-  watch(["at"], () => { samples.mark(); place(); });
+  watch(["at"], () => {
+    samples.mark();
+    place();
+  });
   watch(["at", "view", "output", "range"], () => detail.replaceChildren(...sample(state.at)));
-  const keys = VIEWS.length > 1 ? [el("kbd", {}, "1"), "–", el("kbd", {}, String(Math.min(9, VIEWS.length))), " kernel "] : [];
-  return section("why", "Why did the network say that?",
-    `Choose one of ${plural(SHOWN.length, "test sample")}. Beside it: what the network and its stand-in said, and the training ${thing} that the answer rests on.`,
-    el("p", { class: "keys" }, el("kbd", {}, "←"), el("kbd", {}, "→"), " or ", el("kbd", {}, "k"), el("kbd", {}, "j"), " sample ", keys, el("kbd", {}, "/"), " search ", el("kbd", {}, "Esc"), " leave"),
-    el("div", { class: "explorer" },
-      el("div", { class: "chooser card" }, controls(), el("div", { class: "row walk" }, buttons[0], where, buttons[1]), samples),
-      detail));
+  const keys =
+    VIEWS.length > 1 ? [el("kbd", {}, "1"), "–", el("kbd", {}, String(Math.min(9, VIEWS.length))), " kernel "] : [];
+  return section(
+    "why",
+    "Why did the network say that?",
+    `Choose one of ${plural(SHOWN.length, "test sample")}. Beside it: what the network and its stand-in ` +
+      `said, and the training ${thing} that the answer rests on.`,
+    el(
+      "p",
+      { class: "keys" },
+      el("kbd", {}, "←"),
+      el("kbd", {}, "→"),
+      " or ",
+      el("kbd", {}, "k"),
+      el("kbd", {}, "j"),
+      " sample ",
+      keys,
+      el("kbd", {}, "/"),
+      " search ",
+      el("kbd", {}, "Esc"),
+      " leave"
+    ),
+    el(
+      "div",
+      { class: "explorer" },
+      el(
+        "div",
+        { class: "chooser card" },
+        controls(),
+        el("div", { class: "row walk" }, buttons[0], where, buttons[1]),
+        samples
+      ),
+      detail
+    )
+  );
 }

@@ -1,8 +1,17 @@
 // What is chosen, kept in the address; keys; light and dark; and the start of it all.
 
 const state = {
-  view: best, at: 0, output: 0, who: "network", range: "whole",
-  filter: "all", truth: null, said: null, surrogate: null, query: "", order: "given",
+  view: best,
+  at: 0,
+  output: 0,
+  who: "network",
+  range: "whole",
+  filter: "all",
+  truth: null,
+  said: null,
+  surrogate: null,
+  query: "",
+  order: "given",
 };
 const watchers = [];
 
@@ -38,22 +47,35 @@ function recall() {
   const at = PLACE.get(Number(said.get("sample") ?? NaN));
   const view = VIEWS.findIndex((v) => v.name === said.get("kernel"));
   const output = Number(said.get("output") ?? 0);
-  return { ...(at !== undefined && { at }), ...(view >= 0 && { view }), ...(at !== undefined && Number.isInteger(output) && output >= 0 && { output }) };
+  return {
+    ...(at !== undefined && { at }),
+    ...(view >= 0 && { view }),
+    ...(at !== undefined && Number.isInteger(output) && output >= 0 && { output }),
+  };
 }
 
 // ---- keys -----------------------------------------------------------------------------------------------------------
 
-function key(event) {
+function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const typing = event.target.closest("input, select, textarea");
-  if (event.key === "Escape" && typing) { typing.blur(); if (state.query) change({ query: "" }); return; }
+  if (event.key === "Escape" && typing) {
+    typing.blur();
+    if (state.query) change({ query: "" });
+    return;
+  }
   if (typing) return;
   // Inside what scrolls sideways the arrows scroll.
   const scrolls = event.target.closest(".wide");
-  const act = {
-    ArrowRight: !scrolls && (() => step(1)), ArrowLeft: !scrolls && (() => step(-1)), j: () => step(1), k: () => step(-1),
-    "/": () => by("search").focus(),
-  }[event.key] || (/^[1-9]$/.test(event.key) && VIEWS[event.key - 1] && (() => change({ view: Number(event.key) - 1 })));
+  const act =
+    {
+      ArrowRight: !scrolls && (() => step(1)),
+      ArrowLeft: !scrolls && (() => step(-1)),
+      j: () => step(1),
+      k: () => step(-1),
+      "/": () => by("search").focus(),
+    }[event.key] ||
+    (/^[1-9]$/.test(event.key) && VIEWS[event.key - 1] && (() => change({ view: Number(event.key) - 1 })));
   if (!act) return;
   event.preventDefault();
   act();
@@ -99,21 +121,46 @@ function theme() {
 // ---- start ----------------------------------------------------------------------------------------------------------
 
 function bar() {
-  const views = VIEWS.length > 1
-    ? choice("Kernel", VIEWS.map((v, k) => ({ key: k, title: v.title, label: [k < 9 && el("small", { "aria-hidden": "true" }, String(k + 1)), v.name] })), (k) => change({ view: Number(k) }))
-    : el("span", { class: "single", title: VIEWS[0].title }, VIEWS[0].name);
+  const views =
+    VIEWS.length > 1
+      ? choice(
+          "Kernel",
+          VIEWS.map((v, k) => ({
+            key: k,
+            title: v.title,
+            label: [k < 9 && el("small", { "aria-hidden": "true" }, String(k + 1)), v.name],
+          })),
+          (k) => change({ view: Number(k) })
+        )
+      : el("span", { class: "single", title: VIEWS[0].title }, VIEWS[0].name);
   views.id = "kernels";
-  if (views.press) watch(["view"], () => {
-    views.press(state.view);
-    const pressed = views.children[state.view];
-    views.scrollLeft = pressed.offsetLeft - views.offsetLeft - (views.clientWidth - pressed.offsetWidth) / 2;
-  });
-  const links = [["overview", "Overview"], ["faithful", "Faithful?"], ["why", "Decisions"], ["kernel", "Kernel"], ["foot", "About"]];
+  if (views.press)
+    watch(["view"], () => {
+      views.press(state.view);
+      const button = views.children[state.view];
+      views.scrollLeft = button.offsetLeft - views.offsetLeft - (views.clientWidth - button.offsetWidth) / 2;
+    });
+  const links = [
+    ["overview", "Overview"],
+    ["faithful", "Faithful?"],
+    ["why", "Decisions"],
+    ["kernel", "Kernel matrix"],
+    ["foot", "About"],
+  ];
   // The address is kept for the sample, so these scroll by themselves.
-  const go = (id) => (event) => { event.preventDefault(); by(id).scrollIntoView({ behavior: "smooth" }); };
+  const go = (id) => (event) => {
+    event.preventDefault();
+    by(id).scrollIntoView({ behavior: "smooth" });
+  };
   by("bar").append(
-    el("nav", { "aria-label": "Sections" }, links.map(([id, words]) => el("a", { href: `#${id}`, onclick: go(id) }, words))),
-    el("div", { class: "which" }, el("span", {}, "Kernel"), views), theme());
+    el(
+      "nav",
+      { "aria-label": "Sections" },
+      links.map(([id, words]) => el("a", { href: `#${id}`, onclick: go(id) }, words))
+    ),
+    el("div", { class: "which" }, el("span", {}, "Kernel"), views),
+    theme()
+  );
 }
 
 async function start() {
@@ -124,9 +171,22 @@ async function start() {
   Object.assign(state, recall());
   for (const { draw } of watchers) draw();
   if (location.hash.includes("sample=")) by("why").scrollIntoView();
-  addEventListener("keydown", key);
-  addEventListener("hashchange", () => { const next = recall(); if (Object.keys(next).length) explore(next); });
+  addEventListener("keydown", pressed);
+  addEventListener("hashchange", () => {
+    const next = recall();
+    if (Object.keys(next).length) explore(next);
+  });
   document.documentElement.dataset.ready = "true";
 }
 
-start();
+// Without this a browser that is too old would show an empty page.
+start().catch((error) => {
+  by("main").append(
+    el(
+      "p",
+      { class: "card" },
+      `This page could not be drawn: ${error.message}. A browser of 2022 or later is needed.`
+    )
+  );
+  throw error;
+});

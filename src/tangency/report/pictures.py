@@ -1,7 +1,7 @@
-"""Pictures for a page: many small ones on few sheets. Pillow makes them small, but they need it not: PNG is written here.
+"""Pictures for a page: many small ones on few sheets, encoded by Pillow where it is installed, else as PNG by zlib.
 
-WebP, and JPEG where Pillow has no WebP, blur what lies within a block of 16 × 16; so each picture of a lossy sheet takes
-whole blocks, and its neighbours cannot be seen in it.
+WebP, and JPEG where Pillow has no WebP, blur what lies within a block of 16 × 16 pixels. So each picture of a lossy
+sheet takes whole blocks, and nothing of its neighbours can be seen in it.
 """
 
 import io
@@ -21,11 +21,12 @@ from . import pack
 # Pixels on a side of a sheet, at most: phones refuse larger ones.
 SHEET = 4096
 BLOCK = 16
+NAMES = {"webp": "WebP", "jpeg": "JPEG"}
 
 
 @dataclass(frozen=True)
 class Level:
-    """How pictures are kept: at most `side` pixels high and wide; exactly (`quality` 100), lossy, or in fewer shades."""
+    """How pictures are kept: at most `side` pixels high and wide; exactly (`quality` 100), lossy, or in few shades."""
 
     side: int
     quality: int = 100
@@ -36,7 +37,7 @@ class Level:
         return self.quality == 100 and self.shades == 256
 
     def words(self, encoder: str, size: tuple[int, int]) -> str:
-        parts = [f"{encoder.upper()} at quality {self.quality}"] if self.quality < 100 else []
+        parts = [f"{NAMES[encoder]} at quality {self.quality}"] if self.quality < 100 else []
         parts += [f"PNG with {self.shades} shades a colour"] if self.shades < 256 else []
         parts += ["PNG, every pixel as it is"] if self.exact else []
         small = fitted(size, self.side)
@@ -69,7 +70,7 @@ def fitted(size: tuple[int, int], side: int) -> tuple[int, int]:
 
 
 def sheets(images: Tensor, level: Level) -> dict[str, Any]:
-    """Images [n, 1 or 3, h, w], uint8 or float in [0, 1], side by side on sheets; `cell` is the room that each takes."""
+    """Images [n, 1 or 3, h, w], uint8 or float in [0, 1], side by side on sheets; `cell`: the room that each takes."""
     size = fitted((images.shape[2], images.shape[3]), level.side)
     h, w = size if level.quality == 100 else (-(-s // BLOCK) * BLOCK for s in size)
     most = max(1, SHEET // h) * max(1, SHEET // w)

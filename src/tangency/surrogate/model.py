@@ -248,50 +248,45 @@ def _by_norm(gram: Gram, y: Array, reg: float, w: Tensor, classes: int | None, t
 
 
 def _descend(
-    gram: Gram, labels: Tensor, w: Tensor, reg: float, tol: float | None, epochs: int, seed: int,
-    progress: bool,
-) -> Surrogate:  # fmt: skip
-    """Averaged stochastic gradient descent on rows of K; the mean over steps converges where the steps alone do not."""
-    n, q = labels.shape
-    task = Task(_KernelDesign(gram, labels.new_zeros(n, 0), labels.new_zeros(0)), labels, torch.zeros_like(labels), w,
-                reg, True)  # fmt: skip
+    gram: Gram, labels: Tensor, w: Tensor, reg: float, tol: float | None, epochs: int, seed: int, progress: bool
+) -> Surrogate:
+    """Stochastic gradient descent on rows of K; the answer is a mean over steps in which the later ones weigh more."""
+    (n, q), begin = labels.shape, torch.zeros_like(labels)
+    task = Task(_KernelDesign(gram, labels.new_zeros(n, 0), labels.new_zeros(0)), labels, begin, w, reg, True)
     theta, b = labels.new_zeros(n, q), labels.new_zeros(q)
-    mean, mean_b = theta.clone(), b.clone()
-    best, idle, steps, settled = float("inf"), 0, 0, 0
-    # ‖k_i‖² bounds a row's curvature; the steps are as long as that allows.
-    length = max(float(k.square().sum(1).max()) for _, k in _batches(gram, n, seed))
-    rate, alpha = 1.0 / (0.5 * length + 1), reg / n
+    mean, mean_b, best, idle, steps = theta, b, float("inf"), 0, 0
+    # Curvature is at most ½ (‖k_i‖² for W and 1 for b): the steps are as long as is safe.
+    rate = 1 / max(float(k.square().sum(1).max()) for _, k in _batches(gram, n, seed))
     with bar(epochs, "surrogate", "epoch", show=progress) as step:
         for epoch in range(epochs):
             loss = 0.0
             for rows, k in _batches(gram, n, seed + epoch):
                 z = k @ theta + b
                 p = torch.sigmoid(z) if q == 1 else torch.softmax(z, 1)
-                part = w[rows] * (p - labels[rows])
-                chosen = Task(task.design, labels[rows], z, w[rows], reg, True)
-                loss += float(chosen.losses(z))
-                theta = (1 - min(rate * alpha, 0.5)) * theta - rate * (k.T @ part) / len(rows)
-                b = b - rate * part.sum(0) / len(rows)
-                steps, settled = steps + 1, settled + 1
-                mean, mean_b = mean + (theta - mean) / settled, mean_b + (b - mean_b) / settled
+                loss += float(Task(task.design, labels[rows], begin, w[rows], reg, True).losses(z))
+                g = w[rows] * (p - labels[rows]) / len(rows)
+                theta = (1 - min(rate * reg / n, 0.5)) * theta - rate * (k.T @ g)
+                b = b - g.sum(0)
+                steps += 1
+                part = 4 / (steps + 3)  # polynomial decay averaging (Shamir & Zhang 2013, η = 3)
+                mean, mean_b = mean + part * (theta - mean), mean_b + part * (b - mean_b)
             step(note=f"loss {loss / n:.4f}")
-            idle = idle + 1 if loss > best - 1e-3 * n else 0
+            idle = idle + 1 if loss > (1 - 1e-3) * best else 0
             best = min(best, loss)
             if idle >= 5:
                 break
-            if epoch == epochs // 4:  # what came before is far from the answer
-                settled = 0
     z = task.logits(mean, mean_b)
-    p = torch.sigmoid(z) if q == 1 else torch.softmax(z, 1)
-    start = torch.full_like(z, 0.5) if q == 1 else torch.full_like(z, 1 / q)
-    sizes = [float(torch.cat([g, gb[None]]).norm()) for g, gb in
-             (task.gradient(mean, p), task.gradient(torch.zeros_like(mean), start))]  # fmt: skip
+    sizes = []
+    for at, logits in ((mean, z), (begin, begin)):
+        g, gb = task.gradient(at, torch.sigmoid(logits) if q == 1 else torch.softmax(logits, 1))
+        sizes.append(float((g.square().sum() + gb.square().sum()).sqrt()))
     return _surrogate(task, Answer(mean, mean_b, steps, sizes[0] / max(sizes[1], 1e-300)), "sgd", tol)
 
 
-def _batches(gram: Gram, n: int, seed: int, size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(gram: Gram, n: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Random rows of K; of one on disk, rows that lie together, so that each tile is read once."""
     generator = torch.Generator().manual_seed(seed)
+    size = max(1, min(256, n // 32))  # (heuristic: some 32 steps an epoch or more)
     if gram._in_memory:
         for rows in torch.randperm(n, generator=generator).split(size):
             yield rows, gram[rows].double()

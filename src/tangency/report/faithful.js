@@ -1,0 +1,180 @@
+// How well the surrogate of the chosen kernel follows the network: sample by sample, and class by class.
+
+const key = (kind, words) => el("span", {}, el("i", { class: `swatch ${kind}` }), words);
+
+function faithful() {
+  const room = el("div", { class: "chart", id: "scatter" });
+  const tip = el("div", { class: "tip", hidden: true });
+  const said = el("p", { class: "caption" });
+  const title = el("h3", {});
+  let chart;
+  const index = array(N.scatter.index);
+  const right = array(N.scatter.right);
+  const network = array(N.scatter.network);
+  const hover = (p, x, y) => {
+    tip.hidden = !p;
+    if (!p || tip.dataset.at === String(p.at)) return;
+    tip.dataset.at = p.at;
+    const words =
+      `${name(TRUTH[p.at])}: network ${percent(1 / (1 + Math.exp(-p.y)))}, surrogate ` +
+      `${percent(1 / (1 + Math.exp(-p.x)))}`;
+    tip.replaceChildren(
+      ...[PICTURES && picture("test", p.at), el("span", {}, el("strong", {}, `#${SHOWN[p.at]} `), words)].filter(
+        Boolean
+      )
+    );
+    tip.style.left = `${Math.min(x + 14, room.clientWidth - tip.offsetWidth - 4)}px`;
+    tip.style.top = `${y + 14}px`;
+  };
+  const draw = () => {
+    const view = VIEWS[state.view];
+    const x = array(view.scatter);
+    const points = Array.from(index, (i, k) => ({ x: x[k], y: network[k], right: right[k], at: PLACE.get(i) }));
+    tip.hidden = true;
+    tip.dataset.at = "";
+    chart = scatterChart(room.clientWidth || 560, points, view.line.map(array), {
+      open: (at) => explore({ at }),
+      hover,
+      title:
+        `Network’s against ${view.name} surrogate’s probability of the true class, ${points.length} test ` +
+        `samples. Kendall’s tau ${num(view.faithful.tau)}.`,
+    });
+    chart.choose(state.at);
+    room.replaceChildren(chart, tip);
+    title.textContent = `Confidence in the true class: network and ${view.name}`;
+    const drawn =
+      index.length < N.counts.test
+        ? `${count(index.length)} of ${count(N.counts.test)} test samples: the ${count(SHOWN.length)} ` +
+          "explained below, the others at random. "
+        : "";
+    said.textContent =
+      `${drawn}Each mark is a test sample; strong ones open below on a click. On the line the surrogate says ` +
+      "just what the network says, up to an increasing map. Both axes are in log-odds, so that 99% and 99.9% " +
+      "are far apart.";
+  };
+  watch(["view"], draw);
+  watch(["at"], () => chart.choose(state.at));
+  sized(room, draw);
+  return section(
+    "faithful",
+    "Can the stand-in be trusted?",
+    "Where the marks follow the line, the surrogate orders decisions as the network does, and its " +
+      "explanations are of this network. Marks far off are decisions that it does not explain.",
+    el(
+      "div",
+      { class: "two" },
+      el(
+        "div",
+        { class: "card" },
+        title,
+        el(
+          "p",
+          { class: "key" },
+          key("dot", "network right"),
+          key("cross", "network wrong"),
+          key("line", "best increasing map")
+        ),
+        room,
+        said
+      ),
+      confusion()
+    )
+  );
+}
+
+function confusion() {
+  const room = el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Confusion matrix" });
+  const classes = N.confusion.classes;
+  const part = classes.length < CLASSES.length;
+  const who = choice(
+    "Whose decisions",
+    [
+      { key: "network", label: "Network" },
+      { key: "surrogate", label: "Surrogate" },
+    ],
+    (key) => change({ who: key })
+  );
+  const long = Math.max(...classes.map((k) => name(k).length)) > 3 || classes.length > 12;
+  const draw = () => {
+    who.press(state.who);
+    const counts = array(state.who === "network" ? N.confusion.network : VIEWS[state.view].confusion);
+    const k = classes.length;
+    const rows = classes.map((truth, i) => {
+      const numbers = counts.subarray(i * (k + 1), (i + 1) * (k + 1));
+      const all = Math.max(
+        1,
+        numbers.reduce((a, b) => a + b, 0)
+      );
+      const cell = (said, j) => {
+        const value = numbers[j];
+        const kind = said === truth ? "hit" : value ? "miss" : "none";
+        const words =
+          `${count(value)} of true class ${name(truth)} taken for ` +
+          `${said === null ? "a class not shown" : name(said)}`;
+        const style = { "--part": `${Math.round(100 * (value ? 0.12 + 0.88 * Math.sqrt(value / all) : 0))}%` };
+        const open =
+          value && said !== null
+            ? el(
+                "button",
+                {
+                  type: "button",
+                  title: words,
+                  "aria-label": words,
+                  onclick: () =>
+                    explore({
+                      filter: "all",
+                      truth,
+                      said: state.who === "network" ? said : null,
+                      surrogate: state.who === "network" ? null : said,
+                    }),
+                },
+                count(value)
+              )
+            : el("span", { title: words }, value ? count(value) : "·");
+        return el("td", { class: kind, style }, open);
+      };
+      return el(
+        "tr",
+        {},
+        el("th", { scope: "row", title: name(truth) }, el("span", {}, name(truth))),
+        classes.map(cell),
+        part && cell(null, k)
+      );
+    });
+    const head = classes.map((c) => el("th", { scope: "col", title: name(c) }, el("span", {}, name(c))));
+    room.replaceChildren(
+      el(
+        "table",
+        { class: `confusion ${long ? "long" : ""}` },
+        el(
+          "thead",
+          {},
+          el(
+            "tr",
+            {},
+            el("th", { class: "corner" }, "true ↓ said →"),
+            head,
+            part && el("th", { scope: "col" }, el("span", {}, "other"))
+          )
+        ),
+        el("tbody", {}, rows)
+      )
+    );
+  };
+  watch(["view", "who"], draw);
+  return el(
+    "div",
+    { class: "card" },
+    el("div", { class: "row" }, el("h3", {}, "Who is taken for whom"), who),
+    room,
+    el(
+      "p",
+      { class: "caption" },
+      part
+        ? `The ${classes.length} of ${CLASSES.length} classes that the network confuses most; “other” are all ` +
+            "not shown. "
+        : "",
+      "Counts over all test samples. A click on a number shows those of them that are explained below."
+    )
+  );
+}
