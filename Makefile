@@ -11,7 +11,7 @@ BIN := .venv/bin
 	touch $@
 
 demo: .venv/installed
-	$(BIN)/python examples/demo.py --out demo
+	$(BIN)/tangency demo --out demo
 
 lint: .venv/installed
 	$(BIN)/ruff check .

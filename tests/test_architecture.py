@@ -72,7 +72,7 @@ def test_files_stay_readable() -> None:
 
 def test_import_needs_torch_and_numpy_alone() -> None:
     """The GPU machine has nothing else that could be relied on."""
-    optional = ["jaxtyping", "beartype", "sklearn", "scipy", "matplotlib", "tqdm", "transformers", "zarr", "ray"]
+    optional = ["jaxtyping", "beartype", "sklearn", "scipy", "matplotlib", "tqdm", "transformers", "zarr", "ray", "PIL"]
     code = f"""
 import sys
 for name in {optional}:

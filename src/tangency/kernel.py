@@ -14,16 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _check
+from . import _check, _tree
 from ._types import Inputs
 from .blocks import Block, Dense, Outer
+from .choices import Explanation, Row
 from .contract import Sum, diagonal
 from .cost import Cost, Method, choose, forced
 from .errors import InputError, NonFiniteError
-from .choices import Explanation, Row
 from .features import Features, Jacobian
 
 Prepared = Any
+# Samples whose features are held at a time for a diagonal, which needs no more than one (heuristic).
+BLOCK = 64
 
 
 class Kernel(ABC):
@@ -175,7 +177,8 @@ class Empirical(Kernel):
         return {name: found.get(name, zero) for name in names}
 
     def diag(self, x: Inputs) -> Tensor:
-        return self.prepared_diag(self.prepare(self.ready(x)))
+        parts = _tree.split(self.ready(x), BLOCK)
+        return torch.cat([self.prepared_diag(self.prepare(part)) for part in parts])
 
     def prepared_diag(self, a: dict[str, Block]) -> Tensor:
         with self.features.network.modes():

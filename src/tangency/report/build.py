@@ -21,8 +21,11 @@ from .medium import Medium, medium
 # Joined in this order into one script: each may use what those before it define.
 SCRIPTS = ("dom", "data", "charts", "overview", "faithful", "sample", "explorer", "kernel", "foot", "page")
 
+# What data sets are called that nobody named.
+UNNAMED = ("", "data", "train", "test")
 
-def write(decisions: Decisions, path: str | os.PathLike[str], *, limit: int | str = "8MB") -> Path:
+
+def write(decisions: Decisions, path: str | os.PathLike[str], *, limit: int | str | None = "8MB") -> Path:
     """Write the page as one HTML file and return where it is: `path` if that ends with .html, else path/report.html.
 
     The file needs no server, no connection and nothing installed. `limit`: its size at most; see `build`.
@@ -34,22 +37,17 @@ def write(decisions: Decisions, path: str | os.PathLike[str], *, limit: int | st
         raise InputError(f"path is a {type(path).__name__}; needed: a folder or a .html file, as a string or a Path.")
     to = Path(path).expanduser()
     to = to if to.suffix.lower() in (".html", ".htm") else to / "report.html"
+    _writable(to)  # before the work
+    page = build(decisions, limit=limit)
     try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if to.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
-        if not os.access(to if to.exists() else to.parent, os.W_OK):  # before the work
-            raise PermissionError(None, "permission denied")
-        to.write_text(build(decisions, limit=limit), encoding="utf-8", newline="\n")
+        to.write_text(page, encoding="utf-8", newline="\n")
     except OSError as e:
-        raise InputError(
-            f"{to} cannot be written: {e.strerror or e}. Give a folder, or a .html file, where you may write."
-        ) from None
+        raise _unwritable(to, e) from None
     return to
 
 
-def build(decisions: Decisions, *, limit: int | str = "8MB") -> str:
-    """The page as text of at most `limit` bytes (a number, or a string such as "8MB").
+def build(decisions: Decisions, *, limit: int | str | None = "8MB") -> str:
+    """The page as text of at most `limit` bytes (a number, a string such as "8MB", or None: no limit).
 
     Where all does not fit, first the quality of the training pictures goes down (or the length of the texts), then the
     number of training samples in each list; the page says in its last section what was left out.
@@ -86,10 +84,27 @@ def build(decisions: Decisions, *, limit: int | str = "8MB") -> str:
     )
 
 
+def _writable(to: Path) -> None:
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if to.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        if not os.access(to if to.exists() else to.parent, os.W_OK):
+            raise PermissionError(None, "permission denied")
+    except OSError as e:
+        raise _unwritable(to, e) from None
+
+
+def _unwritable(to: Path, e: OSError) -> InputError:
+    return InputError(
+        f"{to} cannot be written: {e.strerror or e}. Give a folder, or a .html file, where you may write."
+    )
+
+
 def _page(d: Decisions, looks: Medium, level: Any, many: int, k: int, refer: Tensor, text: str) -> str:
     about = {
         "model": str(d.facts.get("model") or "the network"),
-        "data": d.test.name or d.train.name or "the test data",
+        "data": next((data.name for data in (d.test, d.train) if data.name not in UNNAMED), "the test data"),
         "facts": pack.plain(d.facts),
         "version": __version__,
         "notes": looks.notes(level) + _notes(d, many, k),

@@ -71,7 +71,7 @@ const crosses = (points, r) =>
 // `open(at)` on a click; `hover(point or null, x, y)` as the pointer moves; `node.choose(at)` rings a sample.
 function scatterChart(width, points, line, { open, hover, title }) {
   const height = Math.round(Math.min(460, Math.max(300, width * 0.72)));
-  const box = { left: 54, right: width - 12, top: 12, bottom: height - 44 };
+  const box = { left: 54, right: width - 22, top: 12, bottom: height - 44 };
   const spread = (key) => {
     const values = points.map((p) => p[key]);
     const [low, high] = [Math.min(...values), Math.max(...values)];

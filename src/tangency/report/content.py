@@ -16,7 +16,7 @@ POINTS, VALUES = 2000, 240
 # Up to this many classes everything is shown of each; of more, the so many that matter most for a sample.
 CLASSES, CHOSEN = 24, 12
 # Classes in the confusion matrix, rows of the picture of a Gram, outliers of a box that are drawn.
-CONFUSED, ROWS, FLIERS = 20, 200, 10
+CONFUSED, ROWS, FLIERS = 20, 200, 8
 # Log-odds beyond this are drawn at it: a double cannot tell such probabilities from 0 and 1.
 LIMIT = 60.0
 
@@ -33,16 +33,6 @@ def log_odds(logits: Tensor, y: Tensor) -> Tensor:
     y = y.cpu()[:, None]
     others = z.scatter(1, y, -torch.inf).logsumexp(1)
     return (z.gather(1, y)[:, 0] - others).clamp(-LIMIT, LIMIT)
-
-
-def mapped(line: MonotoneMap, x: Tensor) -> Tensor:
-    """The piecewise linear map at x; beyond its ends the last pieces go on."""
-    knots, values = (v.detach().cpu().double() for v in (line.knots, line.values))
-    if len(knots) == 1:
-        return x - knots + values
-    at = torch.searchsorted(knots, x).clamp(1, len(knots) - 1)
-    slope = (values[at] - values[at - 1]) / (knots[at] - knots[at - 1]).clamp_min(torch.finfo(knots.dtype).tiny)
-    return values[at - 1] + (x - knots[at - 1]) * slope
 
 
 def neighbours(decisions: Decisions, k: int) -> Tensor:
@@ -111,8 +101,8 @@ def _view(d: Decisions, view: View, frame: Frame) -> Content:
     odds, network = log_odds(view.logits, d.test.y), log_odds(d.logits, d.test.y)
     shown, points, f, s = frame.shown, frame.points, view.faithfulness, view.surrogate
     ends = torch.stack(odds[points].aminmax())
-    knots = torch.cat([ends, f.map.knots.detach().cpu().double().clamp(-LIMIT, LIMIT)]).unique()
-    knots = _thinned(knots, VALUES)
+    line = MonotoneMap(f.map.knots.detach().cpu().double(), f.map.values.detach().cpu().double())
+    knots = _thinned(torch.cat([ends, line.knots.clamp(-LIMIT, LIMIT)]).unique(), VALUES)
     return {
         "name": view.name,
         "title": view.title,
@@ -129,11 +119,11 @@ def _view(d: Decisions, view: View, frame: Frame) -> Content:
             }
         ),
         "said": pack.integers(view.logits.argmax(1).cpu()[shown]),
-        "off": pack.floats((mapped(f.map, odds) - network)[shown]),
+        "off": pack.floats((line(odds) - network)[shown]),
         "flagged": None if view.flagged is None else pack.bits(view.flagged.cpu()[shown]),
         "probability": pack.floats(_probability(view.logits, frame)),
         "scatter": pack.floats(odds[points]),
-        "line": [pack.floats(knots), pack.floats(mapped(f.map, knots))],
+        "line": [pack.floats(knots), pack.floats(line(knots))],
         "confusion": _confusion(view.logits, d.test.y.cpu(), frame.confused),
         "gram": _gram(view),
         "spectrum": _spectrum(view),

@@ -90,14 +90,15 @@ function training(place) {
   };
 }
 
-// The explained samples in whose lists a training sample is, for one kernel: {similar: [at, …], helpful, harmful}.
+// The explained samples in whose lists, for what the network said, a training sample is: {similar: [at, …], …}.
 function mentions(place, view) {
   const found = {};
   for (const [kind, [places]] of Object.entries(VIEWS[view].lists)) {
     const all = array(places);
     const each = all.length / SHOWN.length;
     const inside = new Set();
-    all.forEach((p, k) => p === place && inside.add(Math.floor(k / each)));
+    const first = places.shape[places.shape.length - 1]; // of each sample the lists of the first output come first
+    all.forEach((p, k) => p === place && k % each < first && inside.add(Math.floor(k / each)));
     found[kind] = [...inside];
   }
   return found;

@@ -101,10 +101,10 @@ function explore(next) {
   by("why").scrollIntoView({ behavior: instead, block: "start" });
 }
 
-function step(by_) {
+function step(forward) {
   if (!current.length) return;
   const place = current.indexOf(state.at);
-  const next = place < 0 ? 0 : Math.min(current.length - 1, Math.max(0, place + by_));
+  const next = place < 0 ? 0 : Math.min(current.length - 1, Math.max(0, place + forward));
   change({ at: current[next] });
 }
 

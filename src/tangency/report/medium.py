@@ -18,7 +18,7 @@ LARGE, SMALL = 160, 96
 # Pictures stay exact as long as they take no more (heuristic): digits do, photographs do not.
 EXACT = 1_000_000
 # Pictures from which the bytes of all are guessed before all are encoded.
-PROBE = 192
+PROBE = 400
 # Columns of a table that are shown; more cannot be read side by side.
 COLUMNS = 24
 
@@ -102,8 +102,9 @@ class Pictures(Medium):
         return not level.exact or tiny or pictures.encoder() == "png" or self.guess(test, train, level) <= EXACT
 
     def _large(self, level: pictures.Level) -> pictures.Level:
-        """Test pictures are few and are shown large: never worse than the training pictures, and larger."""
-        return pictures.Level(max(level.side, LARGE), level.quality, level.shades)
+        """Test pictures are few and are shown large: they stay good, and may be larger."""
+        quality = 100 if level.quality == 100 else pictures.BEST
+        return pictures.Level(max(level.side, LARGE), quality, level.shades)
 
     def _each(self, k: int, images: Tensor, rows: Tensor, level: pictures.Level) -> float:
         """Characters of the page for one picture, measured on a few."""

@@ -37,8 +37,12 @@ function hash() {
   return `#sample=${SHOWN[state.at]}&kernel=${encodeURIComponent(VIEWS[state.view].name)}${output}`;
 }
 
+let waiting = 0;
+
+// A little later, since browsers refuse an address that changes with every repeat of a held key.
 function remember() {
-  history.replaceState(null, "", hash());
+  clearTimeout(waiting);
+  waiting = setTimeout(() => history.replaceState(null, "", hash()), 150);
 }
 
 // What the address says, as far as it can be made out.

@@ -21,6 +21,8 @@ from . import pack
 # Pixels on a side of a sheet, at most: phones refuse larger ones.
 SHEET = 4096
 BLOCK = 16
+# The best lossy quality: at this one the eye finds no difference (heuristic).
+BEST = 88
 NAMES = {"webp": "WebP", "jpeg": "JPEG"}
 
 
@@ -59,7 +61,7 @@ def levels(side: int) -> tuple[Level, ...]:
     if encoder() == "png":
         found = [Level(side), *(Level(side, shades=s) for s in (64, 32, 16, 8))]
         return tuple(found + [Level(s, shades=16) for s in (64, 48, 32) if s < side])
-    found = [Level(side), *(Level(side, quality) for quality in (88, 80, 70, 60, 50, 40, 30))]
+    found = [Level(side), *(Level(side, quality) for quality in (BEST, 80, 70, 60, 50, 40))]
     return tuple(found + [Level(s, 40) for s in (64, 48, 32) if s < side])
 
 

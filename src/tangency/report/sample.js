@@ -110,7 +110,8 @@ function probabilityTable(at) {
       el("td", { class: "network", "data-value": p.network }, percent(p.network)),
       el("td", { class: "surrogate", "data-value": p.surrogate }, percent(p.surrogate))
     );
-  const long = Math.max(...found.map((p) => name(p.k).length)) > 16;
+  const longest = Math.max(...found.map((p) => name(p.k).length + (p.k === TRUTH[at] ? 5 : 1)), 9);
+  const long = longest > 20;
   return el(
     "div",
     { class: `probabilities ${long ? "long" : ""}` },
@@ -123,7 +124,11 @@ function probabilityTable(at) {
         el(
           "tr",
           {},
-          el("th", { scope: "col" }, el("span", { class: "hidden" }, "Class")),
+          el(
+            "th",
+            { scope: "col", style: long ? {} : { width: `${longest + 1}ch` } },
+            el("span", { class: "hidden" }, "Class")
+          ),
           el("th", { "aria-hidden": "true" }),
           el("th", { scope: "col", class: "network" }, "network"),
           el("th", { scope: "col", class: "surrogate" }, "surrogate")
@@ -306,7 +311,7 @@ function openTraining(place) {
       ),
       el("p", {}, "Class ", el("strong", {}, name(n.truth)), " ", n.poisoned && tag("poison", "poisoned")),
       look("train", place, n.index, true),
-      el("p", { class: "caption" }, `With ${VIEWS[state.view].name}:`),
+      el("p", { class: "caption" }, `With ${VIEWS[state.view].name}, for what the network said:`),
       part("similar", "Among the most similar"),
       part("helpful", "Among the most helpful"),
       part("harmful", "Among the most harmful")
@@ -373,13 +378,18 @@ function attribution(at) {
 
 // ---- together -------------------------------------------------------------------------------------------------------
 
-const WHICH = ["what the network said", "second", "third", "fourth", "fifth"];
+// Why a logit is explained: the network said it, it would have been right, or it came close.
+function part(at, k, q) {
+  if (k === SAID[at]) return "what the network said";
+  if (k === TRUTH[at]) return "the true class";
+  return q === 1 ? "runner-up" : `number ${q + 1}`;
+}
 
 function sample(at) {
   const outputs = row(VIEWS[state.view].outputs, at);
   const which = choice(
     "Explained output",
-    Array.from(outputs, (k, q) => ({ key: q, label: [name(k), el("small", {}, WHICH[q] || `${q + 1}th`)] })),
+    Array.from(outputs, (k, q) => ({ key: q, label: [name(k), el("small", {}, part(at, k, q))] })),
     (key) => change({ output: Number(key) })
   );
   which.press(state.output);

@@ -162,7 +162,8 @@ def _widened(gram: Gram) -> Gram:
     """In float64 from the start where that is cheap; the numbers are the same."""
     limit = WIDEN
     if gram.device is not None and gram.device.type == "cuda":
-        limit = torch.cuda.mem_get_info(gram.device)[0] // 3
+        cached = torch.cuda.memory_reserved(gram.device) - torch.cuda.memory_allocated(gram.device)
+        limit = (torch.cuda.mem_get_info(gram.device)[0] + cached) // 3
     if gram._in_memory and gram.dtype == torch.float32 and 8 * gram.shape.numel() <= limit:
         return DenseGram(gram.dense().double(), symmetric=True)
     return gram

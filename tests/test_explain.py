@@ -1,0 +1,609 @@
+"""tg.explain against its parts put together by hand, on every form of model and data; and what it leaves behind."""
+
+import copy
+import dataclasses
+import gc
+import json
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tangency as tg
+from tangency import InputError, ModelError, decisions
+from tangency.attribution import Attribution, attributions
+from tangency.datasets import Labelled
+from tangency.decisions import Decisions, View, kernels
+from tangency.forensics import flag
+from tangency.models import initialized, mlp
+from tangency.surrogate import default_reg, faithfulness, fit, log_odds
+
+F64 = torch.float64
+FIVE = ["trNTK", "trNTK⁰", "pNTK", "Em", "CK"]
+N, M = 60, 40
+
+
+def near(got: Any, want: Any, tolerance: float = 1e-9) -> None:
+    got, want = (np.asarray(v, dtype=np.float64) for v in (got, want))
+    assert got.shape == want.shape
+    assert np.linalg.norm(got - want) <= tolerance * max(np.linalg.norm(want), 1e-300)
+
+
+def data(classes: int = 3, dtype: torch.dtype = F64, seed: int = 0) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Clouds that overlap a little: (x, y) to train on and to test."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(classes, (N + M,), generator=generator)
+    y[:classes] = torch.arange(classes)
+    centres = torch.randn(classes, 3, generator=generator, dtype=F64)
+    x = (centres[y] + torch.randn(N + M, 3, generator=generator, dtype=F64)).to(dtype)
+    return (x[:N], y[:N]), (x[N:], y[N:])
+
+
+@cache
+def _trained(classes: int, outputs: int) -> nn.Sequential:
+    model = initialized(lambda: mlp([3, 12, 10, outputs], nn.Tanh), seed=0).double()
+    tg.models.fit(model, *data(classes)[0], epochs=20, batch=20, progress=False)
+    return model
+
+
+def trained(classes: int = 3, outputs: int | None = None) -> nn.Sequential:
+    """A copy, so that no test can spoil it for another."""
+    return copy.deepcopy(_trained(classes, outputs or classes))
+
+
+def explain(model: nn.Module, *args: Any, **options: Any) -> Decisions:
+    return tg.explain(model, *args, **{"progress": False, **options})
+
+
+@pytest.fixture(scope="module")
+def found() -> Decisions:
+    return explain(trained(), *data())
+
+
+def tensors(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in a result, with the way to it; refuses Grams, kernels and modules on that way."""
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    assert not isinstance(value, (tg.Gram, tg.Kernel, nn.Module)), path
+    if isinstance(value, Tensor):
+        yield path, value
+    elif dataclasses.is_dataclass(value):
+        for field in fields(value):
+            yield from tensors(getattr(value, field.name), f"{path}.{field.name}", seen)
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from tensors(each, f"{path}[{key!r}]", seen)
+    elif isinstance(value, (list, tuple)):
+        for key, each in enumerate(value):
+            yield from tensors(each, f"{path}[{key}]", seen)
+
+
+def alike(one: Decisions, other: Decisions, tolerance: float = 0.0) -> None:
+    """Every number of both."""
+    pairs = list(zip(tensors(one), tensors(other), strict=True))
+    assert len(pairs) > 20
+    for (path, a), (same, b) in pairs:
+        assert path == same
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=path)
+    for u, v in zip(one.views, other.views, strict=True):
+        assert (u.name, u.title) == (v.name, v.title)
+        for name in ("tau", "tad", "pearson", "r2", "intervals"):
+            a, b = getattr(u.faithfulness, name), getattr(v.faithfulness, name)
+            if tolerance == 0:
+                assert a == b
+
+
+# The figures.
+
+
+def by_hand(kernel: tg.Kernel, reg: float = 1.0) -> tuple[Tensor, Tensor, Any]:
+    """K, κ(test, train) and the surrogate, without explain."""
+    (x, y), (z, _) = data()
+    K, cross = tg.compute(kernel, x, progress=False), tg.compute(kernel, z, x, progress=False)
+    return K.dense(), cross.dense(), fit(K, y, reg=reg * default_reg(K), progress=False)
+
+
+@pytest.mark.parametrize("name", FIVE)
+def test_figures_are_those_of_the_parts_put_together_by_hand(found: Decisions, name: str) -> None:
+    model, ((_, y), (z, y_z)) = trained(), data()
+    view: View = next(v for v in found.views if v.name == name)
+    K, cross, surrogate = by_hand(kernels(model)[name])
+    network = torch.softmax(model(z).detach(), 1)
+    near(found.logits, model(z).detach(), 1e-14)
+    near(view.surrogate.weights, surrogate.weights, 1e-5)
+    near(view.logits, surrogate.logits(cross), 1e-6)
+    assert view.surrogate.reg == pytest.approx(surrogate.reg, rel=1e-12)
+    assert view.title == decisions.TITLES[name]
+    want = faithfulness(network, torch.softmax(view.logits, 1), y_z)
+    for figure in ("tau", "tad", "pearson", "r2", "accuracy", "network_accuracy", "samples", "intervals", "level"):
+        assert getattr(view.faithfulness, figure) == getattr(want, figure), figure
+    direct = faithfulness(network, surrogate.probabilities(cross), y_z)
+    assert view.faithfulness.tau == pytest.approx(direct.tau, abs=5e-3)
+    assert view.faithfulness.tad == direct.tad
+    # Attributions: of what the network said, and of the correct class, or the next if that was it.
+    order = model(z).detach().argsort(1, descending=True)
+    said = torch.stack([order[:, 0], torch.where(order[:, 0] == y_z, order[:, 1], y_z)], 1)
+    a = view.attribution
+    assert torch.equal(a.outputs, said)
+    near(a.totals, view.logits.gather(1, said), 1e-11)
+    near(a.similarity, cross.sort(1, descending=True).values[:, :8], 1e-10)
+    near(cross.gather(1, a.similar), a.similarity, 1e-10)
+    each = attributions(view.surrogate, cross, said)
+    near(a.help, each.sort(-1, descending=True).values[..., :8], 1e-8)
+    near(a.harm, each.sort(-1).values[..., :8], 1e-8)
+    means = torch.stack([each[..., y == t].mean(-1) for t in range(3)], -1)
+    near(a.boxes[..., 5], means, 1e-8)
+    # The Gram sorted by class, and its eigenvalues.
+    rows = y.argsort(stable=True)
+    near(view.picture, K[rows][:, rows], 1e-6)
+    assert view.spans.tolist() == torch.bincount(y).tolist()
+    near(view.values, np.linalg.eigvalsh(K.numpy())[::-1], 1e-10)
+
+
+def test_the_whole_says_what_it_is(found: Decisions) -> None:
+    (x, _), (z, y_z) = data()
+    assert [v.name for v in found.views] == FIVE
+    assert torch.equal(found.train.x, x)
+    assert torch.equal(found.test.y, y_z)
+    assert found.accuracy == float((trained()(z).argmax(1) == y_z).double().mean())
+    assert found.accuracy == found.views[0].faithfulness.network_accuracy
+    assert 0.5 < found.accuracy < 1
+    facts = {"train": N, "test": M, "classes": 3, "explained": M, "model": "Sequential", "parameters": 211}
+    assert {k: found.facts[k] for k in facts} == facts
+    assert found.poisoned_train is None
+    assert found.views[0].flagged is None
+    lines = found.table().splitlines()
+    assert len(lines) == 6
+    for line, view in zip(lines[1:], found.views, strict=True):
+        assert line.startswith(view.name)
+        assert f"{view.faithfulness.tau:.3f}" in line
+    summary = json.loads(json.dumps(found.summary()))
+    assert list(summary["kernels"]) == FIVE
+    for view in found.views:
+        got = summary["kernels"][view.name]
+        for figure in ("tau", "tad", "pearson", "r2", "accuracy"):
+            assert got[figure] == getattr(view.faithfulness, figure)
+        assert got["intervals"]["tau"] == [
+            view.faithfulness.intervals["tau"].low,
+            view.faithfulness.intervals["tau"].high,
+        ]
+        assert got["gradient"] <= 1e-6
+    assert summary["network_accuracy"] == found.accuracy
+
+
+def test_a_faithful_kernel_is_found_faithful_and_the_trace_more_than_noise(found: Decisions) -> None:
+    """All five of a trained network follow it; of another network's labels they would not."""
+    for view in found.views:
+        assert view.faithfulness.tau > 0.3
+        assert abs(view.faithfulness.tad) < 0.2
+    model = trained()
+    (x, y), (z, y_z) = data()
+    shuffled = y[torch.randperm(N, generator=torch.Generator().manual_seed(0))]
+    astray = explain(model, (x, shuffled), (z, y_z), kernels=["trNTK"]).views[0].faithfulness
+    assert astray.tau < found.views[0].faithfulness.tau - 0.2
+
+
+def test_reg_is_a_factor_on_the_default(found: Decisions) -> None:
+    other = explain(trained(), *data(), kernels=["CK"], reg=50.0).views[0]
+    assert other.surrogate.reg == pytest.approx(50 * found.views[-1].surrogate.reg)
+    _, cross, surrogate = by_hand(kernels(trained())["CK"], 50.0)
+    near(other.logits, surrogate.logits(cross), 1e-6)
+
+
+def test_memory_and_progress_change_no_figure(found: Decisions) -> None:
+    alike(explain(trained(), *data(), memory="1MB"), found, 1e-6)
+
+
+def test_two_runs_are_equal_and_leave_everything_as_it_was(found: Decisions) -> None:
+    """To the bit; the model, the data and the random numbers are untouched."""
+    model, (train, test) = trained(), data()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    copies = [v.clone() for v in (*train, *test)]
+    state = torch.get_rng_state()
+    again = explain(model, train, test)
+    alike(again, found)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(torch.equal(a, b) for a, b in zip((*train, *test), copies, strict=True))
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+# Which are shown.
+
+
+@pytest.mark.parametrize("samples", [1, 3, 9, M - 1, 500])
+def test_of_many_test_samples_so_many_are_shown_some_wrong_and_some_unfaithful(found: Decisions, samples: int) -> None:
+    some = explain(trained(), *data(), kernels=["trNTK", "CK"], samples=samples)
+    count, y = min(samples, M), data()[1][1]
+    shown = some.shown
+    assert len(shown) == count == some.facts["explained"]
+    assert shown.tolist() == sorted(set(shown.tolist()))
+    assert int(shown[0]) >= 0
+    assert int(shown[-1]) < M
+    if samples < M:
+        wrong = (found.logits.argmax(1) != y).nonzero()[:, 0].tolist()
+        assert len(wrong) > 3
+        assert len(set(wrong) & set(shown.tolist())) >= min(samples // 3, len(wrong))
+        ranks = [log_odds(torch.softmax(z, 1), y).argsort().argsort() for z in (found.logits, some.views[0].logits)]
+        gap = (ranks[0] - ranks[1]).abs()
+        worst = gap.sort(descending=True).values[: samples // 3]
+        # As many of the least faithful, up to ties.
+        assert samples < 3 or int((gap[shown] >= worst[-1]).sum()) >= samples // 3
+    for view, whole in ((some.views[0], found.views[0]), (some.views[1], found.views[-1])):
+        assert view.logits.shape == (M, 3)
+        assert view.faithfulness.samples == M
+        assert view.faithfulness.tau == whole.faithfulness.tau
+        part = view.attribution
+        for field in fields(Attribution):
+            got, want = getattr(part, field.name), getattr(whole.attribution, field.name)[shown]
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12, equal_nan=True, msg=field.name)
+
+
+def test_which_are_shown_is_the_same_in_every_run() -> None:
+    a, b = (explain(trained(), *data(), kernels=["CK"], samples=11).shown for _ in range(2))
+    assert torch.equal(a, b)
+
+
+def test_more_neighbours_than_training_samples_are_all_of_them() -> None:
+    (x, y), test = data()
+    few = explain(trained(), (x[:6], y[:6]), test, kernels=["CK"], nearest=100, poisoned_train=torch.ones(6).bool())
+    assert few.views[0].attribution.similar.shape == (M, 6)
+    assert explain(trained(), (x[:4], y[:4]), test, kernels=["CK"], poisoned_train=torch.ones(4).bool()).views
+    assert explain(trained(), *data(), kernels=["CK"], nearest=3).views[0].attribution.helpful.shape == (M, 2, 3)
+
+
+# Forms of models and data.
+
+
+class Squeezed(nn.Module):
+    """One output without an axis of its own."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[:, 0]
+
+
+@pytest.mark.parametrize("squeezed", [False, True])
+def test_a_model_with_one_output_has_two_classes(squeezed: bool) -> None:
+    inner, (train, (z, y_z)) = trained(2, 1), data(2)
+    model = Squeezed(inner).eval() if squeezed else inner
+    one = explain(model, train, (z, y_z))
+    out = inner(z).detach()[:, 0]
+    near(one.logits, torch.stack([-out, out], 1) / 2, 1e-14)
+    near(torch.softmax(one.logits, 1)[:, 1], torch.sigmoid(out), 1e-12)
+    assert one.accuracy == float(((out > 0).long() == y_z).double().mean())
+    assert [v.name for v in one.views] == ["trNTK", "trNTK⁰", "Em", "CK"]  # the pseudo kernel is the trace
+    for view in one.views:
+        assert view.attribution.outputs.sort(1).values.tolist() == [[0, 1]] * M
+        assert float(view.attribution.totals.sum(1).abs().max()) < 1e-10  # −z/2 and z/2
+    assert [v.name for v in explain(model, train, (z, y_z), kernels=["pNTK"]).views] == ["pNTK"]
+
+
+def test_two_outputs_of_two_classes_are_explained_as_they_are() -> None:
+    model, (train, (z, y_z)) = trained(2), data(2)
+    two = explain(model, train, (z, y_z), kernels=["trNTK"])
+    near(two.logits, model(z).detach(), 1e-14)
+    assert two.accuracy == float((model(z).argmax(1) == y_z).double().mean())
+
+
+class Parts(nn.Module):
+    """Takes its input in two parts, and a flag."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.inner(torch.cat([a, b], 1))
+
+
+def test_inputs_may_be_tuples_and_dicts() -> None:
+    model, ((x, y), (z, y_z)) = trained(), data()
+    names = ["trNTK", "pNTK", "Em", "CK"]
+    whole = explain(model, (x, y), (z, y_z), kernels=names)
+    for form in (lambda v: (v[:, :1], v[:, 1:]), lambda v: {"a": v[:, :1], "b": v[:, 1:]}):
+        got = explain(Parts(model).eval(), (form(x), y), (form(z), y_z), kernels=names)
+        near(got.logits, whole.logits, 1e-12)
+        for view, want in zip(got.views, whole.views, strict=True):
+            near(view.logits, want.logits, 1e-6)
+            assert torch.equal(view.attribution.similar, want.attribution.similar)
+
+
+class Returning(nn.Module):
+    """Returns something around its logits."""
+
+    def __init__(self, inner: nn.Module, form: Any) -> None:
+        super().__init__()
+        self.inner, self.form = inner, form
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(self.inner(x))
+
+
+@dataclass
+class Plain:
+    """What some models return: an attribute, and nothing else."""
+
+    logits: Tensor
+
+
+def model_output(logits: Tensor) -> Any:
+    from transformers.modeling_outputs import SequenceClassifierOutput
+
+    return SequenceClassifierOutput(logits=logits)
+
+
+@pytest.mark.parametrize(
+    "form", [model_output, Plain, lambda z: SimpleNamespace(logits=z)], ids=["hf", "plain", "space"]
+)
+def test_a_model_may_return_something_with_logits(found: Decisions, form: Any) -> None:
+    got = explain(Returning(trained(), form).eval(), *data(), kernels=["trNTK", "trNTK0", "pNTK"])
+    near(got.logits, found.logits, 1e-14)
+    for view, want in zip(got.views, found.views[:3], strict=True):
+        near(view.logits, want.logits, 1e-6)
+
+
+def test_kernels_may_be_given_by_name_or_as_they_are(found: Decisions) -> None:
+    model = trained()
+    made = {
+        "sum": tg.sum(tg.cosine(tg.trace_ntk(model)), tg.cosine(tg.conjugate_kernel(model))),
+        "mine": tg.scale(tg.head_ntk(model, (0, 1)), 3.0),
+        "CK": tg.cosine(tg.conjugate_kernel(model)),
+        "last layer": tg.cosine(tg.trace_ntk(model, train=list(model)[-1])),
+    }
+    got = explain(model, *data(), kernels=made)
+    assert [v.name for v in got.views] == list(made)
+    assert [v.title for v in got.views] == ["sum", "mine", decisions.TITLES["CK"], "last layer"]
+    for view, kernel in zip(got.views, made.values(), strict=True):
+        _, cross, surrogate = by_hand(kernel)
+        near(view.logits, surrogate.logits(cross), 1e-6)
+    near(got.views[2].logits, found.views[4].logits, 1e-9)
+    for names in (["CK", "trNTK"], ("CK", "trNTK", "CK"), [" CK", "trNTK "]):
+        assert [v.name for v in explain(model, *data(), kernels=names).views] == ["CK", "trNTK"]
+    assert list(kernels(model, ["trNTK0"])) == ["trNTK⁰"]
+    five = kernels(model)
+    assert five["trNTK"].kernel is five["trNTK⁰"]  # one computation for both
+
+
+def test_data_may_be_labelled_arrays_and_pairs(found: Decisions) -> None:
+    model, ((x, y), (z, y_z)) = trained(), data()
+    names = ("low", "middle", "high")
+    got = explain(model, Labelled(x, y, names, name="clouds"), Labelled(z, y_z, names), kernels=["CK"])
+    near(got.views[0].logits, found.views[-1].logits, 1e-9)
+    assert got.train.classes == got.test.classes == names
+    assert got.facts["data"] == "clouds"
+    got = explain(model, (x.numpy(), y.tolist()), (z.numpy(), y_z.numpy()), kernels=["CK"])
+    near(got.views[0].logits, found.views[-1].logits, 1e-9)
+    # The test set need not have every class.
+    assert explain(model, (x, y), (z[y_z < 2], y_z[y_z < 2]), kernels=["CK"]).test.classes == ("0", "1", "2")
+
+
+def test_pictures_through_a_network_with_norms_and_dropout_are_explained_in_evaluation_mode() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 3)
+    ).double()  # fmt: skip
+    x, y = torch.rand(50, 1, 6, 6, dtype=F64), torch.arange(50) % 3
+    model(x)  # statistics
+    with pytest.raises(ModelError, match=r"3 in training mode make the model random.*Call model.eval\(\) first"):
+        explain(model, (x[:30], y[:30]), (x[30:], y[30:]))
+    model[3].eval()
+    with pytest.raises(ModelError, match=r"1 use the statistics of the batch.*Call model.eval\(\) first"):
+        explain(model, (x[:30], y[:30]), (x[30:], y[30:]))
+    model.eval()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    got, again = (explain(model, (x[:30], y[:30]), (x[30:], y[30:])) for _ in range(2))
+    alike(got, again)
+    near(got.logits, model(x[30:]).detach(), 1e-13)
+    assert [v.name for v in got.views] == FIVE
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert not any(m.training for m in model.modules())
+
+
+def test_single_precision_says_the_same_to_its_digits(found: Decisions) -> None:
+    """A model and data in float32: the surrogate is fitted in float64 all the same."""
+    got = explain(trained().float(), *data(dtype=torch.float32))
+    for view, want in zip(got.views, found.views, strict=True):
+        assert view.surrogate.weights.dtype == F64
+        assert view.logits.dtype == F64
+        near(view.logits, want.logits, 5e-2)
+        assert view.faithfulness.tau == pytest.approx(want.faithfulness.tau, abs=0.03)
+
+
+def test_data_of_another_type_than_the_models_is_refused_with_the_fix() -> None:
+    for model, kind in ((trained(), torch.float32), (trained().float(), F64)):
+        with pytest.raises(InputError, match=r"x is torch.float.*the parameters are torch.float.*Cast one"):
+            explain(model, *data(dtype=kind), kernels=["CK"])
+
+
+def test_frozen_parameters_do_not_matter_to_kernels_of_hidden_layers(found: Decisions) -> None:
+    """Only tangent kernels need parameters that count."""
+    model = trained().requires_grad_(False)
+    got = explain(model, *data(), kernels=["Em", "CK"])
+    near(got.views[1].logits, found.views[4].logits, 1e-9)
+    with pytest.raises(InputError, match="every parameter is frozen"):
+        explain(model, *data(), kernels=["trNTK"])
+
+
+def test_inputs_that_require_gradients_leave_none_in_the_result() -> None:
+    (x, y), (z, y_z) = data()
+    got = explain(trained(), (x.requires_grad_(), y), (z.requires_grad_(), y_z), kernels=["trNTK", "CK"])
+    for path, v in tensors(got):
+        assert not v.requires_grad or path.startswith((".train.x", ".test.x", ".train.show", ".test.show")), path
+
+
+# Poison.
+
+
+def test_masks_of_poisoned_samples_flag_test_samples_by_their_neighbours() -> None:
+    (x, y), (z, y_z) = data()
+    train_mask, test_mask = torch.arange(N) % 3 == 0, torch.arange(M) % 2 == 0
+    got = explain(trained(), (x, y), (z, y_z), poisoned_train=train_mask, poisoned_test=test_mask, samples=7)
+    assert torch.equal(got.poisoned_train, train_mask)
+    assert torch.equal(got.poisoned_test, test_mask)
+    for view in got.views:
+        _, cross, _ = by_hand(kernels(trained())[view.name])
+        want = [sum(bool(train_mask[i]) for i in row.argsort(descending=True)[:5]) >= 3 for row in cross]
+        assert view.flagged.tolist() == want
+        assert torch.equal(view.flagged, flag(cross, train_mask)[1])
+        assert 0 < sum(want) < M
+    alone = explain(trained(), (x, y), (z, y_z), poisoned_test=test_mask.numpy(), kernels=["CK"])
+    assert alone.views[0].flagged is None
+    assert torch.equal(alone.poisoned_test, test_mask)
+
+
+# What is left behind.
+
+
+def test_a_kernel_and_its_cosine_share_one_gram_and_none_outlives_its_last_use(
+    monkeypatch: pytest.MonkeyPatch, found: Decisions
+) -> None:
+    made: list[weakref.ref[tg.Gram]] = []
+    alive: list[int] = []
+    real = decisions.compute
+
+    def counted(*args: Any, **options: Any) -> tg.Gram:
+        gc.collect()
+        alive.append(sum(r() is not None for r in made))
+        gram = real(*args, **options)
+        made.append(weakref.ref(gram))
+        return gram
+
+    monkeypatch.setattr(decisions, "compute", counted)
+    got = explain(trained(), *data())
+    assert len(made) == 8  # two for each of four kernels; the trace's serve its cosine as well
+    assert max(alive) <= 1  # when the next begins, nothing but its own first half is there
+    gc.collect()
+    assert not any(r() is not None for r in made)
+    alike(got, found)
+
+
+def test_the_result_holds_no_gram_nor_anything_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even behind a view: the memory that each tensor keeps alive is counted."""
+    monkeypatch.setattr(decisions, "PICTURE", 12)
+    (x, y), (z, y_z) = data()
+    got = explain(trained(), (x, y), (z, y_z), samples=20, poisoned_train=y == 1)
+    seen = dict(tensors(got))
+    assert ".views[0].picture" in seen
+    assert ".views[4].attribution.boxes" in seen
+    for path, v in seen.items():
+        assert v.untyped_storage().nbytes() < 4 * N * M, path
+        assert v.device.type == "cpu"
+        assert not v.requires_grad, path
+
+
+@pytest.mark.parametrize(("size", "classes"), [(12, 3), (30, 20), (45, 20), (59, 3)])
+def test_the_picture_of_a_large_gram_has_an_equal_part_of_each_class(
+    size: int, classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most so many rows, first come; each entry is that of the Gram."""
+    monkeypatch.setattr(decisions, "PICTURE", size)
+    x, y = torch.randn(N, 3, dtype=F64), torch.arange(N) % classes
+    model = mlp([3, 8, classes], nn.Tanh).double()
+    view = explain(model, (x, y), (x[:9], y[:9]), kernels=["CK"]).views[0]
+    assert view.picture.shape == (int(view.spans.sum()),) * 2
+    K = tg.cosine(tg.conjugate_kernel(model))(x).detach()
+    rows = torch.cat([(y == c).nonzero()[: int(k), 0] for c, k in enumerate(view.spans)])
+    near(view.picture, K[rows][:, rows], 1e-6)
+    share = view.spans / torch.bincount(y)
+    assert float(share.max() - share.min()) <= 1 / (N // classes) + 1e-6
+    assert len(view.picture) <= size
+
+
+# Asked in a wrong way.
+
+(X, Y), (Z, Y_Z) = data()
+NET = mlp([3, 4, 3]).double()
+
+
+def spoiled(x: Tensor, value: float) -> Tensor:
+    x = x.clone()
+    x[5, 1] = value
+    return x
+
+
+REFUSED: list[tuple[Any, Any, Any, dict[str, Any], str]] = [
+    (lambda v: v, (X, Y), (Z, Y_Z), {}, "model is a function; needed: a torch.nn.Module"),
+    (NET, X, (Z, Y_Z), {}, r"train is a Tensor; needed: \(x, y\)"),
+    (NET, (X, Y), (Z, Y_Z, Y_Z), {}, r"test is a tuple of 3; needed: \(x, y\)"),
+    (NET, (X, Y - 1), (Z, Y_Z), {}, r"train: y\[\d+\] is -1; needed: .*Number them"),
+    (NET, (X, Y), (Z, Y_Z + 1), {}, r"test: y\[\d+\] is 3; needed: labels from 0 to 2"),
+    (NET, (X, Y.double()), (Z, Y_Z), {}, "train: y is torch.float64; needed: integers from 0"),
+    (NET, (X, Y[:9]), (Z, Y_Z), {}, "train: x has 60 samples, y has 9; needed: one label for each"),
+    (NET, (X, Y), (Z[:, :2], Y_Z), {}, r"a training sample has the shape x \[3\], a test sample x \[2\]; needed"),
+    (NET, (X, Y), ({"x": Z}, Y_Z), {}, r"a training sample has the shape x \[3\], a test sample x\['x'\] \[3\]"),
+    (NET, (X, 2 * (Y > 0)), (Z, 0 * Y_Z), {}, r"the training set has no sample of 1\. Leave the class out of both"),
+    (NET, (X, 0 * Y), (Z, 0 * Y_Z), {}, r"there is one class only \('0'\); a classifier needs two or more"),
+    (NET, (spoiled(X, np.nan), Y), (Z, Y_Z), {}, r"train: sample 5 is not finite: x\[5, 1\] is nan; needed: finite"),
+    (NET, (X, Y), (spoiled(Z, np.inf), Y_Z), {}, r"test: sample 5 is not finite: x\[5, 1\] is inf"),
+    (mlp([3, 4, 5]).double(), (X, Y), (Z, Y_Z), {}, r"the model has outputs of shape \[5\] and the data 3 classes"),
+    (mlp([3, 4, 1]).double(), (X, Y), (Z, Y_Z), {}, r"outputs of shape \[1\] and the data 3 classes; needed: a log"),
+    (nn.Sequential(mlp([3, 4, 6]), nn.Unflatten(1, (2, 3))).double(), (X, Y), (Z, Y_Z), {}, r"of shape \[2, 3\]"),
+    (Returning(NET, lambda z: 1e308 * z * 1e9), (X, Y), (Z, Y_Z), {}, r"the model's outputs\[0, \d\] is -?inf"),
+    (Returning(NET, lambda z: {"scores": z}), (X, Y), (Z, Y_Z), {}, "the model returns a dict; needed: a tensor, or"),
+    (NET, (X, Y), (Z, Y_Z), {"kernels": ["trNTK", "trNKT"]}, "there is no kernel 'trNKT'. Did you mean 'trNTK'"),
+    (NET, (X, Y), (Z, Y_Z), {"kernels": ["trntk"]}, "there is no kernel 'trntk'. Did you mean 'trNTK'"),
+    (NET, (X, Y), (Z, Y_Z), {"kernels": ["NNGP"]}, "there is no kernel 'NNGP'.*Known: trNTK, trNTK⁰, pNTK, Em, CK"),
+    (NET, (X, Y), (Z, Y_Z), {"kernels": "trNTK"}, r"kernels='trNTK'; needed: .*\['trNTK'\]"),
+    (NET, (X, Y), (Z, Y_Z), {"kernels": []}, "kernels"),
+    (NET, (X, Y), (Z, Y_Z), {"kernels": {}}, "kernels"),
+    (NET, (X, Y), (Z, Y_Z), {"kernels": {"a": X @ X.T}}, "kernel is a Tensor; needed: a tangency kernel"),
+    (NET, (X, Y), (Z, Y_Z), {"kernels": {"a": tg.full_ntk(NET)}}, "one similarity for each pair.*tg.trace_ntk"),
+    (NET, (X, Y), (Z, Y_Z), {"samples": 0}, "samples=0, nearest=8, reg=1.0; needed: at least 1"),
+    (NET, (X, Y), (Z, Y_Z), {"samples": 2.5}, "samples=2.5"),
+    (NET, (X, Y), (Z, Y_Z), {"nearest": 0}, "nearest=0"),
+    (NET, (X, Y), (Z, Y_Z), {"reg": 0.0}, "reg=0.0; needed: .*above 0"),
+    (NET, (X, Y), (Z, Y_Z), {"reg": -1.0}, "reg=-1.0; needed: .*above 0"),
+    (NET, (X, Y), (Z, Y_Z), {"reg": np.nan}, "reg=nan"),
+    (NET, (X, Y), (Z, Y_Z), {"memory": "lots"}, "memory='lots'; needed: a number of bytes"),
+    (NET, (X, Y), (Z, Y_Z), {"poisoned_train": torch.zeros(N)}, r"poisoned_train has shape \(60,\), torch.float32"),
+    (NET, (X, Y), (Z, Y_Z), {"poisoned_train": torch.zeros(M).bool()}, r"poisoned_train has shape \(40,\).*the 60"),
+    (NET, (X, Y), (Z, Y_Z), {"poisoned_test": torch.zeros(N).bool()}, r"poisoned_test has shape \(60,\).*the 40"),
+    (NET, (X, Y), (Z, Y_Z), {"poisoned_test": Y_Z}, r"poisoned_test .*torch.int64; needed: a mask \(bool\)"),
+    (NET, (X, Y), (Z[:1], Y_Z[:1]), {}, "test"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "train", "test", "options", "message"), REFUSED, ids=[r[4][:50] for r in REFUSED])
+def test_what_cannot_be_explained_is_refused(
+    model: Any, train: Any, test: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        explain(model, train, test, **options)
+
+
+def test_sets_whose_classes_are_in_another_order_are_refused() -> None:
+    """Class 0 is a cat in one and a dog in the other: nothing that follows would be right."""
+    names = ("cat", "dog", "owl")
+    for other in (("dog", "cat", "owl"), ("cat", "dog", "bat")):
+        with pytest.raises(InputError, match="the test set's classes are .*, the training set's .*same order"):
+            explain(NET, Labelled(X, Y, names), Labelled(Z, Y_Z, other), kernels=["CK"])
+
+
+def test_refusals_come_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that cannot be used, a test set too small: found out before a Gram is computed."""
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise AssertionError("a Gram was computed")
+
+    monkeypatch.setattr(decisions, "compute", fail)
+    for test, options in (
+        ((Z, Y_Z), {"poisoned_train": torch.zeros(3)}),
+        ((Z, Y_Z), {"kernels": ["trNTK", "none"]}),
+        ((Z, Y_Z), {"kernels": {"good": tg.trace_ntk(NET), "bad": 3}}),
+        ((Z[:1], Y_Z[:1]), {}),
+    ):
+        with pytest.raises(InputError):
+            explain(NET, (X, Y), test, **options)
