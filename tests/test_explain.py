@@ -192,6 +192,14 @@ def test_a_faithful_kernel_is_found_faithful_and_the_trace_more_than_noise(found
     assert astray.tau < found.views[0].faithfulness.tau - 0.2
 
 
+def test_the_correct_class_is_explained_even_where_the_network_thinks_least_of_it() -> None:
+    model, (train, (z, _)) = trained(), data()
+    order = model(z).detach().argsort(1, descending=True)
+    got = explain(model, train, (z, order[:, 2]), kernels=["CK"]).views[0]
+    assert torch.equal(got.attribution.outputs, order[:, [0, 2]])
+    near(got.attribution.totals, got.logits.gather(1, order[:, [0, 2]]), 1e-11)
+
+
 def test_reg_is_a_factor_on_the_default(found: Decisions) -> None:
     other = explain(trained(), *data(), kernels=["CK"], reg=50.0).views[0]
     assert other.surrogate.reg == pytest.approx(50 * found.views[-1].surrogate.reg)

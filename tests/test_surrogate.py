@@ -515,6 +515,21 @@ def test_stochastic_descent_comes_near_the_optimum(classes: int, scale: float) -
     near(found.probabilities(data.K[::5] * scale), best.probabilities(data.K[::5] * scale), 0.2)
 
 
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e3])
+def test_stochastic_descent_finds_the_bias_where_there_is_nothing_else_to_find(scale: float) -> None:
+    """Rows of K that sum to zero and say nothing of the class: all that is left are the frequencies of the classes."""
+    data = Problem(3, n=96)
+    data.y = torch.tensor([0] * 60 + [1] * 24 + [2] * 12)
+    centred = torch.eye(96, dtype=F64) - 1 / 96
+    K = scale * centred @ data.K @ centred
+    K = (K + K.T) / 2
+    options = {"reg": 1e4 * default_reg(K), "progress": False}  # type: ignore[arg-type]
+    want = torch.tensor([60.0, 24.0, 12.0], dtype=F64).log()
+    near(fit(K, data.y, **options).bias, want - want.mean(), 0.01)
+    found = fit(K, data.y, method="sgd", **options)
+    near(found.bias - found.bias.mean(), want - want.mean(), 0.1)
+
+
 @pytest.mark.parametrize("factor", [1e-2, 1.0, 100.0])
 def test_stochastic_descent_does_not_mind_the_scale_of_the_weights(factor: float) -> None:
     """Weights and reg both times a constant: the same optimum."""

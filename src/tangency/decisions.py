@@ -1,5 +1,6 @@
 """Why did the network say that: kernels, surrogates, faithfulness and attributions of one model on one data set."""
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -163,6 +164,7 @@ def explain(
     nearest: int = 8,
     poisoned_train: Tensor | None = None,
     poisoned_test: Tensor | None = None,
+    name: str | None = None,
     memory: int | str | None = None,
     progress: bool = True,
 ) -> Decisions:
@@ -170,7 +172,8 @@ def explain(
 
     `train`, `test`: `tg.datasets.Labelled`, or (x, y). `kernels`: names of `tg.decisions.kernels`, or kernels by name
     (default: all five). `reg`: a factor on the default of `tg.surrogate.fit`. `samples`: how many
-    test samples are explained one by one; all are in the figures. `poisoned_*`: masks, where known.
+    test samples are explained one by one; all are in the figures. `poisoned_*`: masks, where known. `name`: what to
+    call the model (default: its class).
     `tg.report.write(decisions, path)` makes a page of the result.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -191,15 +194,15 @@ def explain(
     work = _Work(known, asked, grams, logits, reg, min(nearest, len(known)), poisoned_train, progress)
     views: list[View] = []
     shown = None
-    for position, (name, kernel) in enumerate(chosen.items()):
-        view, shown = work.view(name, kernel, shown, samples)
+    for position, (label, kernel) in enumerate(chosen.items()):
+        view, shown = work.view(label, kernel, shown, samples)
         views.append(view)
         grams.forget(list(chosen.values())[position + 1 :])
     assert shown is not None
     facts = {
-        "model": type(model).__name__,
+        "model": name or type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "data": known.name or asked.name,
+        "data": _name(known.name, asked.name),
         "train": len(known),
         "test": len(asked),
         "classes": len(known.classes),
@@ -237,6 +240,12 @@ def _data(model: nn.Module, train: Any, test: Any) -> tuple[Labelled, Labelled]:
         shapes = [", ".join(f"{k} {list(s)}" for k, s in side.items()) for side in (left, right)]
         raise InputError(f"a training sample has the shape {shapes[0]}, a test sample {shapes[1]}; needed: the same.")
     return known, asked
+
+
+def _name(train: str, test: str) -> str:
+    """What both sets are of: "digits" of "digits train" and "digits test"; nothing if they say no more than that."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(train.split(), test.split(), strict=False))
+    return " ".join(a for a, _ in same) or ("" if test == "test" else test)
 
 
 def _mask(mask: Tensor | None, data: Labelled, name: str) -> Tensor | None:

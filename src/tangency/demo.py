@@ -21,4 +21,4 @@ def demo(progress: bool = True) -> Decisions:
     train, test = digits()
     model = initialized(network, seed=0)
     fit(model, train.x, train.y, epochs=15, lr=3e-3, batch=50, optimizer="adam", progress=progress)
-    return explain(model, train, test, progress=progress)
+    return explain(model, train, test, name="A small CNN", progress=progress)

@@ -91,7 +91,7 @@ def mean(values: Sequence[float]) -> str:
     digits = 3
     while digits > 0 and round(error * 10**digits) > 9:
         digits -= 1
-    return f"{float(v.mean()):.{digits}f}({max(1, round(error * 10**digits))})"
+    return f"{float(v.mean()):.{digits}f}({round(error * 10**digits)})"
 
 
 class Kept:

@@ -130,7 +130,7 @@ class Task:
             value = float(self.losses(z) + self.reg / 2 * theta.square().sum())
             if steps == max_steps or (relative <= tol and self.reg > 0):
                 break
-            d, db = self._direction(p, g, gb, min(0.1, relative))
+            d, db = self._direction(p, g, gb, min(0.1, relative**0.5))
             slope = float((g * d).sum() + (gb * db).sum())
             dz, rate = self.design.forward(d) + db, 1.0
             if relative <= tol:

@@ -22,7 +22,6 @@ from .medium import Medium, medium
 SCRIPTS = ("dom", "data", "charts", "overview", "faithful", "sample", "explorer", "kernel", "foot", "page")
 
 # What data sets are called that nobody named.
-UNNAMED = ("", "data", "train", "test")
 
 
 def write(decisions: Decisions, path: str | os.PathLike[str], *, limit: int | str | None = "8MB") -> Path:
@@ -104,7 +103,7 @@ def _unwritable(to: Path, e: OSError) -> InputError:
 def _page(d: Decisions, looks: Medium, level: Any, many: int, k: int, refer: Tensor, text: str) -> str:
     about = {
         "model": str(d.facts.get("model") or "the network"),
-        "data": next((data.name for data in (d.test, d.train) if data.name not in UNNAMED), "the test data"),
+        "data": str(d.facts.get("data") or "the test data"),
         "facts": pack.plain(d.facts),
         "version": __version__,
         "notes": looks.notes(level) + _notes(d, many, k),

@@ -71,7 +71,7 @@ const crosses = (points, r) =>
 // `open(at)` on a click; `hover(point or null, x, y)` as the pointer moves; `node.choose(at)` rings a sample.
 function scatterChart(width, points, line, { open, hover, title }) {
   const height = Math.round(Math.min(460, Math.max(300, width * 0.72)));
-  const box = { left: 54, right: width - 22, top: 12, bottom: height - 44 };
+  const box = { left: 54, right: width - 22, top: 30, bottom: height - 44 };
   const spread = (key) => {
     const values = points.map((p) => p[key]);
     const [low, high] = [Math.min(...values), Math.max(...values)];
@@ -117,15 +117,7 @@ function scatterChart(width, points, line, { open, hover, title }) {
       "text-anchor": "middle",
       class: "axis",
     }),
-    svg(
-      "text",
-      {
-        transform: `translate(11 ${(box.top + box.bottom) / 2}) rotate(-90)`,
-        "text-anchor": "middle",
-        class: "axis",
-      },
-      "network’s"
-    ),
+    label(0, 14, "network’s probability of the true class", { "text-anchor": "start", class: "axis" }),
     svg("path", { d: dots(others.filter((p) => p.right).map(place), 2.2), class: "point faint right" }),
     svg("path", { d: crosses(others.filter((p) => !p.right).map(place), 2.4), class: "point faint wrong" }),
     points.filter((p) => p.at !== undefined).map(mark),

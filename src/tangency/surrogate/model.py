@@ -121,8 +121,11 @@ def fit(
     gram = _widened(gram)
     if method == "sgd":
         return _descend(gram, labels, w, reg, tol, max_steps or 100, seed, progress)
-    basis = _basis(gram, rank)
-    task = Task(_KernelDesign(gram, *basis), labels, torch.zeros_like(labels), w, reg, True)
+    vectors, values = _basis(gram, rank)
+    # Where λ² w/4, the most that the losses bend, is below reg, the Hessian is reg to a factor of two.
+    count = int((values.square() * float(w.max()) / 4 > reg).sum())
+    design = _KernelDesign(gram, vectors[:, :count].contiguous(), values[:count])
+    task = Task(design, labels, torch.zeros_like(labels), w, reg, True)
     answer = task.newton(tol or 1e-6, max_steps or 100, progress)
     return _surrogate(task, answer, "newton", tol or 1e-6)
 
@@ -209,16 +212,16 @@ class _KernelDesign(Design):
         r = len(self.values)
         image = torch.cat([self.vectors * self.values, torch.ones_like(p[:, :1])], 1)  # the bias sees ones
         ridge = torch.full_like(image[0], reg)
-        factors = []
+        factors = image.new_empty(p.shape[1], r + 1, r + 1)
         for c in range(p.shape[1]):  # the coupling between classes is left to the iteration
             small = image.T @ (image * (w[:, 0] * p[:, c] * (1 - p[:, c]))[:, None])
             ridge[-1] = 1e-10 * small.diagonal()[-1] + torch.finfo(small.dtype).tiny
-            factors.append(torch.linalg.cholesky_ex(small + torch.diag(ridge))[0])
+            factors[c] = torch.linalg.cholesky_ex(small + torch.diag(ridge))[0]
 
         def lead(theta: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
             inside = self.vectors.T @ theta
             both = torch.cat([inside, b[None]])
-            solved = torch.cat([torch.cholesky_solve(both[:, [c]], f) for c, f in enumerate(factors)], 1)
+            solved = torch.cholesky_solve(both.T[..., None], factors)[..., 0].T
             return self.vectors @ (solved[:r] - inside / reg) + theta / reg, solved[r]
 
         return lead

@@ -1,0 +1,238 @@
+"""`tangency demo`, `explain` and `reproduce`, as a user runs them: what they write and print, and how they refuse."""
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from tangency.cli import main
+from tangency.experiments import EXPERIMENTS
+from tangency.experiments.table import Kept, Options, Table, mean
+
+JOB = """
+import torch, tangency as tg
+from torch import nn
+
+def data(n, seed):
+    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 1).long()
+
+def net():
+    return tg.models.initialized(lambda: tg.models.mlp([4, 16, 3]), seed=0).eval()
+
+def make():
+    model, train = net(), data(80, 0)
+    tg.models.fit(model, *train, epochs=5, progress=False)
+    return model, train, data(40, 1)
+
+def options():
+    model, train, test = make()
+    return {"model": model, "train": train, "test": test, "samples": 7, "name": "My net"}
+
+def misspelt():
+    return {**options(), "sample": 3}
+
+def labels():
+    model, (x, y), test = make()
+    return model, (x, y + 1), test
+
+def shape():
+    model, train, (x, y) = make()
+    return model, train, (x[:, :3], y)
+
+def training():
+    model, train, test = make()
+    return nn.Sequential(nn.Dropout(0.5), model).train(), train, test
+
+def empty():
+    model, (x, y), test = make()
+    train = tg.datasets.Labelled(x[y < 2], y[y < 2], ("a", "b", "c"))
+    return model, train, (test[0][test[1] < 2], test[1][test[1] < 2])
+
+def one():
+    model, (x, y), (z, t) = make()
+    return model, (x, torch.zeros_like(y)), (z, torch.zeros_like(t))
+
+def nan():
+    model, (x, y), test = make()
+    x[3, 2] = float("nan")
+    return model, (x, y), test
+
+def path():
+    return net(), *tg.datasets.cifar10("/no/such/folder")
+
+def nothing():
+    return None
+
+def broken():
+    raise ZeroDivisionError("my own mistake")
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"explain_{abs(hash(str(tmp_path))) % 10**8}"
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(JOB))
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def test_explain_writes_a_report_and_says_where(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{job}:make", "--out", "page", "--kernels", "trNTK,CK"]) == 0
+    printed = capsys.readouterr().out
+    page = Path("page/report.html")
+    assert str(page.resolve()) in printed
+    assert "<!doctype html>" in page.read_text()[:200].lower()
+    assert all(word in printed for word in ("trNTK", "CK", "τ_K"))
+    assert "pNTK" not in printed
+
+
+def test_explain_json_holds_the_figures_alone(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{job}.py:options", "--out", "some.html", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"] == "My net"
+    assert found["explained"] == 7
+    assert set(found["kernels"]) == {"trNTK", "trNTK⁰", "pNTK", "Em", "CK"}
+    assert all(-1 <= k["tau"] <= 1 and k["gradient"] <= 1e-6 for k in found["kernels"].values())
+    assert Path(found["report"]).name == "some.html"
+
+
+BAD = {
+    "labels": "y",
+    "shape": "a training sample has the shape x \\[4\\], a test sample x \\[3\\]",
+    "training": "in training mode",
+    "empty": "no sample of c",
+    "one": "one class only",
+    "nan": "nan",
+    "path": "/no/such/folder",
+    "nothing": "needed: \\(model, train, test\\)",
+    "misspelt": "sample, which tangency.explain does not take",
+}
+
+
+@pytest.mark.parametrize("function", BAD)
+def test_bad_input_ends_with_code_2_and_one_clear_line(
+    job: str, function: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", f"{job}:{function}", "--out", "page", "--kernels", "CK"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ")
+    assert "Traceback" not in said.err
+    assert re.search(BAD[function], said.err, re.IGNORECASE), said.err
+    assert not Path("page/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["explain", "nothing_here:make", "--out", "p"], "cannot be imported"),
+        (["explain", "{job}:absent", "--out", "p"], "has no function 'absent'"),
+        (["explain", "{job}:make", "--out", "p", "--kernels", "trNKT"], "Did you mean 'trNTK'"),
+        (["explain", "{job}:make", "--out", "/proc/nothing/page"], "cannot be written to /proc/nothing/page"),
+        (["reproduce", "surrogate-table1"], "give the folder that holds it with --data"),
+        (["reproduce", "surrogate-table2", "--data", "/no/such/folder"], "/no/such/folder"),
+    ],
+)
+def test_bad_arguments_end_with_code_2(
+    job: str, argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([a.replace("{job}", job) for a in argv]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback_before_or_after_the_command(job: str) -> None:
+    for argv in (["--debug", "explain"], ["explain", "--debug"]):
+        command = [sys.executable, "-m", "tangency", *argv, f"{job}:broken", "--out", "p"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "Traceback" in done.stderr
+        assert "my own mistake" in done.stderr
+
+
+def test_a_mistake_in_the_users_function_is_named_without_a_traceback(
+    job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", f"{job}:broken", "--out", "p"]) == 1
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError: my own mistake" in said
+    assert "--debug" in said
+    assert "Traceback" not in said
+
+
+def test_help_names_every_command_and_the_first_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(["--help"])
+    assert e.value.code == 0
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("demo", "explain", "reproduce", "gram", "status", "verify", "First steps"))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_each_experiment_runs_in_its_quick_form_and_is_not_repeated(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["reproduce", name, "--quick", "--seeds", "2", "--out", str(tmp_path), "--json"]
+    assert main(argv) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["rows"]
+    assert first["seconds"] < 60
+    assert {"device", "torch", "command"} <= set(first)
+    assert main(argv) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["rows"] == first["rows"]
+    assert again["seconds"] < max(1.0, first["seconds"])
+
+
+def test_an_experiment_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tangency.experiments import surrogate_table1
+
+    done: list[str] = []
+    real = surrogate_table1.one
+
+    def one(case: object, seed: int, options: Options) -> object:
+        if len(done) == 1:
+            raise KeyboardInterrupt
+        done.append(f"{case.name}, seed {seed}")  # type: ignore[attr-defined]
+        return real(case, seed, options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(surrogate_table1, "one", one)
+    options = Options(out=tmp_path, quick=True, seeds=1, progress=False)
+    with pytest.raises(KeyboardInterrupt):
+        surrogate_table1.run(options)
+    kept = Kept(tmp_path, "surrogate-table1-quick")
+    assert list(kept.rows) == done
+    calls = []
+    monkeypatch.setattr(surrogate_table1, "one", lambda case, seed, o: calls.append(case.name) or real(case, seed, o))
+    table = surrogate_table1.run(options)
+    assert calls == ["CNN (digits 3, 8)"]
+    assert table.rows[0]["model"] == "MLP (digits 3, 8)"
+
+
+def test_a_mean_has_the_error_of_its_last_digit() -> None:
+    assert mean([0.7, 0.71, 0.72]) == "0.710(6)"
+    assert mean([97.0, 98.0, 99.0]) == "98.0(6)"
+    assert mean([0.5]) == "0.500"
+    assert mean([float("nan"), 1.0]) == "nan"
+
+
+def test_a_table_prints_its_rows_in_columns() -> None:
+    text = Table("Title", ("a", "b"), ({"a": "x", "b": 0.12345}, {"a": "long", "b": None}), ("note",)).text()
+    assert text.splitlines()[0] == "Title"
+    assert "0.123" in text
+    assert text.endswith("note")
+
+
+def test_the_demo_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--out", str(tmp_path / "demo"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["network_accuracy"] > 0.94
+    assert found["seconds"] < 90
+    assert max(k["tau"] for k in found["kernels"].values()) > 0.6
+    size = Path(found["report"]).stat().st_size
+    assert 100_000 < size < 8_000_000
+    assert torch.initial_seed() == 0  # the caller's generator is untouched
