@@ -388,7 +388,9 @@ def test_kernels_may_be_given_by_name_or_as_they_are(found: Decisions) -> None:
 def test_data_may_be_labelled_arrays_and_pairs(found: Decisions) -> None:
     model, ((x, y), (z, y_z)) = trained(), data()
     names = ("low", "middle", "high")
-    got = explain(model, Labelled(x, y, names, name="clouds"), Labelled(z, y_z, names), kernels=["CK"])
+    got = explain(
+        model, Labelled(x, y, names, name="clouds train"), Labelled(z, y_z, names, name="clouds test"), kernels=["CK"]
+    )
     near(got.views[0].logits, found.views[-1].logits, 1e-9)
     assert got.train.classes == got.test.classes == names
     assert got.facts["data"] == "clouds"

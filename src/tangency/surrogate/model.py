@@ -96,12 +96,7 @@ def fit(
     >>> fit.gradient < 1e-6, fit.probabilities(x[:5] @ x.T).shape
     (True, torch.Size([5, 3]))
     """
-    gram = square(K)
-    if len(gram.shape) != 2:
-        raise InputError(
-            f"K has shape {tuple(gram.shape)}; a surrogate has one similarity for each pair of samples, [n, n]: use "
-            "tg.trace_ntk or tg.pseudo_ntk (or tg.regress.logistic, which takes full kernels)."
-        )
+    gram = _pairs(K)
     if penalty not in ("weights", "norm") or method not in ("newton", "sgd") or (penalty, method) == ("norm", "sgd"):
         raise InputError(
             f"penalty={penalty!r}, method={method!r}; needed: penalty 'weights' with method 'newton' or 'sgd', or "
@@ -137,6 +132,16 @@ def default_reg(K: Gram, penalty: Penalty = "weights") -> float:
     """
     scale = float(K.diag().double().mean())
     return 1e-4 * K.shape[0] * (scale**2 if penalty == "weights" else scale)
+
+
+def _pairs(K: Matrix) -> Gram:
+    gram = square(K)
+    if len(gram.shape) != 2:
+        raise InputError(
+            f"K has shape {tuple(gram.shape)}; a surrogate has one similarity for each pair of samples, [n, n]: use "
+            "tg.trace_ntk or tg.pseudo_ntk (or tg.regress.logistic, which takes full kernels)."
+        )
+    return gram
 
 
 def _every_class(labels: Tensor) -> None:
