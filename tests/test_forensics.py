@@ -101,9 +101,9 @@ PICTURES = torch.zeros(4, 3, 8, 6)
         (Patch(size=7), PICTURES, "a patch of 7 x 7 at row 1, column -1 does not fit into pictures of 8 x 6. Make it"),
         (Patch(size=4, margin=3), PICTURES, "4 x 4 at row 1, column -1 does not fit"),
         (Patch(size=4, position="top left", margin=5), PICTURES, "at row 5, column 5 does not fit into pictures"),
-        (Patch(size=2, position="top left", margin=-1), PICTURES, "at row -1, column -1 does not fit"),
-        (Patch(size=2, margin=-1), PICTURES, "at row 7, column 5 does not fit"),
-        (Patch(size=0), PICTURES, "0 x 0 .*does not fit"),
+        (Patch(size=2, position="top left", margin=-1), PICTURES, "margin=-1; needed: whole numbers"),
+        (Patch(size=2, margin=-1), PICTURES, "size=2, margin=-1; needed"),
+        (Patch(size=0), PICTURES, "size=0, margin=0; needed: whole numbers, from 1"),
         (Patch(position=(-1, 0)), PICTURES, "row -1, column 0 does not fit"),
         (Patch(position="centre"), PICTURES, r"position='centre'; needed: 'top left', .*\(row, column\)"),  # type: ignore
         (Patch(position="left top"), PICTURES, "position='left top'; needed"),  # type: ignore[arg-type]
@@ -129,6 +129,7 @@ def test_patches_that_cannot_be_placed_are_refused(patch: Patch, x: Tensor, mess
 def test_exactly_the_rate_is_poisoned_and_nothing_else_changes(n: int, rate: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, y = torch.rand(n, 1, 6, 6, generator=generator), torch.randint(4, (n,), generator=generator)
+    y[0] = 3  # the target is one of the classes
     before, count = (x.clone(), y.clone()), round(rate * n)
     patch = Patch(size=2, colour=2.0)
     if count < 1:

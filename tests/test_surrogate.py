@@ -27,6 +27,7 @@ from tangency.surrogate import faithful as faithful_room
 from tangency.surrogate import model as model_room
 
 F32, F64 = torch.float32, torch.float64
+ANY = float("inf")
 
 
 def near(got: Any, want: Any, tolerance: float = 1e-9) -> None:
@@ -594,8 +595,8 @@ def test_stochastic_descent_comes_near_the_optimum_from_disk_and_reads_each_tile
     found = fit(own, y, reg=reg, method="sgd", progress=False)
     assert excess(K, y, torch.ones(128, dtype=F64), found, best) < 0.15
     reads.clear()
-    fit(own, y, reg=reg, method="sgd", max_steps=10, progress=False)
-    assert len(reads) <= 9 * (10 + 5)  # nine tiles; some passes to prepare and to finish
+    fit(own, y, reg=reg, method="sgd", max_steps=10, tol=ANY, progress=False)
+    assert len(reads) <= 1 + 9 * (10 + 5)  # nine tiles; some passes to prepare and to finish
 
 
 def test_stochastic_descent_from_a_store_is_that_from_its_numbers(tmp_path: Path) -> None:
@@ -603,7 +604,7 @@ def test_stochastic_descent_from_a_store_is_that_from_its_numbers(tmp_path: Path
     kernel = tg.trace_ntk(mlp([3, 16, 3], nn.Tanh).double())
     own = tg.compute(kernel, data.x, store=str(tmp_path), tile=20, progress=False).cosine()
     assert not own._in_memory
-    options = {"reg": 10 * default_reg(own), "method": "sgd", "max_steps": 3, "progress": False}
+    options = {"reg": 10 * default_reg(own), "method": "sgd", "max_steps": 3, "tol": ANY, "progress": False}
     near(fit(own, data.y, **options).weights, fit(Counted(own.dense(), 20, []), data.y, **options).weights, 1e-9)
 
 
@@ -611,7 +612,7 @@ def test_stochastic_descent_from_a_store_is_that_from_its_numbers(tmp_path: Path
 def test_stochastic_descent_says_how_far_it_came(classes: int) -> None:
     """Its gradient and loss are those of what it returns, by autograd."""
     data, ones = Problem(classes), torch.ones(60, dtype=F64)
-    found = fit(data.K, data.y, reg=0.5, method="sgd", max_steps=4, progress=False)
+    found = fit(data.K, data.y, reg=0.5, method="sgd", max_steps=4, tol=ANY, progress=False)
     (theta, b), targets = free(found), one_hot(data.y)
     begin = slope(data.K, targets, ones, 0.5, torch.zeros_like(theta), torch.zeros_like(b))
     assert found.gradient == pytest.approx(slope(data.K, targets, ones, 0.5, theta, b) / begin, rel=1e-6)
@@ -625,7 +626,8 @@ def test_stochastic_descent_depends_on_its_seed_alone() -> None:
     data = Problem(3, n=600)
     state = torch.get_rng_state()
     first, again, other = (
-        fit(data.K, data.y, reg=5.0, method="sgd", max_steps=4, seed=seed, progress=False).weights for seed in (1, 1, 2)
+        fit(data.K, data.y, reg=5.0, method="sgd", max_steps=4, tol=ANY, seed=seed, progress=False).weights
+        for seed in (1, 1, 2)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -708,8 +710,8 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     (K3, Y3[:19], {}, r"y has shape \(19,\); needed: labels of the \[20\] samples"),
     (K3, Y3 - 1, {}, r"y has classes from -1 to 1; needed: from 0 to"),
     (K3, Y3, {"classes": 2}, "y has classes from 0 to 2; needed: from 0 to 1"),
-    (K3, Y3, {"classes": 5}, r"y has no sample of class 3, 4 \(of 5\).*Leave the class out.*Labelled.only"),
-    (K3, 2 * (Y3 > 0), {}, r"y has no sample of class 1 \(of 3\)"),
+    (K3, Y3, {"classes": 5}, r"y has no sample .* of class 3, 4 \(of 5\).*Leave the class out.*Labelled.only"),
+    (K3, 2 * (Y3 > 0), {}, r"y has no sample .of positive weight. of class 1 \(of 3\)"),
     (K3, 0 * Y3, {}, "all samples are of class 0; needed: at least two classes"),
     (K3, Y3.double(), {}, r"y is torch.float64 of shape \(20,\); needed: classes as integers"),
     (K3, one_hot(Y3) * 0.7, {}, "sum to 1"),
@@ -996,7 +998,8 @@ def test_the_map_is_isotonic_regression_of_the_means_of_groups(
     u = rng.normal(size=n)
     v = slope * u + noise * rng.normal(size=n)
     m = monotone(torch.from_numpy(u), torch.from_numpy(v), bins)
-    parts = np.array_split(np.argsort(u), min(bins, n))
+    group = np.arange(n) * bins // n  # of the sorted samples
+    parts = [np.argsort(u)[group == k] for k in np.unique(group)]
     means = np.array([[u[k].mean(), v[k].mean(), len(k)] for k in parts])
     level = IsotonicRegression().fit(means[:, 0], means[:, 1], sample_weight=means[:, 2]).predict(means[:, 0])
     pools = np.split(np.arange(len(level)), np.flatnonzero(np.diff(level) > 1e-11) + 1)
@@ -1041,7 +1044,7 @@ def test_few_samples_and_equal_ones_have_a_map_too(n: int) -> None:
          "surrogate holds no probabilities .a row sums to 1.5"),
         (torch.full((5, 2), 0.25), torch.full((5, 2), 0.5), torch.zeros(5).long(), {},
          "network holds no probabilities .a row sums to 0.5"),
-        (torch.tensor([[1.5, -0.5]] * 3), torch.full((3, 2), 0.5), torch.zeros(3).long(), {}, "negative entry"),
+        (torch.tensor([[1.5, -0.5]] * 3), torch.full((3, 2), 0.5), torch.zeros(3).long(), {}, "smallest entry is -0.5"),
         (torch.full((5, 3), np.nan), torch.full((5, 3), 1 / 3), torch.zeros(5).long(), {}, r"network\[0, 0\] is nan"),
         (torch.full((5,), 0.5), torch.full((5, 2), 0.5), torch.zeros(5).long(), {},
          r"network has shape \(5,\); needed: probabilities \[m, c\].*torch.sigmoid\(-z\)"),

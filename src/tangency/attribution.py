@@ -55,7 +55,8 @@ class Attribution:
 def attributions(model: Model, cross: Matrix, outputs: Array | None = None) -> Float[Tensor, "m q n"]:
     """A(x, x_i)^c = W_ci κ(x, x_i) + b_c / N, for m samples whose Gram with the N training samples is `cross` [m, N].
 
-    `outputs`: which logits of each, [m, q] (default: all). Cost: m·q·N numbers; `summarize` holds few at a time.
+    `model`: fitted on a Gram (not through features). `outputs`: which logits of each, [m, q] (default: all). Cost:
+    m·q·N numbers; `summarize` holds few at a time.
 
     >>> import tangency as tg
     >>> x, y = torch.randn(60, 3).double(), torch.randint(3, (60,))
@@ -131,8 +132,9 @@ class _Terms:
 
     def of_rows(self, kernel: Tensor, outputs: Tensor) -> Tensor:
         """A [b, q, N] for rows [b, N] of κ."""
-        kernel = kernel.to(self.weights)
-        return self.weights.T[outputs] * kernel[:, None] + (self.bias[outputs] / len(self.weights))[..., None]
+        wide = torch.promote_types(kernel.dtype, self.weights.dtype)
+        w, b, k = self.weights.to(wide), self.bias.to(wide), kernel.to(self.weights.device, wide)
+        return w.T[outputs] * k[:, None] + (b[outputs] / len(w))[..., None]
 
 
 def _checked(model: Model, cross: Matrix) -> Gram:
@@ -190,7 +192,8 @@ def _bands(gram: Gram, rows: int) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _summary(terms: _Terms, kernel: Tensor, outputs: Tensor, groups: list[Tensor], k: int, fliers: int) -> Attribution:
-    kernel = kernel.to(terms.weights)
+    _check.finite(kernel, "cross")
+    kernel = kernel.to(terms.weights.device)
     a = terms.of_rows(kernel, outputs)
     boxes, outliers, far = (torch.stack(p, 2) for p in zip(*(_box(a[..., g], fliers) for g in groups), strict=True))
     similarity, similar = kernel.topk(k)
@@ -213,7 +216,9 @@ def _box(a: Tensor, fliers: int) -> tuple[Tensor, Tensor, Tensor]:
     first = torch.searchsorted(ordered, (low - reach)[..., None].contiguous())
     last = torch.searchsorted(ordered, (high + reach)[..., None].contiguous(), right=True) - 1
     ends = [ordered.gather(-1, end.clamp(0, n - 1)) for end in (first, last)]
-    boxes = torch.cat([ends[0], quartiles, ends[1], a.mean(-1, keepdim=True)], -1)
+    # With few samples a quartile may lie beyond the last one within reach: a whisker never ends inside its box.
+    tips = [torch.minimum(ends[0], low[..., None]), torch.maximum(ends[1], high[..., None])]
+    boxes = torch.cat([tips[0], quartiles, tips[1], a.mean(-1, keepdim=True)], -1)
     f = min(fliers, n)
     tails = torch.cat([ordered[..., :f], ordered[..., n - f :]], -1)  # the farthest are among these
     beyond = torch.maximum(ends[0] - tails, tails - ends[1])

@@ -1,8 +1,9 @@
 """Why did the network say that: kernels, surrogates, faithfulness and attributions of one model on one data set."""
 
+import functools
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ EVERY = 2500
 PICTURE = 240
 
 
-def kernels(model: nn.Module, names: tuple[str, ...] | list[str] | None = None, **options: Any) -> dict[str, Kernel]:
+def kernels(model: nn.Module, names: Sequence[str] | str | None = None, **options: Any) -> dict[str, Kernel]:
     """The kernels that are compared by default, by name: trNTK, trNTK⁰, pNTK, Em, CK (Engel et al. 2024, Table 2).
 
     All but trNTK⁰ are cosines. "trNTK0" is taken for "trNTK⁰".
@@ -45,19 +46,31 @@ def kernels(model: nn.Module, names: tuple[str, ...] | list[str] | None = None, 
     >>> list(kernels(torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))))
     ['trNTK', 'trNTK⁰', 'pNTK', 'Em', 'CK']
     """
-    wanted = [name.strip().replace("trNTK0", "trNTK⁰") for name in (names or TITLES)]
-    for name in wanted:
-        if name not in TITLES:
-            raise InputError(f"there is no kernel {name!r}.{_check.suggest(name, TITLES)} Known: {', '.join(TITLES)}.")
-    trace = trace_ntk(model, **options)  # one object: its Gram is computed once for both
-    made = {
-        "trNTK": lambda: cosine(trace),
-        "trNTK⁰": lambda: trace,
+    wanted = _wanted(names)
+    trace = functools.cache(lambda: trace_ntk(model, **options))  # one object: its Gram is computed once for both
+    made: dict[str, Callable[[], Kernel]] = {
+        "trNTK": lambda: cosine(trace()),
+        "trNTK⁰": trace,
         "pNTK": lambda: cosine(pseudo_ntk(model, **options)),
         "Em": lambda: cosine(embedding_kernel(model, **options)),
         "CK": lambda: cosine(conjugate_kernel(model, **options)),
     }
     return {name: made[name]() for name in dict.fromkeys(wanted)}
+
+
+def _wanted(names: Sequence[str] | str | None) -> list[str]:
+    known = {name.lower(): name for name in TITLES} | {"trntk0": "trNTK⁰"}
+    given = list(TITLES) if names is None else names.split(",") if isinstance(names, str) else list(names)
+    if not given:
+        raise InputError(f"no kernel was named; needed: some of {', '.join(TITLES)}.")
+    wanted = []
+    for name in given:
+        found = known.get(str(name).strip().lower())
+        if found is None:
+            hint = _check.suggest(str(name), TITLES)
+            raise InputError(f"there is no kernel {name!r}.{hint} Known: {', '.join(TITLES)}.")
+        wanted.append(found)
+    return wanted
 
 
 class Grams:
@@ -96,7 +109,7 @@ class View:
     faithfulness: Faithfulness  # over all m test samples
     logits: Float[Tensor, "m c"]
     attribution: Attribution  # of the s samples in `Decisions.shown`
-    picture: Float[Tensor, "g g"]  # the Gram of the training samples sorted by class, averaged down
+    picture: Float[Tensor, "g g"]  # the Gram of some training samples, an equal part of each class, sorted by class
     spans: Int[Tensor, " t"]  # rows of the picture that each class takes
     values: Float[Tensor, " r"]  # eigenvalues of the Gram, largest first
     seconds: float
@@ -158,7 +171,7 @@ def explain(
     train: Any,
     test: Any,
     *,
-    kernels: Mapping[str, Kernel] | list[str] | tuple[str, ...] | None = None,
+    kernels: Mapping[str, Kernel] | Sequence[str] | str | None = None,
     reg: float = 1.0,
     samples: int = 500,
     nearest: int = 8,
@@ -186,10 +199,11 @@ def explain(
     begin = time.perf_counter()
     known, asked = _data(model, train, test)
     poisoned_train, poisoned_test = _mask(poisoned_train, known, "train"), _mask(poisoned_test, asked, "test")
-    if samples < 1 or nearest < 1 or not reg > 0:
-        raise InputError(f"samples={samples}, nearest={nearest}, reg={reg}; needed: at least 1, at least 1, above 0.")
+    counts = [isinstance(v, int) and v >= 1 for v in (samples, nearest)]
+    if not all(counts) or not reg > 0:
+        raise InputError(f"samples={samples}, nearest={nearest}, reg={reg}; needed: whole numbers from 1, and above 0.")
     logits, one = _logits(model, asked, known.classes)
-    chosen = kernels if isinstance(kernels, Mapping) else _named(model, kernels, known, one)
+    chosen = _given(kernels) if isinstance(kernels, Mapping) else _named(model, kernels, known, one)
     grams = Grams(_placed(model, known.x), _placed(model, asked.x), memory, progress)
     work = _Work(known, asked, grams, logits, reg, min(nearest, len(known)), poisoned_train, progress)
     views: list[View] = []
@@ -221,7 +235,9 @@ def _data(model: nn.Module, train: Any, test: Any) -> tuple[Labelled, Labelled]:
         raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
     _check.evaluation_mode(model)
     known = labelled(train, name="train")
-    asked = labelled(test, classes=known.classes, name="test")
+    asked = labelled(test, classes=None if isinstance(test, Labelled) else known.classes, name="test")
+    if len(asked) < 2:
+        raise InputError("there is one test sample; needed: two or more, since faithfulness compares their order.")
     if asked.classes != known.classes:
         raise InputError(
             f"the test set's classes are {_check.some(list(asked.classes))}, the training set's "
@@ -262,7 +278,7 @@ def _mask(mask: Tensor | None, data: Labelled, name: str) -> Tensor | None:
 
 def _logits(model: nn.Module, data: Labelled, classes: tuple[str, ...]) -> tuple[Tensor, bool]:
     """The network's, [m, c] in float64, and whether it has one output: z of two classes is taken as −z/2 and z/2."""
-    z = outputs(model, data.x).double()
+    z = outputs(model, _placed(model, data.x)).double()
     z = z[:, None] if z.dim() == 1 else z
     one = z.shape[1:] == (1,) and len(classes) == 2
     if one:
@@ -277,9 +293,27 @@ def _logits(model: nn.Module, data: Labelled, classes: tuple[str, ...]) -> tuple
 
 
 def _placed(model: nn.Module, x: Inputs) -> Inputs:
-    """The inputs where the model is."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    return _tree.transform(lambda v: v.to(device), x)
+    """The inputs where the model is, without their graph; refuses those of another type."""
+    own = [p for p in model.parameters() if p.is_floating_point()]
+    device = own[0].device if own else torch.device("cpu")
+    placed = _tree.transform(lambda v: v.detach().to(device), x)
+    if own:
+        _check.same_place(placed, device, list(dict.fromkeys(p.dtype for p in own)))
+    return placed
+
+
+def _given(kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
+    for name, kernel in kernels.items():
+        if not isinstance(kernel, Kernel):
+            kind = type(kernel).__name__
+            raise InputError(f"kernels[{name!r}] is a {kind}; needed: a kernel, e.g. tg.trace_ntk(model).")
+    if not kernels:
+        raise InputError(f"kernels= is empty; needed: at least one, or names ({', '.join(TITLES)}).")
+    return dict(kernels)
+
+
+def _logits_of(returned: Any) -> Tensor:
+    return returned.logits
 
 
 def _named(model: nn.Module, names: Any, data: Labelled, one: bool) -> dict[str, Kernel]:
@@ -287,7 +321,10 @@ def _named(model: nn.Module, names: Any, data: Labelled, one: bool) -> dict[str,
     args, kwargs = _tree.arguments(_placed(model, _tree.take(data.x, slice(0, 1))))
     with torch.no_grad():
         returned = model(*args, **kwargs)
-    made = kernels(model, names, outputs=None if isinstance(returned, Tensor) else "logits")
+    pick: Any = None
+    if not isinstance(returned, Tensor):  # Hugging Face's outputs are mappings, others may not be
+        pick = "logits" if isinstance(returned, Mapping) else _logits_of
+    made = kernels(model, names, outputs=pick)
     return {k: v for k, v in made.items() if not (one and names is None and k == "pNTK")}
 
 
@@ -356,7 +393,7 @@ def _picture(own: Gram, train: Labelled) -> tuple[Tensor, Tensor]:
     """The Gram sorted by class, at most PICTURE rows: of each class an equal part of its samples, first come."""
     counts = train.counts()
     part = min(1.0, PICTURE / len(train))
-    spans = (counts * part).round().long().clamp_min(1).minimum(counts)
+    spans = (counts * part).floor().long().clamp_min(1).minimum(counts)
     rows = torch.cat([(train.y == c).nonzero()[: int(k), 0] for c, k in enumerate(spans)])
     return own.select(rows, rows).dense().float().cpu(), spans
 
@@ -366,6 +403,6 @@ def _values(own: Gram) -> Tensor:
     if own.shape[0] <= EVERY:
         return torch.linalg.eigvalsh(own.dense().double()).flip(0).cpu()
     try:
-        return top(own, 256, tol=1e-3).values.double().cpu()
+        return top(own, 256, tol=1e-3, progress=False).values.double().cpu()
     except DidNotConverge as e:
         return e.solution.values.double().cpu()  # type: ignore[attr-defined]

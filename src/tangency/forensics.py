@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from . import _check
 from ._types import Float, Int
 from .errors import InputError
 from .matrix import Matrix, between
@@ -50,6 +51,9 @@ class Patch:
         if x.dim() != 4:
             raise InputError(f"x has shape {tuple(x.shape)}; needed: pictures [n, c, h, w].")
         h, w = x.shape[2:]
+        whole = [isinstance(v, int) and not isinstance(v, bool) for v in (self.size, self.margin)]
+        if not all(whole) or self.size < 1 or self.margin < 0:
+            raise InputError(f"size={self.size!r}, margin={self.margin!r}; needed: whole numbers, from 1 and from 0.")
         if isinstance(self.position, str):
             vertical, _, horizontal = self.position.partition(" ")
             if vertical not in ("top", "bottom") or horizontal not in ("left", "right"):
@@ -60,8 +64,11 @@ class Patch:
             row = self.margin if vertical == "top" else h - self.size - self.margin
             column = self.margin if horizontal == "left" else w - self.size - self.margin
         else:
+            pair = isinstance(self.position, (tuple, list)) and len(self.position) == 2
+            if not pair or not all(isinstance(v, int) for v in self.position):
+                raise InputError(f"position={self.position!r}; needed: a corner ('top left', …), or (row, column).")
             row, column = self.position
-        if self.size < 1 or row < 0 or column < 0 or row + self.size > h or column + self.size > w:
+        if row < 0 or column < 0 or row + self.size > h or column + self.size > w:
             raise InputError(
                 f"a patch of {self.size} x {self.size} at row {row}, column {column} does not fit into pictures of "
                 f"{h} x {w}. Make it smaller, or move it."
@@ -69,10 +76,16 @@ class Patch:
         return row, column
 
     def _paint(self, x: Tensor) -> Tensor:
-        colour = torch.as_tensor(self.colour, dtype=x.dtype, device=x.device)
+        colour = torch.as_tensor(self.colour, dtype=torch.float64, device=x.device)
+        if not x.is_floating_point():
+            top = torch.iinfo(x.dtype).max
+            if bool(((colour != colour.round()) | (colour < 0) | (colour > top)).any()):
+                raise InputError(
+                    f"colour={self.colour!r} and the pictures are {x.dtype}; needed: whole numbers from 0 to {top}."
+                )
         if colour.dim() > 1 or (colour.dim() == 1 and len(colour) != x.shape[1]):
             raise InputError(f"colour={self.colour!r}; needed: a number, or one for each of {x.shape[1]} channels.")
-        return colour.reshape(-1, 1, 1)
+        return colour.to(x.dtype).reshape(-1, 1, 1)
 
 
 YELLOW = (1.0, 1.0, 0.0)
@@ -97,10 +110,11 @@ def poison(x: Tensor, y: Array, *, patch: Patch, target: int, rate: float = 0.1,
     (5, tensor([3]))
     """
     y = torch.as_tensor(y)
-    if y.shape != x.shape[:1] or y.is_floating_point():
+    if y.shape != x.shape[:1] or y.is_floating_point() or not len(y):
         raise InputError(f"y has shape {tuple(y.shape)}, {y.dtype}; needed: a class for each of the {len(x)} pictures.")
-    if isinstance(target, bool) or not isinstance(target, int) or target < 0:
-        raise InputError(f"target={target!r}; needed: a class, a whole number from 0.")
+    y = y.long()
+    if isinstance(target, bool) or not hasattr(target, "__index__") or not 0 <= int(target) <= int(y.max()):
+        raise InputError(f"target={target!r}; needed: a class, a whole number from 0 to {int(y.max())}, y's largest.")
     if not 0 < rate <= 1 or round(rate * len(x)) < 1:
         raise InputError(f"rate={rate} of {len(x)} pictures; needed: above 0, at most 1, and at least one picture.")
     patch.place(x)
@@ -110,7 +124,7 @@ def poison(x: Tensor, y: Array, *, patch: Patch, target: int, rate: float = 0.1,
     there = mask.to(x.device)
     new_x, new_y = x.clone(), y.clone()
     new_x[there] = patch(x[there])
-    new_y[mask.to(y.device)] = target
+    new_y[mask.to(y.device)] = int(target)
     return Poisoned(new_x, new_y, mask)
 
 
@@ -150,11 +164,14 @@ def flag(cross: Matrix, poisoned: Tensor, *, k: int = 5, threshold: int = 3) -> 
             f"cross has shape {tuple(gram.shape)}, poisoned {tuple(poisoned.shape)} {poisoned.dtype}; needed: [m, n], "
             "and a mask (bool) of the n training samples."
         )
-    if not 1 <= k <= gram.shape[1] or not 1 <= threshold <= k:
+    whole = isinstance(k, int) and isinstance(threshold, int)
+    if not whole or not 1 <= k <= gram.shape[1] or not 1 <= threshold <= k:
         raise InputError(f"k={k}, threshold={threshold}; needed: 1 ≤ threshold ≤ k ≤ {gram.shape[1]}.")
     votes = []
     for start in range(0, gram.shape[0], 1024):  # (heuristic: a band of rows at a time)
-        near = gram[start : start + 1024].topk(k).indices
+        rows = gram[start : start + 1024]
+        _check.finite(rows, "cross")
+        near = rows.topk(k).indices
         votes.append(poisoned.to(near.device)[near].sum(1))
     count = torch.cat(votes)
     return count, count >= threshold

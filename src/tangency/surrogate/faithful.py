@@ -127,16 +127,21 @@ def monotone(u: Tensor, v: Tensor, bins: int = 30) -> MonotoneMap:
     >>> bool((m(u) - u**3).abs().max() < 2)
     True
     """
-    order = u.argsort()
-    pools: list[tuple[float, float, int]] = []  # mean of u, mean of v, how many
-    for part in order.tensor_split(max(1, min(bins, len(u)))):
-        if not len(part):
+    at, which, counts = torch.unique(u, return_inverse=True, return_counts=True)  # equal u stay together
+    group = ((counts.cumsum(0) - counts) * bins // len(u))[which]
+    sizes, sum_u, sum_v = (
+        torch.zeros(bins, dtype=torch.float64, device=u.device).index_add_(0, group, w.double())
+        for w in (torch.ones_like(u), at[which], v)
+    )
+    pools: list[tuple[float, float, float]] = []  # mean of u, mean of v, how many
+    for k, total_u, total_v in zip(sizes.tolist(), sum_u.tolist(), sum_v.tolist(), strict=True):
+        if not k:
             continue
-        pools.append((float(u[part].mean()), float(v[part].mean()), len(part)))
+        pools.append((total_u / k, total_v / k, k))
         while len(pools) > 1 and (pools[-1][1] <= pools[-2][1] or pools[-1][0] <= pools[-2][0]):
             (u1, v1, k1), (u0, v0, k0) = pools.pop(), pools.pop()
-            k = k0 + k1
-            pools.append(((k0 * u0 + k1 * u1) / k, (k0 * v0 + k1 * v1) / k, k))
+            both = k0 + k1
+            pools.append(((k0 * u0 + k1 * u1) / both, (k0 * v0 + k1 * v1) / both, both))
     knots, values, _ = zip(*pools, strict=True)
     return MonotoneMap(u.new_tensor(knots), v.new_tensor(values))
 
@@ -229,6 +234,8 @@ def _mapped(u: Tensor, v: Tensor) -> tuple[MonotoneMap, float]:
         return MonotoneMap(u.new_zeros(1), v.new_zeros(1)), float("nan")
     u, v = u[finite], v[finite]
     found = monotone(u, v)
+    if bool((v == v[0]).all()):  # nothing to explain
+        return found, float("nan")
     return found, 1 - float((v - found(u)).square().sum() / (v - v.mean()).square().sum())
 
 
@@ -241,10 +248,13 @@ def _probabilities(given: Array, name: str) -> Tensor:
         )
     p = p.double()
     _check.finite(p, name)
-    off = (p.sum(1) - 1).abs().max()
-    if bool((p < 0).any()) or float(off) > 1e-3:
-        raise InputError(f"{name} holds no probabilities (a row sums to {1 + float(off):.4g} or has a negative entry): "
-                         "apply softmax first.")  # fmt: skip
+    sums = p.sum(1)
+    worst = int((sums - 1).abs().argmax())
+    if bool((p < 0).any()) or abs(float(sums[worst]) - 1) > 1e-3:
+        raise InputError(
+            f"{name} holds no probabilities (a row sums to {float(sums[worst]):.4g}, the smallest entry is "
+            f"{float(p.min()):.4g}): apply softmax first."
+        )
     return p
 
 

@@ -14,7 +14,7 @@ from ..eigen import spectrum, top
 from ..errors import DidNotConverge, InputError
 from ..gram import DenseGram, Gram
 from ..matrix import Matrix, square
-from ..regress.logistic import logistic, one_hot_labels
+from ..regress.logistic import LogisticModel, logistic, one_hot_labels
 from ..regress.model import Array, apply, sample_weights
 from ..regress.newton import Answer, Design, Lead, Task
 
@@ -84,11 +84,15 @@ def fit(
 ) -> Surrogate:
     """W, b = argmin Σ_i w_i·(−log softmax(W κ(x_i, X) + b)_{y_i}) + (reg/2)·‖W‖², a convex problem.
 
+    Two classes have one logit, v·κ, and (reg/2)·‖v‖²; then W = (−v/2, v/2).
+
     `K`: the Gram of the training samples, in memory or on disk, of any kernel. `reg`: default `default_reg(K)`.
     `penalty`: "weights" for ‖W‖², as published; "norm" for the kernel's own norm, tr(W K Wᵀ). `weights`: of the
     samples, or "balanced" (each class counts alike). `method`: "newton" reaches `tol` (1e-6) of the gradient, or
-    raises; preconditioned by the `rank` largest eigenvectors. "sgd" takes averaged steps on random rows, holding few
-    of them at a time, until the loss no longer falls; its `gradient` says how far it came. Engel et al. 2024, (1).
+    raises; preconditioned by the `rank` largest eigenvectors. "sgd" steps on random rows, holding few of them at a
+    time, until the loss falls by less than 1e-3 of itself in five epochs, or for `max_steps` (100) of them. It stops
+    before the optimum, as the published surrogates do; `gradient` says how far, and above `tol` (0.1; float("inf") to
+    take what comes) it raises. Engel et al. 2024, (1).
 
     >>> import tangency as tg
     >>> x, y = torch.randn(60, 3).double(), torch.randint(3, (60,))
@@ -102,9 +106,11 @@ def fit(
             f"penalty={penalty!r}, method={method!r}; needed: penalty 'weights' with method 'newton' or 'sgd', or "
             "penalty 'norm' with method 'newton'."
         )
+    if (max_steps is not None and max_steps < 1) or (tol is not None and not tol > 0):
+        raise InputError(f"max_steps={max_steps}, tol={tol}; needed: at least 1, above 0.")
     labels = one_hot_labels(y, torch.Size(gram.shape[:1]), classes, gram.device)
-    _every_class(labels)
     w = _sample_weights(weights, labels)
+    _every_class(labels, w)
     if reg is None:
         reg = default_reg(gram, penalty)
     if not _check.nonnegative(reg, "reg") > 0:
@@ -115,23 +121,27 @@ def fit(
         return _by_norm(gram, y, reg, w, classes, tol or 1e-6, max_steps or 200)
     gram = _widened(gram)
     if method == "sgd":
-        return _descend(gram, labels, w, reg, tol, max_steps or 100, seed, progress)
-    vectors, values = _basis(gram, rank)
+        return _descend(gram, labels, w, reg, tol or 0.1, max_steps or 100, seed, progress)
+    vectors, values = _basis(gram, rank, progress)
     # Where λ² w/4, the most that the losses bend, is below reg, the Hessian is reg to a factor of two.
-    count = int((values.square() * float(w.max()) / 4 > reg).sum())
+    count = int((values.clamp_min(0).square() * float(w.max()) / 4 > reg).sum())
     design = _KernelDesign(gram, vectors[:, :count].contiguous(), values[:count])
     task = Task(design, labels, torch.zeros_like(labels), w, reg, True)
     answer = task.newton(tol or 1e-6, max_steps or 100, progress)
     return _surrogate(task, answer, "newton", tol or 1e-6)
 
 
-def default_reg(K: Gram, penalty: Penalty = "weights") -> float:
+def default_reg(K: Matrix, penalty: Penalty = "weights") -> float:
     """1e-4·n·s² (1e-4·n·s for the kernel's norm), s the mean of K's diagonal: α = 1e-4 per sample, as published.
 
     So a multiple of K has the same predictions.
+
+    >>> round(default_reg(2 * torch.eye(50)), 6)
+    0.02
     """
-    scale = float(K.diag().double().mean())
-    return 1e-4 * K.shape[0] * (scale**2 if penalty == "weights" else scale)
+    gram = _pairs(K)
+    scale = float(gram.diag().double().mean())
+    return 1e-4 * gram.shape[0] * (scale**2 if penalty == "weights" else scale)
 
 
 def _pairs(K: Matrix) -> Gram:
@@ -144,15 +154,20 @@ def _pairs(K: Matrix) -> Gram:
     return gram
 
 
-def _every_class(labels: Tensor) -> None:
-    """A class without a sample cannot be learned."""
-    counts = torch.cat([1 - labels, labels], 1).sum(0) if labels.shape[1] == 1 else labels.sum(0)
+def _both(labels: Tensor) -> Tensor:
+    """Labels with a column for each class."""
+    return torch.cat([1 - labels, labels], 1) if labels.shape[1] == 1 else labels
+
+
+def _every_class(labels: Tensor, w: Tensor) -> None:
+    """A class without a sample, or without weight, cannot be learned: its bias would run off."""
+    counts = (w * _both(labels)).sum(0)
     empty = (counts == 0).nonzero()[:, 0].tolist()
     if empty:
         names = _check.some([str(c) for c in empty])
         raise InputError(
-            f"y has no sample of class {names} (of {len(counts)}). Leave the class out (number the others from 0 on: "
-            "Labelled.only), or add samples of it."
+            f"y has no sample (of positive weight) of class {names} (of {len(counts)}). Leave the class out (number "
+            "the others from 0 on: Labelled.only), or add samples of it."
         )
 
 
@@ -160,7 +175,8 @@ def _sample_weights(weights: Any, labels: Tensor) -> Tensor:
     if isinstance(weights, str):
         if weights != "balanced":
             raise InputError(f"weights={weights!r}; needed: a weight for each sample, or 'balanced'.")
-        both = torch.cat([1 - labels, labels], 1) if labels.shape[1] == 1 else labels
+        both = _both(labels)
+        _every_class(labels, torch.ones_like(labels[:, :1]))
         return (both @ (len(both) / (both.shape[1] * both.sum(0))))[:, None]
     given = sample_weights(weights, len(labels), labels)
     return torch.ones_like(labels[:, :1]) if given is None else given[:, None]
@@ -177,7 +193,7 @@ def _widened(gram: Gram) -> Gram:
     return gram
 
 
-def _basis(gram: Gram, rank: int) -> tuple[Tensor, Tensor]:
+def _basis(gram: Gram, rank: int, progress: bool) -> tuple[Tensor, Tensor]:
     """The largest eigenpairs, good enough to lead a search."""
     n = gram.shape[0]
     if rank < 0:
@@ -190,7 +206,7 @@ def _basis(gram: Gram, rank: int) -> tuple[Tensor, Tensor]:
     if rank == 0:
         return torch.zeros(n, 0, dtype=torch.float64, device=where), torch.zeros(0, dtype=torch.float64, device=where)
     try:
-        found = top(gram, rank, tol=1e-3)
+        found = top(gram, rank, tol=1e-3, progress=progress)
     except DidNotConverge as e:  # what was found leads, too
         found = e.solution  # type: ignore[assignment]
     return found.vectors.double(), found.values.double()
@@ -232,13 +248,13 @@ class _KernelDesign(Design):
         return lead
 
 
-def _surrogate(task: Task, answer: Answer, method: str, tol: float | None) -> Surrogate:
+def _surrogate(task: Task, answer: Answer, method: str, tol: float) -> Surrogate:
     theta, b = answer.theta, answer.b
     loss = float(task.losses(task.logits(theta, b)))
     if theta.shape[1] == 1:  # one logit z of two classes: −z/2 and z/2
         theta, b = torch.cat([-theta, theta], 1) / 2, torch.cat([-b, b]) / 2
     found = Surrogate(theta, b, task.reg, "weights", method, answer.steps, answer.gradient, loss)
-    if tol is not None and not answer.gradient <= tol:
+    if not answer.gradient <= tol:
         raise DidNotConverge(
             f"{method} reached the relative gradient {answer.gradient:.2e} in {answer.steps} steps; asked for: "
             f"{tol:.1e}. Give a larger reg= (it was {task.reg:g}), more max_steps or a larger tol; .solution holds "
@@ -249,34 +265,41 @@ def _surrogate(task: Task, answer: Answer, method: str, tol: float | None) -> Su
 
 
 def _by_norm(gram: Gram, y: Array, reg: float, w: Tensor, classes: int | None, tol: float, max_steps: int) -> Surrogate:
-    found = logistic(gram, y, reg=reg, bias=True, weights=w[:, 0], classes=classes, tol=tol, max_steps=max_steps)
-    a, b = found.model.coefficients, found.bias
-    if a.dim() == 1:
-        a, b = torch.stack([-a, a], 1) / 2, torch.stack([-b, b]) / 2
-    return Surrogate(a, b, reg, "norm", "newton", found.model.steps, found.gradient, found.loss)
+    def surrogate(found: LogisticModel) -> Surrogate:
+        a, b = found.model.coefficients, found.bias
+        if a.dim() == 1:
+            a, b = torch.stack([-a, a], 1) / 2, torch.stack([-b, b]) / 2
+        return Surrogate(a, b, reg, "norm", "newton", found.model.steps, found.gradient, found.loss)
+
+    try:
+        return surrogate(
+            logistic(gram, y, reg=reg, bias=True, weights=w[:, 0], classes=classes, tol=tol, max_steps=max_steps)
+        )
+    except DidNotConverge as e:
+        raise DidNotConverge(str(e), surrogate(e.solution)) from None  # type: ignore[arg-type]
 
 
 def _descend(
-    gram: Gram, labels: Tensor, w: Tensor, reg: float, tol: float | None, epochs: int, seed: int, progress: bool
+    gram: Gram, labels: Tensor, w: Tensor, reg: float, tol: float, epochs: int, seed: int, progress: bool
 ) -> Surrogate:
     """Stochastic gradient descent on rows of K; the answer is a mean over steps in which the later ones weigh more."""
     (n, q), begin = labels.shape, torch.zeros_like(labels)
     task = Task(_KernelDesign(gram, labels.new_zeros(n, 0), labels.new_zeros(0)), labels, begin, w, reg, True)
     theta, b = labels.new_zeros(n, q), labels.new_zeros(q)
     mean, mean_b, best, idle, steps = theta, b, float("inf"), 0, 0
-    # Curvature is at most ½ (‖k_i‖² for W and 1 for b): the steps are as long as is safe.
-    rate = 1 / max(float(k.square().sum(1).max()) for _, k in _batches(gram, n, seed))
+    # Curvature is at most ½ w (‖k_i‖² for W and 1 for b): the steps are as long as is safe.
+    rate_b = 1 / float(w.max())
+    height = _height(gram)
+    rate = rate_b / max(float(k.square().sum(1).max()) for _, k in _batches(gram, height, seed))
     with bar(epochs, "surrogate", "epoch", show=progress) as step:
         for epoch in range(epochs):
             loss = 0.0
-            for rows, k in _batches(gram, n, seed + epoch):
+            for rows, k in _batches(gram, height, seed + epoch):
                 z = k @ theta + b
                 p = torch.sigmoid(z) if q == 1 else torch.softmax(z, 1)
                 loss += float(Task(task.design, labels[rows], begin, w[rows], reg, True).losses(z))
                 g = w[rows] * (p - labels[rows]) / len(rows)
-                theta = (1 - min(rate * reg / n, 0.5)) * theta - rate * (k.T @ g)
-                b = b - g.sum(0)
-                steps += 1
+                theta, b, steps = theta - rate * (k.T @ g + reg / n * theta), b - rate_b * g.sum(0), steps + 1
                 part = 4 / (steps + 3)  # polynomial decay averaging (Shamir & Zhang 2013, η = 3)
                 mean, mean_b = mean + part * (theta - mean), mean_b + part * (b - mean_b)
             step(note=f"loss {loss / n:.4f}")
@@ -292,15 +315,26 @@ def _descend(
     return _surrogate(task, Answer(mean, mean_b, steps, sizes[0] / max(sizes[1], 1e-300)), "sgd", tol)
 
 
-def _batches(gram: Gram, n: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Random rows of K; of one on disk, rows that lie together, so that each tile is read once."""
+def _height(gram: Gram) -> int:
+    """Rows of K to be held at a time: of one on disk, a row of tiles."""
+    if gram._in_memory:
+        return gram.shape[0]
+    first = next(gram.tiles())[0]
+    return first.stop - first.start if isinstance(first, slice) else len(first)
+
+
+def _batches(gram: Gram, height: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random rows of K. Of one on disk, random rows of one row of tiles after the other, each of which is read once."""
     generator = torch.Generator().manual_seed(seed)
+    n = gram.shape[0]
     size = max(1, min(256, n // 32))  # (heuristic: some 32 steps an epoch or more)
     if gram._in_memory:
         for rows in torch.randperm(n, generator=generator).split(size):
             yield rows, gram[rows].double()
         return
-    bands = torch.arange(n).split(size)
-    for number in torch.randperm(len(bands), generator=generator):
-        rows = bands[int(number)]
-        yield rows, gram[int(rows[0]) : int(rows[-1]) + 1].double()
+    bands = torch.arange(n).split(height)
+    for number in torch.randperm(len(bands), generator=generator).tolist():
+        band = bands[number]
+        held = gram[int(band[0]) : int(band[-1]) + 1]
+        for part in torch.randperm(len(band), generator=generator).split(size):
+            yield band[part], held[part].double()
