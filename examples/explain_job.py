@@ -4,7 +4,7 @@
     tangency explain examples/explain_job.py:poisoned --out page
 
 `make` is all that a model of your own needs: (model, train, test). `poisoned` returns a dict of `tangency.explain`'s
-arguments instead: a tenth of the training images got a white corner and the label 0, and so did every second test image.
+arguments instead: a tenth of the training images got a white corner and the label 0, and half of the test images.
 """
 
 from typing import Any

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -27,6 +28,19 @@ settings.load_profile("tangency")
 def pytest_configure(config: pytest.Config) -> None:
     # Not in pyproject.toml: naming the class there would import tangency before the hook above.
     config.addinivalue_line("filterwarnings", "error::tangency.errors.TangencyWarning")
+
+
+@pytest.fixture
+def job_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Write a module for the command line into a folder that is then the current one; its name is new every time."""
+
+    def write(text: str) -> str:
+        name = f"job_{abs(hash(str(tmp_path))) % 10**8}"
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.chdir(tmp_path)
+        return name
+
+    return write
 
 
 @pytest.fixture(autouse=True)

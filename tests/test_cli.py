@@ -9,8 +9,8 @@ import struct
 import subprocess
 import sys
 import termios
-import textwrap
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -53,11 +53,8 @@ def slow():
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = f"job_{abs(hash(str(tmp_path))) % 10**8}"
-    (tmp_path / f"{name}.py").write_text(textwrap.dedent(JOB))
-    monkeypatch.chdir(tmp_path)
-    return name
+def job(job_module: Callable[[str], str]) -> str:
+    return job_module(JOB)
 
 
 def test_gram_status_verify(job: str, capsys: pytest.CaptureFixture[str]) -> None:

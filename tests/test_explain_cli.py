@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,11 +75,8 @@ def broken():
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = f"explain_{abs(hash(str(tmp_path))) % 10**8}"
-    (tmp_path / f"{name}.py").write_text(textwrap.dedent(JOB))
-    monkeypatch.chdir(tmp_path)
-    return name
+def job(job_module: Callable[[str], str]) -> str:
+    return job_module(JOB)
 
 
 def test_explain_writes_a_report_and_says_where(job: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +130,7 @@ def test_bad_input_ends_with_code_2_and_one_clear_line(
         (["explain", "nothing_here:make", "--out", "p"], "cannot be imported"),
         (["explain", "{job}:absent", "--out", "p"], "has no function 'absent'"),
         (["explain", "{job}:make", "--out", "p", "--kernels", "trNKT"], "Did you mean 'trNTK'"),
-        (["explain", "{job}:make", "--out", "/proc/nothing/page"], "cannot be written to /proc/nothing/page"),
+        (["explain", "{job}:make", "--out", "/proc/nothing/page"], "/proc/nothing/page/report.html cannot be written"),
         (["reproduce", "surrogate-table1"], "give the folder that holds it with --data"),
         (["reproduce", "surrogate-table2", "--data", "/no/such/folder"], "/no/such/folder"),
     ],
@@ -152,6 +149,13 @@ def test_debug_shows_the_traceback_before_or_after_the_command(job: str) -> None
         assert done.returncode == 1
         assert "Traceback" in done.stderr
         assert "my own mistake" in done.stderr
+
+
+def test_output_that_nobody_reads_to_the_end_is_no_error(job: str) -> None:
+    command = f"{sys.executable} -m tangency explain {job}:make --out p --kernels CK --json | head -c 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout == "{"
+    assert "error" not in done.stderr.lower()
 
 
 def test_a_mistake_in_the_users_function_is_named_without_a_traceback(

@@ -113,6 +113,7 @@ def decide(
         views.append(View(names[i], title, machine, faith, logits, found, picture, spans, spectrum, seconds, flagged))
     facts = {
         "model": "made-up network",
+        "data": test.name,
         "parameters": 1234567,
         "seconds": 12.5,
         "device": "cpu",

@@ -5,9 +5,9 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from .errors import DamagedTile, InputError, ModelError, NonFiniteError, Tangenc
 from .experiments import EXPERIMENTS
 from .experiments.table import Options
 from .kernel import Kernel, all_finite
-from .report import write
+from .report import place, write
 from .tiles.ray import RayExecutor
 from .tiles.run import Run
 from .tiles.store import StoredGram, open_gram
@@ -41,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as e:
         print(f"\n{str(e) or 'stopped'}", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read the output has had enough: `tangency … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except Exception as e:
         if args.debug:
             raise
@@ -182,12 +185,12 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    _writable(args.out)
+    place(args.out)  # before the work
     return _tell(demo(not args.quiet), args)
 
 
 def _explain(args: argparse.Namespace) -> int:
-    _writable(args.out)
+    place(args.out)  # before the work
     made = _function(args.function)()
     if isinstance(made, tuple) and len(made) == 3:
         made = dict(zip(("model", "train", "test"), made, strict=True))
@@ -235,17 +238,6 @@ def _reproduce(args: argparse.Namespace) -> int:
         (args.out / name).write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=2) if args.json else table.text())
     return 0
-
-
-def _writable(out: Path) -> None:
-    """Refuse a place where the report cannot go before the work is done."""
-    folder = out.parent if out.suffix == ".html" else out
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as e:
-        raise InputError(f"the report cannot be written to {out}: {e.strerror}. Give another --out.") from e
 
 
 def _gram(args: argparse.Namespace) -> int:

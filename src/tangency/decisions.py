@@ -184,10 +184,9 @@ def explain(
     """A faithful kernel surrogate of a trained classifier, and which training samples made each of its decisions.
 
     `train`, `test`: `tg.datasets.Labelled`, or (x, y). `kernels`: names of `tg.decisions.kernels`, or kernels by name
-    (default: all five). `reg`: a factor on the default of `tg.surrogate.fit`. `samples`: how many
-    test samples are explained one by one; all are in the figures. `poisoned_*`: masks, where known. `name`: what to
-    call the model (default: its class).
-    `tg.report.write(decisions, path)` makes a page of the result.
+    (default: all five). `reg`: a factor on the default of `tg.surrogate.fit`. `samples`: how many test samples are
+    explained one by one; all are in the figures. `poisoned_*`: masks, where known. `name`: what to call the model
+    (default: its class). `tg.report.write(decisions, path)` makes a page of the result.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> x = torch.randn(60, 3)
@@ -217,10 +216,7 @@ def explain(
         "model": name or type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),
         "data": _name(known.name, asked.name),
-        "train": len(known),
-        "test": len(asked),
-        "classes": len(known.classes),
-        "explained": len(shown),
+        **_sizes(known, asked, shown),
         "device": str(logits.device),
         "torch": torch.__version__,
         "tangency": __version__,
@@ -256,6 +252,10 @@ def _data(model: nn.Module, train: Any, test: Any) -> tuple[Labelled, Labelled]:
         shapes = [", ".join(f"{k} {list(s)}" for k, s in side.items()) for side in (left, right)]
         raise InputError(f"a training sample has the shape {shapes[0]}, a test sample {shapes[1]}; needed: the same.")
     return known, asked
+
+
+def _sizes(train: Labelled, test: Labelled, shown: Tensor) -> dict[str, int]:
+    return {"train": len(train), "test": len(test), "classes": len(train.classes), "explained": len(shown)}
 
 
 def _name(train: str, test: str) -> str:

@@ -1,5 +1,5 @@
 """One HTML file that shows why a network decided as it did: no server, no network, nothing to install."""
 
-from .build import build, write
+from .build import build, place, write
 
-__all__ = ["build", "write"]
+__all__ = ["build", "place", "write"]

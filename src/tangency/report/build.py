@@ -3,6 +3,7 @@
 import html
 import json
 import os
+import tempfile
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,6 @@ from .medium import Medium, medium
 # Joined in this order into one script: each may use what those before it define.
 SCRIPTS = ("dom", "data", "charts", "overview", "faithful", "sample", "explorer", "kernel", "foot", "page")
 
-# What data sets are called that nobody named.
-
 
 def write(decisions: Decisions, path: str | os.PathLike[str], *, limit: int | str | None = "8MB") -> Path:
     """Write the page as one HTML file and return where it is: `path` if that ends with .html, else path/report.html.
@@ -32,11 +31,7 @@ def write(decisions: Decisions, path: str | os.PathLike[str], *, limit: int | st
     >>> write(decisions, "runs/cifar")  # doctest: +SKIP
     PosixPath('runs/cifar/report.html')
     """
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(f"path is a {type(path).__name__}; needed: a folder or a .html file, as a string or a Path.")
-    to = Path(path).expanduser()
-    to = to if to.suffix.lower() in (".html", ".htm") else to / "report.html"
-    _writable(to)  # before the work
+    to = place(path)  # before the work
     page = build(decisions, limit=limit)
     try:
         to.write_text(page, encoding="utf-8", newline="\n")
@@ -83,15 +78,28 @@ def build(decisions: Decisions, *, limit: int | str | None = "8MB") -> str:
     )
 
 
-def _writable(to: Path) -> None:
+def place(path: str | os.PathLike[str]) -> Path:
+    """Where `write` puts the page, its folder made; refuses what cannot be written.
+
+    >>> import tempfile
+    >>> place(tempfile.mkdtemp()).name
+    'report.html'
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path is a {type(path).__name__}; needed: a folder or a .html file, as a string or a Path.")
+    to = Path(path).expanduser()
+    to = to if to.suffix.lower() in (".html", ".htm") else to / "report.html"
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         if to.is_dir():
             raise IsADirectoryError(None, "it is a folder")
-        if not os.access(to if to.exists() else to.parent, os.W_OK):
+        if to.exists() and not os.access(to, os.W_OK):
             raise PermissionError(None, "permission denied")
+        with tempfile.TemporaryFile(dir=to.parent):  # tells more than permissions do
+            pass
     except OSError as e:
         raise _unwritable(to, e) from None
+    return to
 
 
 def _unwritable(to: Path, e: OSError) -> InputError:
