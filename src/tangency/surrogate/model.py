@@ -122,13 +122,7 @@ def fit(
     gram = _widened(gram)
     if method == "sgd":
         return _descend(gram, labels, w, reg, tol or 0.1, max_steps or 100, seed, progress)
-    vectors, values = _basis(gram, rank, progress)
-    # Where λ² w/4, the most that the losses bend, is below reg, the Hessian is reg to a factor of two.
-    count = int((values.clamp_min(0).square() * float(w.max()) / 4 > reg).sum())
-    design = _KernelDesign(gram, vectors[:, :count].contiguous(), values[:count])
-    task = Task(design, labels, torch.zeros_like(labels), w, reg, True)
-    answer = task.newton(tol or 1e-6, max_steps or 100, progress)
-    return _surrogate(task, answer, "newton", tol or 1e-6)
+    return _newton(gram, labels, w, reg, tol or 1e-6, max_steps or 100, rank, progress)
 
 
 def default_reg(K: Matrix, penalty: Penalty = "weights") -> float:
@@ -262,6 +256,17 @@ def _surrogate(task: Task, answer: Answer, method: str, tol: float) -> Surrogate
             found,
         )
     return found
+
+
+def _newton(
+    gram: Gram, labels: Tensor, w: Tensor, reg: float, tol: float, max_steps: int, rank: int, progress: bool
+) -> Surrogate:
+    vectors, values = _basis(gram, rank, progress)
+    # Where λ² w/4, the most that the losses bend, is below reg, the Hessian is reg to a factor of two.
+    count = int((values.clamp_min(0).square() * float(w.max()) / 4 > reg).sum())
+    design = _KernelDesign(gram, vectors[:, :count].contiguous(), values[:count])
+    task = Task(design, labels, torch.zeros_like(labels), w, reg, True)
+    return _surrogate(task, task.newton(tol, max_steps, progress), "newton", tol)
 
 
 def _by_norm(gram: Gram, y: Array, reg: float, w: Tensor, classes: int | None, tol: float, max_steps: int) -> Surrogate:
