@@ -307,3 +307,20 @@ def test_micro_batches_of_different_forms_are_put_together() -> None:
             whole = tg.blocks.put(target, second.rows(slice(2, 4)), 2, 4).expand().double()
             want = torch.cat([first.expand()[:2].double(), second.expand()[2:].double()])
             torch.testing.assert_close(whole, want, rtol=1e-6, atol=1e-6)
+
+
+def test_a_diagonal_holds_the_features_of_few_samples_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 samples of a ResNet18 would take all of a large GPU."""
+    sizes: list[int] = []
+    whole = tg.kernel.Empirical.prepare
+
+    def prepare(self: tg.kernel.Empirical, x: Tensor, memory: int | None = None) -> object:
+        sizes.append(len(x))
+        return whole(self, x, memory)
+
+    k, x = tg.trace_ntk(nn.Linear(3, 2).double()), torch.randn(150, 3).double()
+    want = k(x).diagonal()
+    monkeypatch.setattr(tg.kernel.Empirical, "prepare", prepare)
+    torch.testing.assert_close(k.diag(x), want)
+    assert max(sizes) <= tg.kernel.BLOCK
+    assert sum(sizes) == 150
