@@ -27,7 +27,7 @@ from .table import Experiment, Kept, Options, Row, Table, mean
 NOTES = (
     "τ_K: of the probability of the correct class, as the paper defines it.",
     "τ(class 1): of the probability of class 1 whatever the label, as the authors' scripts for two classes compute it;",
-    "  pairs of samples of different classes, which any good model orders alike, make it large. Compare it with τ paper.",
+    "  pairs of different classes, which any good model orders alike, make it large. Compare τ paper with it.",
     "optimum: α = 1e-4, to a relative gradient of 1e-6. scikit-learn: its SGDClassifier on it, as published.",
     "Numbers in parentheses: standard error of the mean over seeds, in the last digit.",
 )
