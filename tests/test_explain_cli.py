@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tangency import InputError
 from tangency.cli import main
 from tangency.experiments import EXPERIMENTS
 from tangency.experiments.table import Kept, Options, Table, mean
@@ -208,13 +209,34 @@ def test_an_experiment_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pyt
     options = Options(out=tmp_path, quick=True, seeds=1, progress=False)
     with pytest.raises(KeyboardInterrupt):
         surrogate_table1.run(options)
-    kept = Kept(tmp_path, "surrogate-table1-quick")
-    assert list(kept.rows) == done
+    kept = json.loads((tmp_path / "surrogate-table1-quick.json").read_text())
+    assert list(kept["rows"]) == done
     calls = []
     monkeypatch.setattr(surrogate_table1, "one", lambda case, seed, o: calls.append(case.name) or real(case, seed, o))
     table = surrogate_table1.run(options)
     assert calls == ["CNN (digits 3, 8)"]
     assert table.rows[0]["model"] == "MLP (digits 3, 8)"
+
+
+def test_a_folder_that_was_begun_in_another_way_is_refused(tmp_path: Path) -> None:
+    options = Options(out=tmp_path)
+    Kept(options, "some", {"alpha": 1e-4, "epochs": 3})["row"] = {"tau": 0.5}
+    assert Kept(options, "some", {"alpha": 1e-4, "epochs": 3})["row"] == {"tau": 0.5}
+    with pytest.raises(InputError, match="epochs is 3 there, 4 now.*another --out"):
+        Kept(options, "some", {"alpha": 1e-4, "epochs": 4})
+    (tmp_path / "some.json").write_text("[1, 2")
+    with pytest.raises(InputError, match="no record of this experiment"):
+        Kept(options, "some", {})
+
+
+def test_a_network_is_trained_once_in_a_folder(tmp_path: Path) -> None:
+    def train(model: torch.nn.Module) -> None:
+        torch.nn.init.normal_(model.weight)
+
+    first = Kept(Options(out=tmp_path), "some", {}).network(torch.nn.Linear(3, 2), train)
+    again = Kept(Options(out=tmp_path), "some", {}).network(torch.nn.Linear(3, 2), train)
+    assert torch.equal(first.weight, again.weight)
+    assert not again.training
 
 
 def test_a_mean_has_the_error_of_its_last_digit() -> None:

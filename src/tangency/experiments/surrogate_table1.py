@@ -80,9 +80,10 @@ QUICK = (
 
 
 def run(options: Options) -> Table:
-    kept = Kept(options.out, "surrogate-table1-quick" if options.quick else "surrogate-table1")
+    cases = QUICK if options.quick else CASES
+    kept = Kept(options, "surrogate-table1", {case.name: case.recipe for case in cases})
     rows = []
-    for case in QUICK if options.quick else CASES:
+    for case in cases:
         found = []
         for seed in range(options.seeds):
             key = f"{case.name}, seed {seed}"

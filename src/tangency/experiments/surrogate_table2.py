@@ -16,7 +16,7 @@ from ..kernel import Kernel
 from ..models import Recipe, accuracy, initialized, outputs, resnet18
 from ..models import fit as train
 from ..ntk import conjugate_kernel, embedding_kernel
-from ..surrogate import faithfulness, fit
+from ..surrogate import default_reg, faithfulness, fit
 from .bundled import images
 from .table import Experiment, Kept, Options, Row, Table
 
@@ -48,27 +48,13 @@ def cifar(options: Options) -> tuple[Labelled, Labelled]:
     return standardized(known), standardized(asked)
 
 
-def trained(known: Labelled, options: Options) -> nn.Module:
-    """The network of this table; kept in --out, so that a run that goes on has the same one."""
-    model = initialized(lambda: resnet18(len(known.classes), width=8 if options.quick else 64), seed=0)
-    name = "resnet18-quick.pt" if options.quick else "resnet18.pt"
-    path = None if options.out is None else options.out / name
-    if path is not None and path.exists():
-        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        return model.to(options.device).eval()
-    assert isinstance(known.x, Tensor)
+def recipe(options: Options) -> Recipe:
     cuda = options.device == "cuda"
-    recipe = Recipe(
+    made = Recipe(
         epochs=40, batch=512, lr=0.4, schedule="onecycle", weight_decay=5e-4, augment="flip_crop",
         precision="bfloat16" if cuda else None, channels_last=cuda,
     )  # fmt: skip
-    if options.quick:
-        recipe = recipe.but(epochs=3, batch=64, lr=0.05, augment=None)
-    train(model.to(options.device), known.x, known.y, recipe, seed=0, progress=options.progress)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), path)
-    return model
+    return made.but(epochs=3, batch=64, lr=0.05, augment=None) if options.quick else made
 
 
 def chosen(model: nn.Module, options: Options) -> dict[str, Kernel]:
@@ -81,9 +67,11 @@ def chosen(model: nn.Module, options: Options) -> dict[str, Kernel]:
 
 
 def run(options: Options) -> Table:
-    kept = Kept(options.out, "surrogate-table2-quick" if options.quick else "surrogate-table2")
+    how = recipe(options)
+    kept = Kept(options, "surrogate-table2", {"recipe": how, "alphas": ALPHAS})
     known, asked = images(2) if options.quick else cifar(options)
-    model = trained(known, options)
+    fresh = initialized(lambda: resnet18(len(known.classes), width=8 if options.quick else 64), seed=0)
+    model = kept.network(fresh, lambda m: train(m, known.x, known.y, how, seed=0, progress=options.progress))
     assert isinstance(known.x, Tensor)
     assert isinstance(asked.x, Tensor)
     x, z = known.x.to(options.device), asked.x.to(options.device)
@@ -109,9 +97,8 @@ def run(options: Options) -> Table:
 def surrogate(
     own: Gram, cross: Gram, y: Tensor, network: Tensor, labels: Tensor, alpha: float, options: Options
 ) -> Row:
-    """One fit and how it compares: `reg` = α n s², s the mean of the Gram's diagonal."""
-    s = float(own.diag().double().mean())
-    made = fit(own, y, reg=alpha * len(y) * s * s, progress=options.progress)
+    """One fit and how it compares."""
+    made = fit(own, y, reg=default_reg(own, alpha=alpha), progress=options.progress)
     f = faithfulness(network, made.probabilities(cross), labels)
     return {
         "tau": f.tau,

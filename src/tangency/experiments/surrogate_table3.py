@@ -5,15 +5,15 @@ its 5 most similar training images are poisoned. The square's size and place and
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..datasets import Labelled, cifar10
 from ..decisions import Grams, kernels
-from ..forensics import YELLOW, Patch, Poisoned, detect, poison
+from ..forensics import YELLOW, Patch, detect, poison
 from ..gram import Gram
 from ..models import Recipe, accuracy, forensics_cnn, initialized, outputs
 from ..models import fit as train
-from ..surrogate import faithfulness, fit
+from ..surrogate import default_reg, faithfulness, fit
 from .bundled import images
 from .table import Experiment, Kept, Options, Row, Table
 
@@ -38,31 +38,21 @@ def data(options: Options) -> tuple[Labelled, Labelled, Patch]:
     return known, asked, Patch(4, YELLOW, margin=1)
 
 
-def trained(planted: Poisoned, classes: int, options: Options) -> nn.Module:
-    """The 21-layer CNN, on poisoned data; kept in --out."""
-    model = initialized(lambda: forensics_cnn(classes, width=8 if options.quick else 32), seed=0)
-    name = "forensics-quick.pt" if options.quick else "forensics.pt"
-    path = None if options.out is None else options.out / name
-    if path is not None and path.exists():
-        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        return model.to(options.device).eval()
-    recipe = Recipe(epochs=30, lr=1e-2, schedule="cosine", channels_last=options.device == "cuda")
-    if options.quick:
-        recipe = recipe.but(epochs=20, batch=16, lr=5e-2)
-    train(model.to(options.device), planted.x, planted.y, recipe, seed=0, progress=options.progress)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), path)
-    return model
+def recipe(options: Options) -> Recipe:
+    made = Recipe(epochs=30, lr=1e-2, schedule="cosine", channels_last=options.device == "cuda")
+    return made.but(epochs=20, batch=16, lr=5e-2) if options.quick else made
 
 
 def run(options: Options) -> Table:
-    kept = Kept(options.out, "surrogate-table3-quick" if options.quick else "surrogate-table3")
+    how = recipe(options)
     known, asked, patch = data(options)
+    spec = {"recipe": how, "patch": patch, "target": TARGET, "rate": RATE, "alpha": ALPHA}
+    kept = Kept(options, "surrogate-table3", spec)
     assert isinstance(known.x, Tensor)
     assert isinstance(asked.x, Tensor)
     planted = poison(known.x, known.y, patch=patch, target=TARGET, rate=RATE)
-    model = trained(planted, len(known.classes), options)
+    fresh = initialized(lambda: forensics_cnn(len(known.classes), width=8 if options.quick else 32), seed=0)
+    model = kept.network(fresh, lambda m: train(m, planted.x, planted.y, how, seed=0, progress=options.progress))
     attacked = poison(asked.x, asked.y, patch=patch, target=TARGET, rate=1)
     x, z = planted.x.to(options.device), torch.cat([asked.x, attacked.x]).to(options.device)
     y, labels = (v.to(x.device) for v in (planted.y, torch.cat([asked.y, attacked.y])))
@@ -98,8 +88,7 @@ def one(own: Gram, cross: Gram, y: Tensor, network: Tensor, labels: Tensor, mask
     m = len(labels) // 2
     truth = torch.arange(2 * m, device=labels.device) >= m
     caught = detect(cross, mask, truth)
-    s = float(own.diag().double().mean())
-    made = fit(own, y, reg=ALPHA * len(y) * s * s, weights="balanced", progress=options.progress)
+    made = fit(own, y, reg=default_reg(own, alpha=ALPHA), weights="balanced", progress=options.progress)
     p = made.probabilities(cross)
     clean, poisoned = (faithfulness(network[k], p[k], labels[k]) for k in (slice(0, m), slice(m, None)))
     return {

@@ -2,12 +2,13 @@
 
 import json
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from .._version import __version__
 from ..errors import InputError
@@ -95,15 +96,44 @@ def mean(values: Sequence[float]) -> str:
 
 
 class Kept:
-    """Rows that are finished, in a file: an experiment that was stopped goes on with the next."""
+    """What is finished, in --out: an experiment that was stopped goes on with the next row, and the same network.
 
-    def __init__(self, folder: Path | None, name: str) -> None:
-        self.path = None if folder is None else folder / f"{name}.json"
+    `spec` says what decides the rows; a folder that was begun with another is refused.
+    """
+
+    def __init__(self, options: Options, name: str, spec: Mapping[str, Any]) -> None:
+        self.options, self.name = options, f"{name}-quick" if options.quick else name
+        self.spec = {key: repr(value) for key, value in spec.items()}
         self.rows: dict[str, Row] = {}
+        self.path = None if options.out is None else options.out / f"{self.name}.json"
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
-                self.rows = json.loads(self.path.read_text())
+                self._read(self.path)
+            else:
+                self._write()
+
+    def _read(self, path: Path) -> None:
+        try:
+            found = json.loads(path.read_text())
+            was, self.rows = found["spec"], found["rows"]
+        except (ValueError, KeyError, TypeError) as e:
+            raise InputError(f"{path} is no record of this experiment. Give another --out, or remove it.") from e
+        differ = [k for k in {**was, **self.spec} if was.get(k) != self.spec.get(k)]
+        other = [f"{k} is {was.get(k)} there, {self.spec.get(k)} now" for k in differ]
+        if other:
+            raise InputError(f"{path} was begun in another way; these differ: {'; '.join(other)}. Give another --out.")
+
+    def network(self, model: nn.Module, train: Callable[[nn.Module], object]) -> nn.Module:
+        """The model as it was trained when the folder was begun; trained now if there is none."""
+        path = None if self.path is None else self.path.with_suffix(".pt")
+        if path is not None and path.exists():
+            model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+            return model.to(self.options.device).eval()
+        train(model.to(self.options.device))
+        if path is not None:
+            torch.save(model.state_dict(), path)
+        return model
 
     def __contains__(self, key: str) -> bool:
         return key in self.rows
@@ -113,9 +143,12 @@ class Kept:
 
     def __setitem__(self, key: str, row: Row) -> None:
         self.rows[key] = row
+        self._write()
+
+    def _write(self) -> None:
         if self.path is not None:
             new = self.path.with_suffix(".new")
-            new.write_text(json.dumps(self.rows, indent=1) + "\n")
+            new.write_text(json.dumps({"spec": self.spec, "rows": self.rows}, indent=1) + "\n")
             new.replace(self.path)
 
 

@@ -125,8 +125,8 @@ def fit(
     return _newton(gram, labels, w, reg, tol or 1e-6, max_steps or 100, rank, progress)
 
 
-def default_reg(K: Matrix, penalty: Penalty = "weights") -> float:
-    """1e-4·n·s² (1e-4·n·s for the kernel's norm), s the mean of K's diagonal: α = 1e-4 per sample, as published.
+def default_reg(K: Matrix, penalty: Penalty = "weights", alpha: float = 1e-4) -> float:
+    """α·n·s² (α·n·s for the kernel's norm), s the mean of K's diagonal: `alpha` per sample, by default as published.
 
     So a multiple of K has the same predictions.
 
@@ -135,7 +135,7 @@ def default_reg(K: Matrix, penalty: Penalty = "weights") -> float:
     """
     gram = _pairs(K)
     scale = float(gram.diag().double().mean())
-    return 1e-4 * gram.shape[0] * (scale**2 if penalty == "weights" else scale)
+    return alpha * gram.shape[0] * (scale**2 if penalty == "weights" else scale)
 
 
 def _pairs(K: Matrix) -> Gram:
