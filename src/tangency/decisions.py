@@ -74,7 +74,13 @@ def _wanted(names: Sequence[str] | str | None) -> list[str]:
 
 
 class Grams:
-    """Grams of the samples x and of z with x, by kernel; a kernel and its cosine share one computation."""
+    """Grams of the samples x and of z with x, by kernel; a kernel and its cosine share one computation.
+
+    >>> trace = trace_ntk(torch.nn.Linear(3, 2))
+    >>> grams = Grams(torch.randn(5, 3), torch.randn(4, 3))
+    >>> [tuple(g.shape) for g in (*grams(trace), *grams(cosine(trace)))]
+    [(5, 5), (4, 5), (5, 5), (4, 5)]
+    """
 
     def __init__(self, x: Inputs, z: Inputs, memory: int | str | None = None, progress: bool = True) -> None:
         self.x, self.z, self.options = x, z, {"memory": memory, "progress": progress}

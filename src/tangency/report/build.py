@@ -28,8 +28,12 @@ def write(decisions: Decisions, path: str | os.PathLike[str], *, limit: int | st
 
     The file needs no server, no connection and nothing installed. `limit`: its size at most; see `build`.
 
-    >>> write(decisions, "runs/cifar")  # doctest: +SKIP
-    PosixPath('runs/cifar/report.html')
+    >>> import tempfile, torch, tangency as tg
+    >>> x, y = torch.randn(40, 3), torch.arange(40) % 2
+    >>> net = tg.models.mlp([3, 8, 2])
+    >>> found = tg.explain(net, (x[:20], y[:20]), (x[20:], y[20:]), kernels="CK", progress=False)
+    >>> write(found, tempfile.mkdtemp()).name
+    'report.html'
     """
     to = place(path)  # before the work
     page = build(decisions, limit=limit)
@@ -46,7 +50,11 @@ def build(decisions: Decisions, *, limit: int | str | None = "8MB") -> str:
     Where all does not fit, first the quality of the training pictures goes down (or the length of the texts), then the
     number of training samples in each list; the page says in its last section what was left out.
 
-    >>> len(build(decisions)) < 8_000_000  # doctest: +SKIP
+    >>> import torch, tangency as tg
+    >>> x, y = torch.randn(40, 3), torch.arange(40) % 2
+    >>> net = tg.models.mlp([3, 8, 2])
+    >>> found = tg.explain(net, (x[:20], y[:20]), (x[20:], y[20:]), kernels="CK", progress=False)
+    >>> len(build(found, limit="1MB")) < 1_000_000
     True
     """
     most = _check.memory(limit, "limit")

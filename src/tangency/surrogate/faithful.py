@@ -184,7 +184,12 @@ class Faithfulness:
 
 
 def log_odds(probabilities: Tensor, y: Tensor) -> Tensor:
-    """log p_y − log Σ_{c≠y} p_c: orders samples as p_y does, and does not round to a tie where p_y is near 1."""
+    """log p_y − log Σ_{c≠y} p_c: orders samples as p_y does, and does not round to a tie where p_y is near 1.
+
+    >>> odds = log_odds(torch.tensor([[0.8, 0.1, 0.1], [0.5, 0.25, 0.25]]), torch.tensor([0, 0])).exp()
+    >>> [round(float(v), 3) for v in odds]
+    [4.0, 1.0]
+    """
     own = probabilities.gather(1, y[:, None])[:, 0]
     others = probabilities.scatter(1, y[:, None], 0).sum(1)
     return own.log() - others.log()
