@@ -163,7 +163,7 @@ def test_standard_parametrization_is_pytorchs() -> None:
 
 
 def test_networks_that_cannot_be_are_refused() -> None:
-    from tangency.models._choice import choice
+    from tangency._check import choice
 
     with pytest.raises(tg.InputError, match=r"norm='bach'; needed: 'batch', 'none'\. Did you mean 'batch'\?"):
         choice("bach", "norm", ["batch", "none"])

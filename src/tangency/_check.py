@@ -223,6 +223,15 @@ def fraction(value: float, name: str) -> float:
     return value
 
 
+def choice(value: object, name: str, choices: Iterable[str], more: str = "") -> str:
+    """`value`, which must be one of `choices`; `more` says what else the option takes."""
+    known = list(choices)
+    if not isinstance(value, str) or value not in known:
+        listed = ", ".join(map(repr, known)) + more
+        raise InputError(f"{name}={value!r}; needed: {listed}.{suggest(str(value), known)}")
+    return value
+
+
 def finite(value: Tensor, name: str) -> None:
     """No NaN, no infinity."""
     if value.is_floating_point() and not bool(value.isfinite().all()):

@@ -65,7 +65,7 @@ def attributions(model: Model, cross: Matrix, outputs: Array | None = None) -> F
     >>> torch.allclose(attributions(fit, cross).sum(-1), fit.logits(cross))
     True
     """
-    gram, terms = _checked(model, cross), _Terms.of(model)
+    gram, terms = _checked(model, cross)
     return terms.of_rows(gram.dense(), _outputs(outputs, gram.shape[0], terms))
 
 
@@ -92,7 +92,7 @@ def summarize(
     >>> tg.attribution.summarize(fit, torch.randn(5, 3).double() @ x.T, labels=y, k=3)
     Attribution(5 decisions, 3 logits each, 3 classes, 3 nearest)
     """
-    gram, terms = _checked(model, cross), _Terms.of(model)
+    gram, terms = _checked(model, cross)
     m, n = gram.shape
     groups = _groups(labels, classes, n, terms.bias.device)
     chosen = _outputs(outputs, m, terms)
@@ -137,21 +137,22 @@ class _Terms:
         return w.T[outputs] * k[:, None] + (b[outputs] / len(w))[..., None]
 
 
-def _checked(model: Model, cross: Matrix) -> Gram:
+def _checked(model: Model, cross: Matrix) -> tuple[Gram, _Terms]:
     if not isinstance(model, (Surrogate, LogisticModel, KernelModel)):
         raise InputError(
             f"model is a {type(model).__name__}; needed: what tg.surrogate.fit, tg.regress.logistic or "
             "tg.regress.ridge returns."
         )
-    gram, n = between(cross), len(_Terms.of(model).weights)
+    gram, terms = between(cross), _Terms.of(model)
+    n = len(terms.weights)
     if len(gram.shape) != 2 or gram.shape[1] != n or not gram.shape[0]:
         raise InputError(
             f"cross has shape {tuple(gram.shape)}; needed: new samples by the {n} training samples, [m, {n}]: "
             "tg.compute(kernel, x_new, x_train)."
         )
     if gram.device is not None:
-        _check.beside(_Terms.of(model).bias, gram.device, "the model", "cross")
-    return gram
+        _check.beside(terms.bias, gram.device, "the model", "cross")
+    return gram, terms
 
 
 def _outputs(outputs: Array | None, m: int, terms: _Terms) -> Tensor:

@@ -89,10 +89,10 @@ class Grams:
     def __call__(self, kernel: Kernel) -> tuple[Gram, Gram]:
         if isinstance(kernel, CosineKernel):
             own, cross = self(kernel.kernel)
-            diag = own.diag()
-            value = own.cosine().dense() if own._in_memory else None  # else it would divide at every product
-            cosine = own.cosine() if value is None else DenseGram(value, symmetric=True)
-            return cosine, cross.cosine(kernel.kernel.diag(self.z), diag)
+            cosined: Gram = own.cosine()
+            if own._in_memory:  # else it would divide at every product
+                cosined = DenseGram(cosined.dense(), symmetric=True)
+            return cosined, cross.cosine(kernel.kernel.diag(self.z), own.diag())
         if id(kernel) not in self.done:
             own = compute(kernel, self.x, **self.options)  # type: ignore[arg-type]
             self.done[id(kernel)] = own, compute(kernel, self.z, self.x, **self.options)  # type: ignore[arg-type]
@@ -207,9 +207,10 @@ def explain(
     counts = [isinstance(v, int) and v >= 1 for v in (samples, nearest)]
     if not all(counts) or not reg > 0:
         raise InputError(f"samples={samples}, nearest={nearest}, reg={reg}; needed: whole numbers from 1, and above 0.")
-    logits, one = _logits(model, asked, known.classes)
-    chosen = _given(kernels) if isinstance(kernels, Mapping) else _named(model, kernels, known, one)
-    grams = Grams(_placed(model, known.x), _placed(model, asked.x), memory, progress)
+    x, z = _placed(model, known.x), _placed(model, asked.x)
+    logits, one = _logits(model, z, known.classes)
+    chosen = _given(kernels) if isinstance(kernels, Mapping) else _named(model, kernels, x, one)
+    grams = Grams(x, z, memory, progress)
     work = _Work(known, asked, grams, logits, reg, min(nearest, len(known)), poisoned_train, progress)
     views: list[View] = []
     shown = None
@@ -282,9 +283,9 @@ def _mask(mask: Tensor | None, data: Labelled, name: str) -> Tensor | None:
     return mask
 
 
-def _logits(model: nn.Module, data: Labelled, classes: tuple[str, ...]) -> tuple[Tensor, bool]:
+def _logits(model: nn.Module, x: Inputs, classes: tuple[str, ...]) -> tuple[Tensor, bool]:
     """The network's, [m, c] in float64, and whether it has one output: z of two classes is taken as −z/2 and z/2."""
-    z = outputs(model, _placed(model, data.x)).double()
+    z = outputs(model, x).double()
     z = z[:, None] if z.dim() == 1 else z
     one = z.shape[1:] == (1,) and len(classes) == 2
     if one:
@@ -322,9 +323,9 @@ def _logits_of(returned: Any) -> Tensor:
     return returned.logits
 
 
-def _named(model: nn.Module, names: Any, data: Labelled, one: bool) -> dict[str, Kernel]:
+def _named(model: nn.Module, names: Any, x: Inputs, one: bool) -> dict[str, Kernel]:
     """The kernels asked for; by default all, without the pseudo kernel of one output, which is the trace."""
-    args, kwargs = _tree.arguments(_placed(model, _tree.take(data.x, slice(0, 1))))
+    args, kwargs = _tree.arguments(_tree.take(x, slice(0, 1)))
     with torch.no_grad():
         returned = model(*args, **kwargs)
     pick: Any = None

@@ -20,6 +20,7 @@ from ..models import Recipe, initialized, mlp, outputs, small_cnn
 from ..models import fit as train
 from ..models.dense import Parametrization
 from ..ntk import trace_ntk
+from ..regress.newton import Dense, Task
 from ..surrogate import Surrogate, faithfulness, fit, kendall
 from .bundled import images
 from .table import Experiment, Kept, Options, Row, Table, mean
@@ -123,18 +124,15 @@ def published(own: Gram, y: Tensor, seed: int, options: Options) -> Surrogate:
         from sklearn.linear_model import SGDClassifier
     except ImportError as e:
         raise InputError("scikit-learn is needed for the published solver: pip install 'tangency[demo]'.") from e
-    K, n = own.dense().double(), len(y)
+    K = own.dense().double()
     solver = SGDClassifier(loss="log_loss", alpha=1e-4, class_weight="balanced", random_state=seed)
     solver.fit(K.numpy(), y.numpy())
-    v, b = torch.from_numpy(solver.coef_[0]), torch.from_numpy(solver.intercept_)
-    reg, target = 1e-4 * n, (y == 1).double()
-    sizes = []
-    for w, c in ((v, b), (torch.zeros_like(v), torch.zeros_like(b))):
-        off = torch.sigmoid(K @ w + c) - target
-        sizes.append(float(torch.cat([K @ off + reg * w, off.sum()[None]]).norm()))
-    loss = float(torch.nn.functional.binary_cross_entropy_with_logits(K @ v + b, target, reduction="sum"))
-    weights, bias = torch.stack([-v, v], 1) / 2, torch.cat([-b, b]) / 2
-    return Surrogate(weights, bias, reg, "weights", "SGDClassifier", int(solver.t_), sizes[0] / sizes[1], loss)
+    v, b = torch.from_numpy(solver.coef_).T.contiguous(), torch.from_numpy(solver.intercept_)
+    labels = (y == 1).double()[:, None]
+    task = Task(Dense(K), labels, torch.zeros_like(labels), torch.ones_like(labels), 1e-4 * len(y), True)
+    loss, gradient = float(task.losses(task.logits(v, b))), task.certificate(v, b)
+    weights, bias = torch.cat([-v, v], 1) / 2, torch.cat([-b, b]) / 2
+    return Surrogate(weights, bias, task.reg, "weights", "SGDClassifier", int(solver.t_), gradient, loss)
 
 
 def compared(surrogate: Surrogate, network: Tensor, p: Tensor, y: Tensor) -> Row:

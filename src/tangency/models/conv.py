@@ -7,8 +7,8 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .._check import choice
 from ..errors import InputError
-from ._choice import choice
 from .dense import Parametrization, Scale, mlp, scaled, standard_normal
 
 Norm = Literal["batch", "none"]

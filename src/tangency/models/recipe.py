@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._check import nonnegative, suggest
+from .._check import choice, nonnegative, suggest
 from ..errors import InputError
-from ._choice import choice
 from .losses import LOSSES
 
 Rule = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

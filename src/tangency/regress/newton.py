@@ -23,6 +23,20 @@ SEPARATION = "the classes are separated: with reg=0 the loss falls for ever and 
 Lead = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+def probabilities(z: Tensor) -> Tensor:
+    """Of logits [n, q]: the sigmoid of one, the softmax of more."""
+    return torch.sigmoid(z) if z.shape[1] == 1 else torch.softmax(z, 1)
+
+
+def losses(z: Tensor, labels: Tensor, w: Tensor) -> Tensor:
+    """Σ_i w_i loss(z_i, labels_i)."""
+    if z.shape[1] == 1:
+        each = F.softplus(z) - labels * z
+    else:
+        each = torch.logsumexp(z, 1, keepdim=True) - (labels * z).sum(1, keepdim=True)
+    return (w * each).sum()
+
+
 class Design(ABC):
     """A linear map from coefficients to logits [n, q]."""
 
@@ -95,11 +109,7 @@ class Task:
 
     def losses(self, z: Tensor) -> Tensor:
         """Σ_i w_i loss_i."""
-        if z.shape[1] == 1:
-            each = F.softplus(z) - self.labels * z
-        else:
-            each = torch.logsumexp(z, 1, keepdim=True) - (self.labels * z).sum(1, keepdim=True)
-        return (self.w * each).sum()
+        return losses(z, self.labels, self.w)
 
     def curved(self, p: Tensor, dz: Tensor) -> Tensor:
         """The Hessian of the losses in z, times dz."""
@@ -112,6 +122,15 @@ class Task:
         g = self.w * (p - self.labels)
         return self.design.adjoint(g) + self.reg * theta, g.sum(0) if self.bias else torch.zeros_like(g[0])
 
+    def certificate(self, theta: Tensor, b: Tensor) -> float:
+        """‖∇‖ at these coefficients relative to that at zero."""
+        start = self.design.zeros(self.labels.shape[1])
+        here, first = (
+            _length(*self.gradient(at, probabilities(z)))
+            for at, z in ((theta, self.logits(theta, b)), (start, self.begin))  # at zero without a product
+        )
+        return here / max(first, torch.finfo(b.dtype).tiny)
+
     def newton(self, tol: float, max_steps: int, progress: bool = False) -> Answer:
         with bar(None, "surrogate", "step", show=progress) as step:
             return self._newton(tol, max_steps, step)
@@ -121,9 +140,9 @@ class Task:
         theta, b, first = self.design.zeros(q), self.labels.new_zeros(q), 0.0
         z = self.begin.clone()
         for steps in range(max_steps + 1):
-            p = torch.sigmoid(z) if q == 1 else torch.softmax(z, 1)
+            p = probabilities(z)
             g, gb = self.gradient(theta, p)
-            size = float((g.square().sum() + gb.square().sum()).sqrt())
+            size = _length(g, gb)
             first = first or size
             relative = size / first if first else 0.0
             step(note=f"gradient {relative:.1e}")
@@ -174,3 +193,8 @@ class Task:
             if left <= tol * length:
                 break
         return parts(x)
+
+
+def _length(g: Tensor, gb: Tensor) -> float:
+    """The norm of a gradient by coefficients and bias."""
+    return float((g.square().sum() + gb.square().sum()).sqrt())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..decisions import Decisions, View
-from ..surrogate import Faithfulness, MonotoneMap
+from ..surrogate import Faithfulness, MonotoneMap, log_odds
 from . import pack
 
 # Test samples in the scatter plot, and points of a spectrum.
@@ -23,16 +23,13 @@ LIMIT = 60.0
 Content = dict[str, Any]
 
 
-def log_odds(logits: Tensor, y: Tensor) -> Tensor:
-    """log p_y / (1 − p_y) of softmax probabilities, exact where p_y is near 0 or 1: z_y − log Σ_{c≠y} exp z_c.
+def odds_of(logits: Tensor, y: Tensor) -> Tensor:
+    """Log-odds of the true class, within what can be drawn.
 
-    >>> log_odds(torch.tensor([[100.0, 0.0]]), torch.tensor([1]))
+    >>> odds_of(torch.tensor([[100.0, 0.0]]), torch.tensor([1]))
     tensor([-60.], dtype=torch.float64)
     """
-    z = logits.detach().cpu().double()
-    y = y.cpu()[:, None]
-    others = z.scatter(1, y, -torch.inf).logsumexp(1)
-    return (z.gather(1, y)[:, 0] - others).clamp(-LIMIT, LIMIT)
+    return log_odds(logits.detach().cpu().double().softmax(1), y.cpu()).clamp(-LIMIT, LIMIT)
 
 
 def neighbours(decisions: Decisions, k: int) -> Tensor:
@@ -68,7 +65,7 @@ def content(decisions: Decisions, k: int, refer: Tensor) -> Content:
         "scatter": {
             "index": pack.integers(points),
             "right": pack.bits((said == y)[points]),
-            "network": pack.floats(log_odds(d.logits, d.test.y)[points]),
+            "network": pack.floats(odds_of(d.logits, d.test.y)[points]),
         },
         "views": [_view(d, view, frame) for view in d.views],
     }
@@ -98,7 +95,7 @@ def _probability(logits: Tensor, frame: Frame) -> Tensor:
 
 
 def _view(d: Decisions, view: View, frame: Frame) -> Content:
-    odds, network = log_odds(view.logits, d.test.y), log_odds(d.logits, d.test.y)
+    odds, network = odds_of(view.logits, d.test.y), odds_of(d.logits, d.test.y)
     shown, points, f, s = frame.shown, frame.points, view.faithfulness, view.surrogate
     ends = torch.stack(odds[points].aminmax())
     line = MonotoneMap(f.map.knots.detach().cpu().double(), f.map.values.detach().cpu().double())

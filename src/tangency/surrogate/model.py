@@ -16,7 +16,7 @@ from ..gram import DenseGram, Gram
 from ..matrix import Matrix, square
 from ..regress.logistic import LogisticModel, logistic, one_hot_labels
 from ..regress.model import Array, apply, sample_weights
-from ..regress.newton import Answer, Design, Lead, Task
+from ..regress.newton import Answer, Design, Lead, Task, losses, probabilities
 
 Penalty = Literal["weights", "norm"]
 Method = Literal["newton", "sgd"]
@@ -288,8 +288,9 @@ def _descend(
     gram: Gram, labels: Tensor, w: Tensor, reg: float, tol: float, epochs: int, seed: int, progress: bool
 ) -> Surrogate:
     """Stochastic gradient descent on rows of K; the answer is a mean over steps in which the later ones weigh more."""
-    (n, q), begin = labels.shape, torch.zeros_like(labels)
-    task = Task(_KernelDesign(gram, labels.new_zeros(n, 0), labels.new_zeros(0)), labels, begin, w, reg, True)
+    n, q = labels.shape
+    design = _KernelDesign(gram, labels.new_zeros(n, 0), labels.new_zeros(0))
+    task = Task(design, labels, torch.zeros_like(labels), w, reg, True)
     theta, b = labels.new_zeros(n, q), labels.new_zeros(q)
     mean, mean_b, best, idle, steps = theta, b, float("inf"), 0, 0
     # Curvature is at most ½ w (‖k_i‖² for W and 1 for b): the steps are as long as is safe.
@@ -301,9 +302,8 @@ def _descend(
             loss = 0.0
             for rows, k in _batches(gram, height, seed + epoch):
                 z = k @ theta + b
-                p = torch.sigmoid(z) if q == 1 else torch.softmax(z, 1)
-                loss += float(Task(task.design, labels[rows], begin, w[rows], reg, True).losses(z))
-                g = w[rows] * (p - labels[rows]) / len(rows)
+                loss += float(losses(z, labels[rows], w[rows]))
+                g = w[rows] * (probabilities(z) - labels[rows]) / len(rows)
                 theta, b, steps = theta - rate * (k.T @ g + reg / n * theta), b - rate_b * g.sum(0), steps + 1
                 part = 4 / (steps + 3)  # polynomial decay averaging (Shamir & Zhang 2013, η = 3)
                 mean, mean_b = mean + part * (theta - mean), mean_b + part * (b - mean_b)
@@ -312,12 +312,7 @@ def _descend(
             best = min(best, loss)
             if idle >= 5:
                 break
-    z = task.logits(mean, mean_b)
-    sizes = []
-    for at, logits in ((mean, z), (begin, begin)):
-        g, gb = task.gradient(at, torch.sigmoid(logits) if q == 1 else torch.softmax(logits, 1))
-        sizes.append(float((g.square().sum() + gb.square().sum()).sqrt()))
-    return _surrogate(task, Answer(mean, mean_b, steps, sizes[0] / max(sizes[1], 1e-300)), "sgd", tol)
+    return _surrogate(task, Answer(mean, mean_b, steps, task.certificate(mean, mean_b)), "sgd", tol)
 
 
 def _height(gram: Gram) -> int:
