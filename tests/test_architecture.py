@@ -29,7 +29,7 @@ ROOMS = [
     ["cost"],
     ["contract", "choices"],
     ["kernel"],
-    ["combine", "ntk", "gram"],
+    ["combine", "ntk", "gram", "infinite"],
     ["tiles", "matrix"],
     ["eigen", "factor", "linearize"],
     ["solve"],

@@ -6,7 +6,20 @@
 torch.Size([5, 5])
 """
 
-from . import attribution, datasets, decisions, dynamics, forensics, models, regress, report, solve, surrogate, testing
+from . import (
+    attribution,
+    datasets,
+    decisions,
+    dynamics,
+    forensics,
+    infinite,
+    models,
+    regress,
+    report,
+    solve,
+    surrogate,
+    testing,
+)
 from ._version import __version__
 from .combine import add as sum
 from .combine import cosine, scale
@@ -26,9 +39,11 @@ from .errors import (
     StoreWarning,
     TangencyError,
     TangencyWarning,
+    UnsupportedModule,
     WorkerLost,
 )
 from .gram import Gram
+from .infinite import infinite_nngp, infinite_ntk
 from .kernel import Kernel
 from .linearize import Linearized, linearize
 from .ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
@@ -57,6 +72,7 @@ __all__ = [
     "StoreWarning",
     "TangencyError",
     "TangencyWarning",
+    "UnsupportedModule",
     "WorkerLost",
     "Workers",
     "__version__",
@@ -73,6 +89,9 @@ __all__ = [
     "from_dataset",
     "full_ntk",
     "head_ntk",
+    "infinite",
+    "infinite_nngp",
+    "infinite_ntk",
     "linearize",
     "models",
     "open_gram",

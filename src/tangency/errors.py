@@ -15,6 +15,10 @@ class ModelError(TangencyError, ValueError):
     """The model is not a deterministic function of one sample (training mode, batch mixing, randomness…)."""
 
 
+class UnsupportedModule(TangencyError, NotImplementedError):
+    """A module, or what is done with it, has no infinite-width limit that is known here."""
+
+
 class NonFiniteError(TangencyError, ArithmeticError):
     """An output or a gradient is NaN or infinite. `sample` is its index, `layer` the first layer where it shows."""
 

@@ -221,10 +221,10 @@ class Empirical(Kernel):
         return {
             "kernel": self.name,
             "trace": self.trace,
-            "model": _architecture(network.model),
+            "model": architecture(network.model),
             "parameters": list(network.train),
-            "weights": _digest({k: v for k, v in state.items() if k in own}),
-            "buffers": _digest({k: v for k, v in state.items() if k not in own}),
+            "weights": digest({k: v for k, v in state.items() if k in own}),
+            "buffers": digest({k: v for k, v in state.items() if k not in own}),
             "outputs": _describe(network.outputs),
             "head": _describe(network.head),
             "dtype": network.precision or str(next(network.model.parameters()).dtype).removeprefix("torch."),
@@ -234,12 +234,12 @@ class Empirical(Kernel):
         }
 
 
-def _architecture(model: nn.Module) -> str:
+def architecture(model: nn.Module) -> str:
     shapes = [(k, tuple(v.shape), str(v.dtype)) for k, v in model.state_dict(keep_vars=True).items() if v is not None]
     return hashlib.sha256(repr((_stable(model), shapes)).encode()).hexdigest()[:16]
 
 
-def _digest(state: Mapping[str, Tensor]) -> str:
+def digest(state: Mapping[str, Tensor]) -> str:
     h = hashlib.sha256()
     for k, v in state.items():
         h.update(k.encode())
@@ -258,7 +258,7 @@ def _describe(thing: object) -> Any:
         _hash_code(h, thing.__code__)  # type: ignore[attr-defined]
         cells = [c.cell_contents for c in getattr(thing, "__closure__", None) or ()]
         for v in (*cells, *(getattr(thing, "__defaults__", None) or ())):
-            h.update(_digest({"": v}).encode() if isinstance(v, Tensor) else _stable(v).encode())
+            h.update(digest({"": v}).encode() if isinstance(v, Tensor) else _stable(v).encode())
     else:
         h.update(_stable(thing).encode())
     name = getattr(thing, "__qualname__", type(thing).__qualname__)

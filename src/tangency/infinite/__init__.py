@@ -1,0 +1,102 @@
+"""Networks of infinite width: their Gaussian process and their tangent kernel, by recursion over the layers.
+
+`tg.infinite_ntk(module)` reads an nn.Module. Here are the layers themselves, to compose by hand, and what studies them:
+
+>>> import torch, tangency as tg
+>>> from tangency.infinite import Conv, Flatten, Linear, Relu, Serial
+>>> net = Serial(Conv((3, 3), padding=1), Relu(), Flatten(), Linear())
+>>> tg.infinite_ntk(net, w_var=2.0)(torch.randn(4, 3, 8, 8)).shape
+torch.Size([4, 4])
+"""
+
+from .attend import SelfAttention
+from .duals import (
+    ABRelu,
+    Abs,
+    Cos,
+    Erf,
+    Exp,
+    Gabor,
+    Gaussian,
+    Gelu,
+    Hermite,
+    Identity,
+    LeakyRelu,
+    Monomial,
+    Polynomial,
+    Rbf,
+    RectifiedMonomial,
+    Relu,
+    SigmoidLike,
+    Sign,
+    Sin,
+    Step,
+)
+from .kernel import Infinite
+from .layers import (
+    AvgPool,
+    Concat,
+    Conv,
+    Dropout,
+    Embedding,
+    Flatten,
+    GlobalAvgPool,
+    GlobalSumPool,
+    Layer,
+    LayerNorm,
+    Linear,
+    Product,
+    Serial,
+    Sum,
+    SumPool,
+)
+from .make import infinite_nngp, infinite_ntk
+from .quadrature import HermiteExpansion, Quadrature
+from .recurrent import RNN
+from .twin import Twin
+
+__all__ = [
+    "RNN",
+    "ABRelu",
+    "Abs",
+    "AvgPool",
+    "Concat",
+    "Conv",
+    "Cos",
+    "Dropout",
+    "Embedding",
+    "Erf",
+    "Exp",
+    "Flatten",
+    "Gabor",
+    "Gaussian",
+    "Gelu",
+    "GlobalAvgPool",
+    "GlobalSumPool",
+    "Hermite",
+    "HermiteExpansion",
+    "Identity",
+    "Infinite",
+    "Layer",
+    "LayerNorm",
+    "LeakyRelu",
+    "Linear",
+    "Monomial",
+    "Polynomial",
+    "Product",
+    "Quadrature",
+    "Rbf",
+    "RectifiedMonomial",
+    "Relu",
+    "SelfAttention",
+    "Serial",
+    "SigmoidLike",
+    "Sign",
+    "Sin",
+    "Step",
+    "Sum",
+    "SumPool",
+    "Twin",
+    "infinite_nngp",
+    "infinite_ntk",
+]

@@ -1,0 +1,223 @@
+"""What a dual is: an activation φ and its Gaussian moments; and the arc that the functions with a kink at 0 share."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+Pair = tuple[Tensor, Tensor | None]
+HALF_PI, TWO_PI = math.pi / 2, 2 * math.pi
+
+
+class Dual(ABC):
+    """An elementwise function φ and its Gaussian moments.
+
+    ```python
+    value, slope = Relu().both(c, p, q)   # E[φ(u)φ(v)], E[φ'(u)φ'(v)]
+    ```
+    """
+
+    homogeneous: ClassVar[bool] = False  # φ(λx) = λφ(x) for λ > 0
+
+    @abstractmethod
+    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """E[φ(u)φ(v)] and E[φ'(u)φ'(v)] (None without `slope`); p and q broadcast against c.
+
+        At zero variance u is 0, and at a kink the slope there is the mean of both sides.
+        """
+
+    @abstractmethod
+    def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """E[φ(u)²] and E[φ'(u)²] for u ~ N(0, p): `both` at c = p = q, without a rounded angle."""
+
+    @abstractmethod
+    def mean(self, p: Tensor) -> Tensor:
+        """E[φ(u)] for u ~ N(0, p)."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """φ itself, elementwise."""
+
+    def module(self) -> nn.Module:
+        """A finite module that applies φ."""
+        return Pointwise(self)
+
+    def normalizer(self) -> float:
+        """c with E[φ(z)²] = 1/c for z ~ N(0, 1)."""
+        return 1.0 / float(self.own(torch.ones((), dtype=torch.float64), slope=False)[0])
+
+    def spec(self) -> dict[str, Any]:
+        """Name and fields, for JSON."""
+        return {"name": type(self).__name__, **asdict(self)}  # type: ignore[call-overload]
+
+    def gap(self, g: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """From g = (p + q)/2 − c: the new gap, E[φφ] and E[φ'φ'] without cancellation; None where not known."""
+        return None
+
+
+class Pointwise(nn.Module):
+    """The module of a dual for which torch has none."""
+
+    def __init__(self, dual: Dual) -> None:
+        super().__init__()
+        self.dual = dual
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dual(x)
+
+    def extra_repr(self) -> str:
+        return repr(self.dual)
+
+
+def root(x: Tensor) -> Tensor:
+    """√max(x, 0) with gradient 0 instead of ∞ where x ≤ 0."""
+    live = x > 0
+    return torch.where(live, torch.where(live, x, 1.0).sqrt(), 0.0)
+
+
+def recording(*tensors: Tensor) -> bool:
+    """Whether autograd follows an operation on these."""
+    return torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+
+
+def attach(value: Tensor, slope: Tensor, c: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """Give a value that was computed with ρ held constant its gradient through ρ: √(pq)·E[φ'φ'], by Price's theorem.
+
+    Through the angle, autograd would multiply 0 by ∞ at ρ = ±1. Right to first order only.
+    """
+    if not recording(c, p, q):
+        return value
+    still = slope.detach()
+    value = value + still * (c - c.detach())
+    for each in (p, q):
+        value = value - still * c.detach() * (each - each.detach()) / (2 * torch.where(each > 0, each, 1.0).detach())
+    return value
+
+
+def choose(mask: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """torch.where of two numbers, in the precision of `like` (torch itself would round them to float32)."""
+    return torch.where(mask, torch.full_like(like, yes), torch.full_like(like, no))
+
+
+def determinant(c: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """max(pq − c², 0). Two rounded products, never a fused one: exactly 0 for c = p = q."""
+    return (p * q - c * c).clamp(min=0.0)
+
+
+def dead_pairs(p: Tensor, q: Tensor) -> Tensor | None:
+    """Where a variance is 0; None when nowhere. On a GPU the mask is always made: asking would wait for the device."""
+    pdead_pairs, qdead_pairs = p <= 0, q <= 0
+    if not p.is_cuda and not bool(pdead_pairs.any()) and not bool(qdead_pairs.any()):
+        return None
+    return pdead_pairs | qdead_pairs
+
+
+def at_rest(a: float, f: float) -> float:
+    """a − fπ/2, what is a square, without a rounding below 0: the slopes at zero variance."""
+    return max(0.0, a - f * HALF_PI)
+
+
+def _arc_values(c: Tensor, p: Tensor, q: Tensor, dead: Tensor | None, a: float, f: float) -> tuple[Tensor, Tensor]:
+    """f s + (a − fθ)c and a − fθ, in place on temporaries. s = √(pq − c²), θ = atan2(s, c).
+
+    atan2 and not acos: it needs no division by √(pq), is accurate at both ends, and took 0.78 of the time.
+    """
+    square = c * c
+    s = torch.sub(p * q, square, out=square).clamp_(min=0.0).sqrt_()
+    theta = torch.atan2(s, c)
+    slope = torch.rsub(theta, a, alpha=f)
+    value = s.mul_(f).addcmul_(slope, c)
+    if dead is not None:
+        slope.masked_fill_(dead, at_rest(a, f))
+        value.masked_fill_(dead, 0.0)
+    return value, slope
+
+
+class _Arc(torch.autograd.Function):
+    """The arc-cosine pair of order 1 and 0, its gradient by formula: autograd's own would cancel near ρ = 1."""
+
+    @staticmethod
+    def forward(c: Tensor, p: Tensor, q: Tensor, dead: Tensor | None, a: float, f: float) -> tuple[Tensor, Tensor]:
+        return _arc_values(c, p, q, dead, a, f)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        c, p, q, dead, ctx.a, ctx.f = inputs
+        ctx.save_for_backward(c, p, q, dead)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (c, p, q, dead), (by_value, by_slope), f = ctx.saved_tensors, grads, ctx.f
+        s = root(p * q - c * c)
+        live = s > 0 if dead is None else (s > 0) & ~dead
+        over = torch.where(live, 0.5 * f / torch.where(live, s, 1.0), 0.0)  # f / 2s
+        slope = _Arc.apply(c, p, q, dead, ctx.a, f)[1]
+        common = (by_value * (0.5 * f) * s - by_slope * over * c) * live
+        p, q = torch.where(live, p, 1.0), torch.where(live, q, 1.0)
+        return by_value * slope + 2 * by_slope * over, common / p, common / q, None, None, None
+
+
+def arc(c: Tensor, p: Tensor, q: Tensor, a: float, f: float) -> tuple[Tensor, Tensor]:
+    """f√(pq − c²) + (a − fθ)c and a − fθ, where cos θ = c/√(pq); θ = π/2 at zero variance."""
+    dead = dead_pairs(p, q)
+    if c.shape != torch.broadcast_shapes(c.shape, p.shape, q.shape):
+        c = c.expand(torch.broadcast_shapes(c.shape, p.shape, q.shape))
+    if recording(c, p, q):
+        return _Arc.apply(c, p.expand_as(c), q.expand_as(c), dead, a, f)
+    return _arc_values(c, p, q, dead, a, f)
+
+
+def _sine_gap(theta: Tensor) -> Tensor:
+    """sin θ − θ cos θ, by its series for θ < 1: Σ (−1)^(k+1) 2k θ^(2k+1)/(2k+1)!."""
+    small = theta < 1.0
+    x = torch.where(small, theta, 1.0)
+    square, total = x * x, torch.zeros_like(x)
+    for k in range(9, 0, -1):
+        total = total * square + (-1) ** (k + 1) * 2 * k / math.factorial(2 * k + 1)
+    return torch.where(small, total * square * x, theta.sin() - theta * theta.cos())
+
+
+class Rectifier(Dual):
+    """φ = negative·min(x, 0) + positive·max(x, 0): the positively homogeneous functions of degree one."""
+
+    homogeneous: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def sides(self) -> tuple[float, float]:
+        """The slopes left and right of 0."""
+
+    @property
+    def _constants(self) -> tuple[float, float]:
+        negative, positive = self.sides
+        return (negative**2 + positive**2) / 2, (positive - negative) ** 2 / TWO_PI
+
+    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        value, second = arc(c, p, q, *self._constants)
+        return value, second if slope else None
+
+    def own(self, p: Tensor, slope: bool = True) -> Pair:
+        a, f = self._constants
+        return a * p.clamp(min=0.0), choose(p > 0, a, at_rest(a, f), p) if slope else None
+
+    def mean(self, p: Tensor) -> Tensor:
+        negative, positive = self.sides
+        return (positive - negative) / math.sqrt(TWO_PI) * root(p)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        negative, positive = self.sides
+        return negative * x.clamp(max=0.0) + positive * x.clamp(min=0.0)
+
+    def gap(self, g: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        a, f = self._constants
+        scale, total = root(p * q), root(p) + root(q)
+        apart = (p - q) ** 2 / torch.where(total > 0, total, 1.0) ** 2  # (√p − √q)²
+        live = scale > 0
+        versine = torch.where(live, (g - apart / 2) / torch.where(live, scale, 1.0), 1.0).clamp(0.0, 2.0)
+        theta = 2 * root(versine / 2).asin()
+        bend = _sine_gap(theta)
+        value = scale * (a * (1 - versine) + f * bend)
+        return a * apart / 2 + scale * (a * versine - f * bend), value, a - f * theta

@@ -1,0 +1,493 @@
+"""Gaussian duals of activations: E[φ(u)φ(v)] and E[φ'(u)φ'(v)] in closed form for (u, v) ~ N(0, [[p, c], [c, q]]).
+
+All are differentiable in c, p and q, with finite gradients also at ρ = ±1 and at zero variance. By Price's theorem
+∂E[φ(u)φ(v)]/∂c = E[φ'(u)φ'(v)], so the second value is the derivative of the first. Sources: Cho and Saul 2009 (arc
+cosines), Williams 1997 (erf), Daniely et al. 2016 (duals, Hermite), Tsuchida et al. 2020 (GELU), Han et al. 2022
+(survey of closed forms).
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from .dual import HALF_PI, TWO_PI, Dual, Pair, Rectifier, arc, choose, dead_pairs, determinant, root
+
+__all__ = [
+    "ABRelu",
+    "Abs",
+    "Cos",
+    "Dual",
+    "Erf",
+    "Exp",
+    "Gabor",
+    "Gaussian",
+    "Gelu",
+    "Hermite",
+    "Identity",
+    "Jump",
+    "LeakyRelu",
+    "Monomial",
+    "Polynomial",
+    "Powers",
+    "Rbf",
+    "RectifiedMonomial",
+    "Rectifier",
+    "Relu",
+    "SigmoidLike",
+    "Sign",
+    "Sin",
+    "Step",
+    "Wave",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ABRelu(Rectifier):
+    """negative·min(x, 0) + positive·max(x, 0)."""
+
+    negative: float
+    positive: float
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        return self.negative, self.positive
+
+
+@dataclass(frozen=True)
+class Relu(Rectifier):
+    """max(x, 0): the arc-cosine kernel of order 1 (Cho and Saul 2009)."""
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+    def module(self) -> nn.Module:
+        return nn.ReLU()
+
+
+@dataclass(frozen=True)
+class LeakyRelu(Rectifier):
+    """max(x, 0) + negative_slope·min(x, 0)."""
+
+    negative_slope: float = 0.01
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        return self.negative_slope, 1.0
+
+    def module(self) -> nn.Module:
+        return nn.LeakyReLU(self.negative_slope)
+
+
+@dataclass(frozen=True)
+class Abs(Rectifier):
+    """|x|."""
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        return -1.0, 1.0
+
+
+@dataclass(frozen=True)
+class Identity(Dual):
+    """x."""
+
+    homogeneous: ClassVar[bool] = True
+
+    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        return c, torch.ones_like(c) if slope else None
+
+    def own(self, p: Tensor, slope: bool = True) -> Pair:
+        return p, torch.ones_like(p) if slope else None
+
+    def mean(self, p: Tensor) -> Tensor:
+        return torch.zeros_like(p)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    def module(self) -> nn.Module:
+        return nn.Identity()
+
+    def gap(self, g: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return g, (p + q) / 2 - g, torch.ones_like(g)
+
+
+@dataclass(frozen=True)
+class Erf(Dual):
+    """a·erf(bx) + c (Williams 1997)."""
+
+    a: float = 1.0
+    b: float = 1.0
+    c: float = 0.0
+
+    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        c, p, q = 2 * self.b**2 * c, 2 * self.b**2 * p, 2 * self.b**2 * q
+        s = (1 + (p + q) + determinant(c, p, q)).sqrt()
+        value = self.a**2 * 2 / math.pi * torch.atan2(c, s) + self.c**2
+        return value, 4 / math.pi * (self.a * self.b) ** 2 / s if slope else None
+
+    def own(self, p: Tensor, slope: bool = True) -> Pair:
+        return self.both(p, p, p, slope)
+
+    def mean(self, p: Tensor) -> Tensor:
+        return torch.full_like(p, self.c)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.a * torch.erf(self.b * x) + self.c
+
+
+def SigmoidLike() -> Erf:  # noqa: N802
+    """½ erf(x/2.402…) + ½, the erf nearest to the sigmoid on [−5, 5]; the constant is neural-tangents'."""
+    return Erf(0.5, 1 / 2.4020563531719796, 0.5)
+
+
+class Jump(Dual):
+    """A function with one value left of 0, one at 0 and one right of it; its slope is 0 almost everywhere."""
+
+    @property
+    @abstractmethod
+    def levels(self) -> tuple[float, float, float]:
+        """The values left of 0, at 0, right of 0."""
+
+    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        left, _, right = self.levels
+        value = arc(c, p, q, (left**2 + right**2) / 2, (right - left) ** 2 / TWO_PI)[1]
+        dead = dead_pairs(p, q)
+        if dead is not None:  # u is 0 and v alone varies; both 0: the square of the middle level
+            value = torch.where(dead, self.mean(p) * self.mean(q), value)
+        return value, torch.zeros_like(value) if slope else None
+
+    def own(self, p: Tensor, slope: bool = True) -> Pair:
+        left, middle, right = self.levels
+        value = choose(p > 0, (left**2 + right**2) / 2, middle**2, p)
+        return value, torch.zeros_like(p) if slope else None
+
+    def mean(self, p: Tensor) -> Tensor:
+        left, middle, right = self.levels
+        return choose(p > 0, (left + right) / 2, middle, p)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        left, middle, right = self.levels
+        return torch.where(x > 0, torch.full_like(x, right), choose(x < 0, left, middle, x))
+
+
+@dataclass(frozen=True)
+class Sign(Jump):
+    """−1, 0 or 1."""
+
+    @property
+    def levels(self) -> tuple[float, float, float]:
+        return -1.0, 0.0, 1.0
+
+
+@dataclass(frozen=True)
+class Step(Jump):
+    """1 where x > 0, else 0: the arc-cosine kernel of order 0."""
+
+    @property
+    def levels(self) -> tuple[float, float, float]:
+        return 0.0, 0.0, 1.0
+
+
+@dataclass(frozen=True)
+class RectifiedMonomial(Dual):
+    """x^degree where x ≥ 0, else 0: the arc-cosine kernel of this order, by a recurrence.
+
+    E₀ = ½ − θ/2π, E₁ = s/2π + cE₀, Eₙ₊₁ = (2n + 1)cEₙ + n²(pq − c²)Eₙ₋₁, from the differential equation that the
+    generating function (π − θ)/sin θ fulfils in cos θ; no division, so right also at ρ = ±1. The slope is n²Eₙ₋₁.
+    """
+
+    degree: int
+
+    def __post_init__(self) -> None:
+        _whole(self)
+
+    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        now, before = arc(c, p, q, 0.5, 1 / TWO_PI)
+        if self.degree == 0:
+            dead = dead_pairs(p, q)
+            before = before if dead is None else torch.where(dead, self.mean(p) * self.mean(q), before)
+            return before, torch.zeros_like(before) if slope else None
+        square = determinant(c, p, q)
+        for n in range(1, self.degree):
+            now, before = (2 * n + 1) * c * now + n**2 * square * before, now
+        return now, self.degree**2 * before if slope else None
+
+    def own(self, p: Tensor, slope: bool = True) -> Pair:
+        return self.both(p, p, p, slope)
+
+    def mean(self, p: Tensor) -> Tensor:
+        if self.degree == 0:
+            return choose(p > 0, 0.5, 1.0, p)
+        return (
+            2 ** (self.degree / 2 - 1) * math.gamma((self.degree + 1) / 2) / math.sqrt(math.pi) * root(p) ** self.degree
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.where(x >= 0, x.clamp(min=0.0) ** self.degree, 0.0)
+
+
+def _whole(dual: Any) -> None:
+    if dual.degree != int(dual.degree) or dual.degree < 0:
+        raise ValueError(f"{type(dual).__name__}: the degree must be a whole number ≥ 0, not {dual.degree}")
+
+
+class Powers(Dual):
+    """φ = Σ xʲ·terms[j]: E[φφ] = Σ_l R_l(p)R_l(q)cˡ, R_l(p) = Σ_i terms[2i + l](2i + l)!/(2ⁱ i! √l!)·pⁱ."""
+
+    @property
+    @abstractmethod
+    def terms(self) -> tuple[float, ...]:
+        """The coefficients, that of 1 first."""
+
+    def _factor(self, order: int, p: Tensor) -> Tensor:
+        total = torch.zeros_like(p)
+        for i in range((len(self.terms) - 1 - order) // 2, -1, -1):
+            j = 2 * i + order
+            ratio = math.factorial(j) / (2**i * math.factorial(i) * math.sqrt(math.factorial(order)))
+            total = total * p + self.terms[j] * ratio
+        return total
+
+    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        value = second = torch.zeros_like(c)
+        for order in range(len(self.terms) - 1, -1, -1):
+            product = self._factor(order, p) * self._factor(order, q)
+            if slope and order:
+                second = second * c + order * product
+            value = value * c + product
+        return value, second if slope else None
+
+    def own(self, p: Tensor, slope: bool = True) -> Pair:
+        return self.both(p, p, p, slope)
+
+    def mean(self, p: Tensor) -> Tensor:
+        return self._factor(0, p) if self.terms else torch.zeros_like(p)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        total = torch.zeros_like(x)
+        for term in reversed(self.terms):
+            total = total * x + term
+        return total
+
+
+@dataclass(frozen=True)
+class Polynomial(Powers):
+    """Σ coefficients[j] xʲ."""
+
+    coefficients: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coefficients", tuple(float(each) for each in self.coefficients))
+
+    @property
+    def terms(self) -> tuple[float, ...]:
+        return self.coefficients
+
+
+@dataclass(frozen=True)
+class Monomial(Powers):
+    """x^degree."""
+
+    degree: int
+
+    def __post_init__(self) -> None:
+        _whole(self)
+
+    @property
+    def terms(self) -> tuple[float, ...]:
+        return (0.0,) * self.degree + (1.0,)
+
+
+@dataclass(frozen=True)
+class Hermite(Powers):
+    """The probabilists' Hermite polynomial over √(degree!): E[φφ] = c^degree at p = q = 1; right for any variance."""
+
+    degree: int
+
+    def __post_init__(self) -> None:
+        _whole(self)
+
+    @property
+    def terms(self) -> tuple[float, ...]:
+        n, found = self.degree, [0.0] * (self.degree + 1)
+        for i in range(n // 2 + 1):
+            ratio = math.factorial(n) // (math.factorial(i) * math.factorial(n - 2 * i) * 2**i)
+            found[n - 2 * i] = (-1) ** i * ratio / math.sqrt(math.factorial(n))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Gelu(Dual):
+    """xΦ(x), the exact form (Tsuchida, Pearce et al. 2020). With d = √((1 + p)(1 + q) − c²), the slope is ∂/∂c."""
+
+    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        a, b = 1 / (1 + p), 1 / (1 + q)
+        square = determinant(c, p, q).add(1 + p).add_(q)  # sums in place where autograd keeps no operand
+        d = square.sqrt()
+        over, quarter = c / (TWO_PI * d), torch.atan2(c, d).mul(1 / TWO_PI).add_(0.25)
+        value = quarter * c
+        value += (over * c * a).mul(b).addcmul_(d * (p * a / TWO_PI), q * b)
+        if not slope:
+            return value, None
+        return value, (1 / square).add_(a).add_(b).mul(over).add_(quarter)
+
+    def own(self, p: Tensor, slope: bool = True) -> Pair:
+        return self.both(p, p, p, slope)
+
+    def mean(self, p: Tensor) -> Tensor:
+        return p / (TWO_PI * (1 + p)).sqrt()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return nn.functional.gelu(x)
+
+    def module(self) -> nn.Module:
+        return nn.GELU()
+
+
+class Wave(Dual):
+    """scale·sin(frequency·x + phase)."""
+
+    @property
+    @abstractmethod
+    def wave(self) -> tuple[float, float, float]:
+        """scale, frequency, phase."""
+
+    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        scale, b, phase = self.wave
+        half, middle = scale**2 / 2, (p + q) / 2
+        apart = (b**2 * (c - middle)).exp()
+        along = math.cos(2 * phase) * (-(b**2) * (c + middle)).exp()
+        return half * (apart - along), half * b**2 * (apart + along) if slope else None
+
+    def own(self, p: Tensor, slope: bool = True) -> Pair:
+        scale, b, phase = self.wave
+        half, along = scale**2 / 2, math.cos(2 * phase) * torch.expm1(-2 * b**2 * p)
+        value = half * (2 * math.sin(phase) ** 2 - along)
+        return value, half * b**2 * (2 * math.cos(phase) ** 2 + along) if slope else None
+
+    def mean(self, p: Tensor) -> Tensor:
+        scale, b, phase = self.wave
+        return scale * math.sin(phase) * (-(b**2) / 2 * p).exp()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        scale, b, phase = self.wave
+        return scale * torch.sin(b * x + phase)
+
+
+@dataclass(frozen=True)
+class Sin(Wave):
+    """a·sin(bx + c)."""
+
+    a: float = 1.0
+    b: float = 1.0
+    c: float = 0.0
+
+    @property
+    def wave(self) -> tuple[float, float, float]:
+        return self.a, self.b, self.c
+
+
+@dataclass(frozen=True)
+class Cos(Wave):
+    """a·cos(bx + c)."""
+
+    a: float = 1.0
+    b: float = 1.0
+    c: float = 0.0
+
+    @property
+    def wave(self) -> tuple[float, float, float]:
+        return self.a, self.b, self.c + HALF_PI
+
+
+@dataclass(frozen=True)
+class Rbf(Wave):
+    """√2·sin(√(2γ)x + π/4): E[φφ] = exp(−γ(p + q − 2c)), the squared exponential kernel."""
+
+    gamma: float = 1.0
+
+    @property
+    def wave(self) -> tuple[float, float, float]:
+        return math.sqrt(2), math.sqrt(2 * self.gamma), math.pi / 4
+
+    def gap(self, g: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        value = (-2 * self.gamma * g).exp()
+        return -torch.expm1(-2 * self.gamma * g), value, 2 * self.gamma * value
+
+
+@dataclass(frozen=True)
+class Exp(Dual):
+    """a·exp(bx)."""
+
+    a: float = 1.0
+    b: float = 1.0
+
+    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        value = self.a**2 * (self.b**2 * ((p + q) / 2 + c)).exp()
+        return value, self.b**2 * value if slope else None
+
+    def own(self, p: Tensor, slope: bool = True) -> Pair:
+        return self.both(p, p, p, slope)
+
+    def mean(self, p: Tensor) -> Tensor:
+        return self.a * (self.b**2 / 2 * p).exp()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.a * torch.exp(self.b * x)
+
+
+@dataclass(frozen=True)
+class Gaussian(Dual):
+    """a·exp(bx²), b ≤ 0."""
+
+    a: float = 1.0
+    b: float = -1.0
+
+    def __post_init__(self) -> None:
+        if self.b > 0:
+            raise ValueError(
+                f"Gaussian: b must be ≤ 0, not {self.b}: E[φ²] is infinite for variances from {0.25 / self.b}"
+            )
+
+    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        square = 1 - 2 * self.b * (p + q) + 4 * self.b**2 * determinant(c, p, q)
+        value = self.a**2 / square.sqrt()
+        return value, 4 * self.b**2 * c * value / square if slope else None
+
+    def own(self, p: Tensor, slope: bool = True) -> Pair:
+        return self.both(p, p, p, slope)
+
+    def mean(self, p: Tensor) -> Tensor:
+        return self.a / (1 - 2 * self.b * p).sqrt()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.a * torch.exp(self.b * x * x)
+
+
+@dataclass(frozen=True)
+class Gabor(Dual):
+    """exp(−x²)·sin x."""
+
+    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        four = 4 * determinant(c, p, q)
+        top, below = p + q + four, 1 + 2 * (p + q) + four
+        minus, plus = (top - 2 * c) / below, (top + 2 * c) / below
+        apart, along = (-minus / 2).exp(), (-plus / 2).exp()
+        value = (apart - along) / (2 * below.sqrt())
+        if not slope:
+            return value, None
+        return value, (apart * (0.5 + 4 * c - 2 * c * minus) + along * (0.5 - 4 * c + 2 * c * plus)) / below**1.5
+
+    def own(self, p: Tensor, slope: bool = True) -> Pair:
+        return self.both(p, p, p, slope)
+
+    def mean(self, p: Tensor) -> Tensor:
+        return torch.zeros_like(p)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.exp(-x * x) * torch.sin(x)

@@ -1,0 +1,318 @@
+"""Building a plan: what a network's values are while its layers are read one after the other.
+
+A value is known (a tensor: the input and what is computed from it without weights), a `Field` (random, known by its
+moments), or `Lazy` (an elementwise function of a Field, not yet applied: functions compose before they are integrated).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError, UnsupportedModule
+from .duals import Dual, Identity, Relu
+from .ops import Activation, Add, Affine, BatchNormalize, Drawn, Input, Mix, Multiply, Op, Same, Scale, Weigh
+from .plan import Node, Plan
+from .positions import Regrid, Take, Trace
+from .quadrature import Quadrature
+
+
+@dataclass(frozen=True)
+class Field:
+    """Infinitely many channels of one law, as a tensor [batch, *shape] with the channels on axis `channel` of shape."""
+
+    node: int
+    shape: tuple[int, ...]
+    channel: int
+    gaussian: bool
+    centered: bool  # mean zero
+    sources: frozenset[Any]  # the weights that it is linear in: two fields without a common one are uncorrelated
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return (*self.shape[: self.channel], *self.shape[self.channel + 1 :])
+
+    @property
+    def width(self) -> int:
+        return self.shape[self.channel]
+
+    def axis(self, dim: int) -> int:
+        """The grid's axis for an axis of shape that is not the channels'."""
+        return dim - (dim > self.channel)
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """scale·φ(field), elementwise."""
+
+    of: Field
+    dual: Dual | None  # φ, where it is one known by itself
+    fn: Callable[[Tensor], Tensor]
+    scale: float = 1.0
+    label: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape
+
+    @property
+    def channel(self) -> int:
+        return self.of.channel
+
+
+@dataclass(frozen=True)
+class Normed:
+    """BatchNorm of a Gaussian field, waiting for what follows: ReLU, or something linear."""
+
+    of: Field
+    eps: float
+    rates: tuple[float, float]  # of gamma and beta
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape
+
+    @property
+    def channel(self) -> int:
+        return self.of.channel
+
+
+Random = Field | Lazy | Normed
+
+
+@dataclass
+class Builder:
+    """The plan so far. `where` names the layer (and its line of code) that is being read, for messages."""
+
+    size: int
+    samples: int = 4096  # draws where an expectation has no closed form and no quadrature
+    seed: int = 0
+    nodes: list[Node] = field(default_factory=list)
+    known: dict[int, Tensor] = field(default_factory=dict)
+    energy: Tensor | None = None
+    where: str = "the network"
+    name: str = ""
+    made: dict[Any, Any] = field(default_factory=dict)
+
+    def unsupported(self, what: str, instead: str) -> UnsupportedModule:
+        return UnsupportedModule(f"{self.where}: {what} {instead}")
+
+    def add(self, op: Op, inputs: Iterable[Field], grid: tuple[int, ...]) -> int:
+        self.nodes.append(Node(op, tuple(f.node for f in inputs), self.name, grid))
+        return len(self.nodes) - 1
+
+    def same(self, op: Op, f: Field, **changes: Any) -> Field:
+        """An operation that keeps the form: the field after it."""
+        new = replace(f, **changes)
+        return replace(new, node=self.add(op, (f,), new.grid))
+
+    # Known values become fields
+
+    def slot(self, value: Tensor) -> int:
+        """Keep a known tensor, its sample axis last; its number."""
+        self.known[len(self.known)] = value
+        return len(self.known) - 1
+
+    def field(self, value: Any, channel: int) -> Field:
+        """The value as a field whose channels lie on axis `channel` of its shape (batch not counted)."""
+        if not isinstance(value, Tensor):
+            f = self.settled(value)
+            if f.channel != channel % len(f.shape):
+                raise self.unsupported(
+                    f"takes its inputs along axis {channel % len(f.shape) + 1}, but the channels of what it is given "
+                    f"lie on axis {f.channel + 1}; weights over positions have no infinite-width limit.",
+                    "Move the channels there with transpose, or mix positions by pooling or attention.",
+                )
+            return f
+        channel %= value.dim() - 1
+        key = ("input", id(value), channel)
+        if key not in self.made:
+            self.made[key] = (self._input(value, channel), value)  # the value too: its id stays its own
+        found: Field = self.made[key][0]
+        return found
+
+    def _input(self, value: Tensor, channel: int) -> Field:
+        if not value.is_floating_point():
+            raise self.unsupported(
+                f"reads {value.dtype} values as features.", "Cast them (x.double()), or use an Embedding."
+            )
+        shape = tuple(value.shape[1:])
+        moved = value.double().movedim(0, -1).movedim(channel, -2)  # [*grid, channels, n]
+        slot = self.slot(moved)
+        energy = moved.square().mean(-2).flatten(0, -2).mean(0) if moved.dim() > 2 else moved.square().mean(0)
+        self.energy = energy if self.energy is None else self.energy + energy
+        grid = (*shape[:channel], *shape[channel + 1 :])
+        node = self.add(Input(slot, grid), (), grid)
+        return Field(node, shape, channel, gaussian=False, centered=False, sources=frozenset([node]))
+
+    def table(self, index: Tensor, width: int, padding: int | None) -> Field:
+        """An Embedding's rows for known indices, of unit variance."""
+        grid = tuple(index.shape[1:])
+        node = self.add(Same(self.slot(index.movedim(0, -1)), grid, padding), (), grid)
+        return Field(node, (*grid, width), len(grid), gaussian=True, centered=True, sources=frozenset([node]))
+
+    def drawn(self, shape: tuple[int, ...], channel: int) -> Field:
+        """A parameter used as a value, of unit variance."""
+        grid = (*shape[:channel], *shape[channel + 1 :])
+        node = self.add(Drawn(grid), (), grid)
+        return Field(node, shape, channel, gaussian=True, centered=True, sources=frozenset([node]))
+
+    # Layers
+
+    def affine(self, f: Field, width: int, op: Affine) -> Field:
+        shape = (*f.shape[: f.channel], width, *f.shape[f.channel + 1 :])
+        node = self.add(op, (f,), f.grid)
+        return Field(node, shape, f.channel, gaussian=True, centered=True, sources=frozenset([node]))
+
+    def elementwise(self, value: Random, fn: Callable[[Tensor], Tensor], dual: Dual | None, label: str) -> Random:
+        """φ of a value; of an elementwise function, their composition."""
+        if isinstance(dual, Identity):
+            return value
+        if isinstance(value, Normed):
+            return self.batch_normed(value, dual)
+        if isinstance(value, Lazy):
+            inner, scale = value.fn, value.scale
+            return Lazy(value.of, None, lambda x: fn(scale * inner(x)), label=f"{label}∘{value.label}")
+        parts = self.made.get(("parts", value.node))
+        if parts is not None:  # channels side by side: each part by itself
+            return self.concat_channels([self.elementwise(p, fn, dual, label) for p in parts], value.channel)
+        if not value.gaussian:
+            raise self.unsupported(
+                "is applied to values that are not Gaussian in the limit (a sum or product with an activation's "
+                "output, a flattened or dropped-out layer).",
+                "Put a Linear or Conv layer before it, or use the pre-activation form of the block.",
+            )
+        return Lazy(value, dual, fn, label=label)
+
+    def settled(self, value: Any) -> Field:
+        """The value as a field: what is lazy is applied now."""
+        if isinstance(value, Field):
+            return value
+        if isinstance(value, Normed):
+            return self.settled(self.batch_normed(value, None))
+        assert isinstance(value, Lazy), f"{self.where}: {type(value).__name__} is no random value"
+        key = ("lazy", id(value))
+        if key not in self.made:
+            dual = value.dual or Quadrature(value.fn, name=value.label)
+            zero = float(dual.mean(torch.ones((), dtype=torch.float64)).abs()) < 1e-12
+            f = self.same(Activation(dual), value.of, gaussian=False, centered=zero)
+            f = self.same(Scale(value.scale), f) if value.scale != 1 else f
+            self.made[key] = (f, value)
+        found: Field = self.made[key][0]
+        return found
+
+    def batch_normed(self, value: Normed, dual: Dual | None) -> Field:
+        if not (dual is None or isinstance(dual, Identity) or dual == Relu()):
+            raise self.unsupported(
+                f"follows BatchNorm ({value.name}); its limit is known for ReLU and for none only.",
+                "Use ReLU there, or LayerNorm instead of BatchNorm.",
+            )
+        relu = dual == Relu()
+        key = ("normed", id(value), relu)
+        if key not in self.made:
+            op = BatchNormalize(relu, value.eps, *value.rates)
+            self.made[key] = (self.same(op, value.of, gaussian=False, centered=not relu), value)
+        found: Field = self.made[key][0]
+        return found
+
+    def scaled(self, value: Random, factor: float) -> Random:
+        if isinstance(value, Lazy):
+            return replace(value, scale=value.scale * factor)
+        return self.same(Scale(factor), self.settled(value))
+
+    def weighed(self, value: Random, weights: Tensor) -> Field:
+        """Times a known tensor [n, *shape] that is the same for all channels."""
+        f = self.settled(value)
+        moved = weights.double().expand(weights.shape[0], *weights.shape[1:]).movedim(0, -1).select(f.channel, 0)
+        return self.same(Weigh(self.slot(moved.expand(*f.grid, moved.shape[-1]))), f)
+
+    def uncorrelated(self, fields: list[Field], what: str) -> None:
+        for k, a in enumerate(fields):
+            for b in fields[:k]:
+                if a.sources & b.sources:
+                    raise self.unsupported(
+                        f"{what} two values that share their last weights, so that they are correlated.",
+                        "Put a Linear or Conv layer into one of the branches.",
+                    )
+
+    def fields(self, values: list[Any]) -> list[Field]:
+        """Values as fields, known ones with the channels where the others have theirs."""
+        channel = next((v.channel for v in values if not isinstance(v, Tensor)), None)
+        if channel is None:
+            raise self.unsupported("joins inputs.", "Put a layer with weights into one of the branches.")
+        return [self.field(v, channel) if isinstance(v, Tensor) else self.settled(v) for v in values]
+
+    def sum(self, values: list[Any]) -> Field:
+        fields = self.fields(values)
+        self.alike(fields, "adds")
+        self.uncorrelated(fields, "adds")
+        if sum(not f.centered for f in fields) > 1:
+            raise self.unsupported(
+                "adds two values whose means are not zero.", "Put a Linear or Conv layer after one of the activations."
+            )
+        node = self.add(Add(), fields, fields[0].grid)
+        sources = frozenset().union(*(f.sources for f in fields))
+        every = all(f.gaussian for f in fields)
+        return replace(fields[0], node=node, gaussian=every, centered=all(f.centered for f in fields), sources=sources)
+
+    def product(self, values: list[Any]) -> Field:
+        fields = self.fields(values)
+        self.alike(fields, "multiplies")
+        self.uncorrelated(fields, "multiplies")
+        node = self.add(Multiply(), fields, fields[0].grid)
+        sources = frozenset().union(*(f.sources for f in fields))
+        return replace(fields[0], node=node, gaussian=False, centered=any(f.centered for f in fields), sources=sources)
+
+    def concat_channels(self, values: Sequence[Random], channel: int) -> Field:
+        fields = [self.settled(v) for v in values]
+        total = sum(f.width for f in fields)
+        node = self.add(Mix(tuple(f.width / total for f in fields)), fields, fields[0].grid)
+        sources = frozenset().union(*(f.sources for f in fields))
+        self.made[("parts", node)] = values
+        shape = (*fields[0].shape[:channel], total, *fields[0].shape[channel + 1 :])
+        return Field(node, shape, channel, False, all(f.centered for f in fields), sources)
+
+    def alike(self, fields: list[Field], what: str) -> None:
+        if len({(f.shape, f.channel) for f in fields}) > 1:
+            raise self.unsupported(
+                f"{what} values of shapes {[f.shape for f in fields]}, channels on {[f.channel + 1 for f in fields]}.",
+                "Give both the same shape: broadcasting of random values is not read.",
+            )
+
+    # Positions
+
+    def flatten(self, f: Field, axes: tuple[int, ...]) -> Field:
+        """Positions on `axes` of the grid become channels, at the place of the first axis that goes."""
+        dims = [k for k in range(len(f.shape)) if k != f.channel]
+        gone = sorted([f.channel, *(dims[a] for a in axes)])
+        width = prod(f.shape[k] for k in gone)
+        rest = [k for k in range(len(f.shape)) if k not in gone]
+        channel = sum(k < gone[0] for k in rest)
+        shape = [f.shape[k] for k in rest]
+        shape.insert(channel, width)
+        return self.same(Trace(axes), f, shape=tuple(shape), channel=channel, gaussian=f.gaussian and not axes)
+
+    def regrid(self, f: Field, shape: tuple[int, ...], channel: int) -> Field:
+        grid = (*shape[:channel], *shape[channel + 1 :])
+        if grid == f.grid:
+            return replace(f, shape=shape, channel=channel)
+        return self.same(Regrid(grid), f, shape=shape, channel=channel)
+
+    def take(self, f: Field, dim: int, index: tuple[int, ...], drop: bool) -> Field:
+        """Positions along axis `dim` of shape."""
+        shape = (*f.shape[:dim], *(() if drop else (len(index),)), *f.shape[dim + 1 :])
+        channel = f.channel - (drop and dim < f.channel)
+        return self.same(Take(f.axis(dim), index, drop), f, shape=shape, channel=channel)
+
+    def plan(self, value: Any, twin: bool = False) -> Plan:
+        if isinstance(value, Tensor):
+            raise InputError("the network's output does not depend on any weights, so it has no kernel.")
+        self.settled(value)
+        last = self.settled(value).node
+        if last != len(self.nodes) - 1:
+            self.nodes.append(Node(Scale(1.0), (last,), "", self.nodes[last].grid))
+        return Plan(tuple(self.nodes), twin)

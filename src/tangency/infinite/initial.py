@@ -1,0 +1,62 @@
+"""Which initialisation a weight tensor was drawn from, told by its statistics."""
+
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+# A sample variance may lie this many of its standard errors from a named one to be taken for it.
+SIGMAS = 4.0
+
+
+@dataclass(frozen=True)
+class Detected:
+    """The variance of an initialisation, and its name ("measured" if it is none of those known)."""
+
+    variance: float
+    label: str
+
+
+def candidates(tensor: Tensor, fan_in: int, bias: bool) -> list[tuple[str, float, bool]]:
+    """(name, variance, uniform?) of torch's initialisations for a tensor of this shape."""
+    default = [("torch's default", 1 / (3 * fan_in), True)]
+    if bias:
+        return default
+    fan_out = tensor.shape[0] * tensor[0, 0].numel() if tensor.dim() >= 2 else tensor.shape[0]
+    named = []
+    for kind, uniform in (("normal", False), ("uniform", True)):
+        named += [
+            (f"kaiming_{kind}_, fan_in", 2 / fan_in, uniform),
+            (f"kaiming_{kind}_, fan_out", 2 / fan_out, uniform),
+            (f"kaiming_{kind}_, linear", 1 / fan_in, uniform),
+            (f"xavier_{kind}_", 2 / (fan_in + fan_out), uniform),
+            (f"xavier_{kind}_, relu", 4 / (fan_in + fan_out), uniform),
+        ]
+    return [*default, *named, ("normal_(0, 1)", 1.0, False), ("normal_(0, 0.02)", 0.02**2, False)]
+
+
+def detect(tensor: Tensor, fan_in: int, *, bias: bool = False) -> Detected:
+    """The named initialisation that the tensor's statistics fit, else its mean square.
+
+    >>> layer = torch.nn.Linear(300, 400)
+    >>> detect(layer.weight, 300).label
+    "torch's default"
+    """
+    with torch.no_grad():
+        v = tensor.detach().double().flatten()
+        square = float(v.square().mean())
+        if square == 0:
+            return Detected(0.0, "zeros")
+        if len(v) > 1 and float(v.max() - v.min()) == 0:
+            return Detected(square, f"constant {float(v[0]):g}")
+        largest, count = float(v.abs().max()), len(v)
+    best: tuple[float, Detected] | None = None
+    for name, variance, uniform in candidates(tensor, fan_in, bias):
+        spread = sqrt((0.8 if uniform else 2.0) / count)  # of the sample variance, relative: kurtosis − 1
+        off = abs(square / variance - 1) / spread
+        bounded = largest <= sqrt(3 * variance) * (1 + 1e-6)
+        shaped = bounded if uniform else not bounded or count < 20
+        if shaped and off < SIGMAS and (best is None or off < best[0] - 1):
+            best = (off, Detected(variance, name))
+    return best[1] if best else Detected(square, "measured")

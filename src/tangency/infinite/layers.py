@@ -1,0 +1,449 @@
+"""The layers of wide networks, to be composed by hand: `Serial(Linear(w_var=2), Relu(), Linear())`.
+
+They follow torch's conventions: Linear acts on the last axis, Conv has its channels on the first axis after the batch.
+Each knows the finite module that it is the limit of. What is read from an nn.Module becomes the same layers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from .duals import Dual
+from .fields import Builder, Field
+from .ops import Affine, Normalize
+from .ops import Dropout as DropoutOp
+from .positions import Apart, Patch, Pool, Total
+from .weights import Weights
+
+Pair = int | tuple[int, ...]
+
+
+class Layer(ABC):
+    """One layer: how it makes the moments of its output from those of its input, and its finite form."""
+
+    @abstractmethod
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        """The value after this layer, its operations added to the plan."""
+
+    @abstractmethod
+    def module(self, width: int) -> nn.Module:
+        """The finite network of this width (input sizes are found at the first call, as torch's lazy modules do)."""
+
+    def spec(self) -> Any:
+        """What decides its numbers besides the weights' options, as JSON values."""
+        return repr(self)
+
+    def numbers(self, weights: Weights) -> dict[str, Any]:
+        """Variances and rates by layer, where they can be told without an input."""
+        return {}
+
+
+def each(value: Pair, dims: int, what: str = "size") -> tuple[int, ...]:
+    found = (value,) * dims if isinstance(value, int) else tuple(value)
+    if len(found) != dims:
+        raise InputError(f"{what}={value} for {dims} axes; needed: a number, or one for each axis.")
+    return found
+
+
+@dataclass(frozen=True)
+class Linear(Layer):
+    """Wx + b on the last axis. w_var and b_var: its own, else the kernel's; `width`: the finite layer's, if fixed."""
+
+    w_var: float | None = None
+    b_var: float | None = None
+    bias: bool = True
+    width: int | None = None
+    of: nn.Module | None = field(default=None, repr=False, compare=False)  # the module it was read from
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+        f = build.field(value, -1)
+        tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
+        op = weights.layer(name, f.width, bias=self.bias, own=(self.w_var, self.b_var), tensors=tensors)
+        return build.affine(f, self.width or f.width, op)
+
+    def module(self, width: int) -> nn.Module:
+        return nn.LazyLinear(self.width or width, bias=self.bias)
+
+
+@dataclass(frozen=True)
+class Conv(Layer):
+    """A convolution over one to three axes, with shared weights or (`local`) weights of each position's own."""
+
+    size: tuple[int, ...]
+    stride: Pair = 1
+    padding: Pair | str = 0
+    dilation: Pair = 1
+    groups: int = 1
+    circular: bool = False
+    w_var: float | None = None
+    b_var: float | None = None
+    bias: bool = True
+    width: int | None = None
+    local: bool = False
+    of: nn.Module | None = field(default=None, repr=False, compare=False)
+
+    def _pads(self, dims: int) -> tuple[tuple[int, int], ...]:
+        if isinstance(self.padding, str):
+            if self.padding == "valid":
+                return ((0, 0),) * dims
+            if self.padding != "same" or each(self.stride, dims) != (1,) * dims:
+                raise InputError(f"padding={self.padding!r}; needed: 'valid', 'same' (with stride 1), or numbers.")
+            reach = [d * (k - 1) for d, k in zip(each(self.dilation, dims), self.size, strict=True)]
+            return tuple((r // 2, r - r // 2) for r in reach)
+        return tuple((p, p) for p in each(self.padding, dims, "padding"))
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+        dims = len(self.size)
+        f = build.field(value, 0)
+        if len(f.grid) != dims:
+            raise InputError(f"{build.where}: a convolution over {dims} axes was given values of shape {f.shape}.")
+        if self.groups > 1 and (isinstance(value, Tensor) or f.width == self.groups):
+            raise build.unsupported(
+                "has groups that see few channels each, so its outputs are not alike and Gaussian in the limit.",
+                "Give each group infinitely many channels (groups > 1 with several channels each, not on the input).",
+            )
+        stride, dilation = each(self.stride, dims, "stride"), each(self.dilation, dims, "dilation")
+        op = Patch(self.size, stride, self._pads(dims), dilation, self.circular)
+        grid = op.grid(f.grid)
+        if min(grid) < 1:
+            raise InputError(f"{build.where}: windows of {self.size} do not fit into positions {f.grid}.")
+        patched = build.same(op, f, shape=(f.width, *grid))
+        tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
+        patch = prod(self.size)
+        affine = weights.layer(
+            name,
+            f.width // self.groups * patch,
+            patch=patch,
+            bias=self.bias,
+            own=(self.w_var, self.b_var),
+            tensors=tensors,
+        )
+        found = build.affine(patched, self.width or f.width, affine)
+        return build.same(Apart(), found) if self.local else found
+
+    def module(self, width: int) -> nn.Module:
+        if self.local:
+            raise InputError("torch has no locally connected layer; build the finite one with unfold.")
+        kinds: tuple[Any, ...] = (nn.LazyConv1d, nn.LazyConv2d, nn.LazyConv3d)
+        mode = "circular" if self.circular else "zeros"
+        return kinds[len(self.size) - 1](
+            self.width or width, self.size, self.stride, self.padding, self.dilation, self.groups, self.bias, mode
+        )
+
+
+@dataclass(frozen=True)
+class Embedding(Layer):
+    """Rows of a table for integer inputs; the entries have variance w_var."""
+
+    w_var: float | None = None
+    width: int | None = None
+    count: int | None = None  # rows of the finite table
+    padding: int | None = None
+    of: nn.Module | None = field(default=None, repr=False, compare=False)
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+        if not isinstance(value, Tensor) or value.is_floating_point():
+            raise InputError(f"{build.where}: an Embedding takes integer inputs; it was given {_kind(value)}.")
+        f = build.table(value, self.width or 1, self.padding)
+        tensor = getattr(self.of, "weight", None)
+        if tensor is not None and self.padding is not None:
+            tensor = torch.cat([tensor[: self.padding], tensor[self.padding + 1 :]])
+        op = weights.layer(name, 1, bias=False, own=(self.w_var, None), tensors=(tensor, None))
+        return build.affine(f, self.width or 1, op)
+
+    def module(self, width: int) -> nn.Module:
+        if self.count is None:
+            raise InputError("Embedding.module needs count=, the number of rows of its table.")
+        return nn.Embedding(self.count, self.width or width, padding_idx=self.padding)
+
+
+@dataclass(frozen=True)
+class AvgPool(Layer):
+    """The mean over windows (`SumPool`: the sum). `edges`: means over what lies inside only."""
+
+    size: tuple[int, ...]
+    stride: Pair | None = None
+    padding: Pair = 0
+    edges: bool = False
+    circular: bool = False
+    ceil: bool = False
+    mean: bool = True
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        dims = len(self.size)
+        f = build.field(value, 0)
+        if len(f.grid) != dims:
+            raise InputError(f"{build.where}: pooling over {dims} axes was given values of shape {f.shape}.")
+        stride = each(self.stride or self.size, dims, "stride")
+        pads = tuple((p, p) for p in each(self.padding, dims, "padding"))
+        op = Pool(self.size, stride, pads, self.mean, self.edges, self.circular, self.ceil)
+        return build.same(op, f, shape=(f.width, *op.grid(f.grid)))
+
+    def module(self, width: int) -> nn.Module:
+        if self.circular:
+            raise InputError("torch has no pooling with circular borders; pad before it.")
+        kinds: tuple[Any, ...] = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+        pool = kinds[len(self.size) - 1](self.size, self.stride, self.padding, self.ceil, not self.edges)
+        return pool if self.mean else nn.Sequential(pool, Times(prod(self.size)))
+
+
+def SumPool(  # noqa: N802 (a layer like the others)
+    size: tuple[int, ...], stride: Pair | None = None, padding: Pair = 0, circular: bool = False
+) -> AvgPool:
+    """The sum over windows."""
+    return AvgPool(size, stride, padding, circular=circular, mean=False)
+
+
+@dataclass(frozen=True)
+class GlobalAvgPool(Layer):
+    """The mean over all positions; `channel`: the axis of the channels (0: after the batch, as for Conv; -1: last)."""
+
+    channel: int = 0
+    mean: bool = True
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+        f = build.field(value, self.channel)
+        op = Total(tuple(range(len(f.grid))), self.mean)
+        return build.same(op, f, shape=(f.width,), channel=0)
+
+    def module(self, width: int) -> nn.Module:
+        return Reduce(self.channel, self.mean)
+
+
+def GlobalSumPool(channel: int = 0) -> GlobalAvgPool:  # noqa: N802
+    """The sum over all positions."""
+    return GlobalAvgPool(channel, mean=False)
+
+
+@dataclass(frozen=True)
+class Flatten(Layer):
+    """Positions become channels."""
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        if isinstance(value, Tensor):
+            return value.flatten(1)
+        f = build.settled(value)
+        return build.flatten(f, tuple(range(len(f.grid))))
+
+    def module(self, width: int) -> nn.Module:
+        return nn.Flatten()
+
+
+@dataclass(frozen=True)
+class Dropout(Layer):
+    """As at training: channels dropped with probability `rate`, the others divided by 1 − rate."""
+
+    rate: float
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        if isinstance(value, Tensor):
+            raise build.unsupported(
+                "drops inputs, which are not infinitely many.", "Put it after a layer with weights."
+            )
+        f = build.settled(value)
+        if not 0 <= self.rate < 1:
+            raise InputError(f"{build.where}: Dropout({self.rate}); needed: at least 0, below 1.")
+        return build.same(DropoutOp(1 - self.rate), f, gaussian=False) if self.rate else f
+
+    def module(self, width: int) -> nn.Module:
+        return nn.Dropout(self.rate)
+
+
+@dataclass(frozen=True)
+class LayerNorm(Layer):
+    """Normalised over the channels, and over all positions too if `positions`; `affine`: a trained scale and shift."""
+
+    channel: int = -1
+    positions: bool = False
+    eps: float = 1e-5
+    affine: bool = False
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        f = build.field(value, self.channel)
+        if not f.gaussian:
+            raise build.unsupported(
+                "normalises values that are not Gaussian in the limit.", "Put a Linear or Conv layer before the norm."
+            )
+        axes = tuple(range(len(f.grid))) if self.positions else ()
+        f = build.same(Normalize(axes, self.eps), f)
+        if not self.affine:
+            return f
+        rates = [weights.rate(f"{name}.{p}" if name else p) for p in ("weight", "bias")]
+        return build.same(Affine(1.0, 0.0, *rates), f) if any(rates) else f
+
+    def module(self, width: int) -> nn.Module:
+        if self.positions or self.channel != -1:
+            return nn.GroupNorm(1, width, eps=self.eps, affine=self.affine)
+        return nn.LayerNorm(width, eps=self.eps, elementwise_affine=self.affine)
+
+
+@dataclass(frozen=True)
+class Serial(Layer):
+    """One layer after the other: layers, activations (`Relu()`) and nn.Modules.
+
+    >>> import torch, tangency as tg
+    >>> from tangency.infinite import Linear, Relu, Serial
+    >>> k = tg.infinite_ntk(Serial(Linear(w_var=2.0), Relu(), Linear(w_var=1.0)))
+    >>> k(torch.eye(2))
+    """
+
+    layers: tuple[Any, ...]
+
+    def __init__(self, *layers: Any) -> None:
+        object.__setattr__(self, "layers", tuple(as_layer(layer) for layer in layers))
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        for k, layer in enumerate(self.layers):
+            value = inside(build, layer, value, weights, f"{name}.{k}" if name else str(k))
+        return value
+
+    def module(self, width: int) -> nn.Module:
+        return nn.Sequential(*(layer.module(width) for layer in self.layers))
+
+
+def inside(build: Builder, layer: Layer, value: Any, weights: Weights, name: str) -> Any:
+    """A layer within another one: messages name it."""
+    was = build.where, build.name
+    build.name, build.where = name, f"{type(layer).__name__} {name}"
+    try:
+        return layer.grow(build, value, weights, name)
+    finally:
+        build.where, build.name = was
+
+
+@dataclass(frozen=True)
+class Elementwise(Layer):
+    """An activation."""
+
+    dual: Dual
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        if isinstance(value, Tensor):
+            return self.dual(value)
+        return build.elementwise(value, self.dual, self.dual, type(self.dual).__name__)
+
+    def module(self, width: int) -> nn.Module:
+        return self.dual.module()
+
+
+@dataclass(frozen=True)
+class _Branches(Layer):
+    layers: tuple[Any, ...]
+
+    def __init__(self, *layers: Any) -> None:
+        if len(layers) < 2:
+            raise InputError(f"{type(self).__name__} takes two or more branches; it was given {len(layers)}.")
+        object.__setattr__(self, "layers", tuple(as_layer(layer) for layer in layers))
+
+    def _grown(self, build: Builder, value: Any, weights: Weights, name: str) -> list[Any]:
+        found = []
+        for k, layer in enumerate(self.layers):
+            found.append(inside(build, layer, value, weights, f"{name}.{k}" if name else str(k)))
+        return found
+
+
+@dataclass(frozen=True, init=False)
+class Sum(_Branches):
+    """f(x) + g(x) + …: `Sum(Identity(), Serial(…))` is a residual block."""
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        return build.sum(self._grown(build, value, weights, name))
+
+    def module(self, width: int) -> nn.Module:
+        return Branch([layer.module(width) for layer in self.layers], _add)
+
+
+@dataclass(frozen=True, init=False)
+class Product(_Branches):
+    """f(x) · g(x) · …, elementwise."""
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        return build.product(self._grown(build, value, weights, name))
+
+    def module(self, width: int) -> nn.Module:
+        return Branch([layer.module(width) for layer in self.layers], _multiply)
+
+
+@dataclass(frozen=True, init=False)
+class Concat(_Branches):
+    """Channels side by side (`widths`: their finite numbers decide the weights; equal if all branches are as wide)."""
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        found = self._grown(build, value, weights, name)
+        fields = build.fields(found)
+        return build.concat_channels(fields, fields[0].channel)
+
+    def module(self, width: int) -> nn.Module:
+        return Branch([layer.module(width) for layer in self.layers], _concat)
+
+
+class Branch(nn.Module):
+    """Modules side by side, their outputs joined."""
+
+    def __init__(self, branches: list[nn.Module], join: Callable[[list[Tensor]], Tensor]) -> None:
+        super().__init__()
+        self.branches, self.join = nn.ModuleList(branches), join
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.join([branch(x) for branch in self.branches])
+
+
+class Times(nn.Module):
+    """A constant multiple."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class Reduce(nn.Module):
+    """The mean or sum over all positions."""
+
+    def __init__(self, channel: int, mean: bool) -> None:
+        super().__init__()
+        self.channel, self.mean = channel, mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        axes = [k for k in range(1, x.dim()) if k != 1 + self.channel % (x.dim() - 1)]
+        return x.mean(axes) if self.mean else x.sum(axes)
+
+
+def _add(values: list[Tensor]) -> Tensor:
+    return torch.stack(values).sum(0)
+
+
+def _multiply(values: list[Tensor]) -> Tensor:
+    return torch.stack(values).prod(0)
+
+
+def _concat(values: list[Tensor]) -> Tensor:
+    return torch.cat(values, 1 if values[0].dim() != 3 else -1)
+
+
+def as_layer(given: Any) -> Layer:
+    """A layer; an activation or an nn.Module becomes one."""
+    if isinstance(given, Layer):
+        return given
+    if isinstance(given, Dual):
+        return Elementwise(given)
+    if isinstance(given, nn.Module):
+        from .convert import Traced
+
+        return Traced(given)
+    raise InputError(
+        f"{given!r} is no layer. Needed: a layer or activation of tangency.infinite, or an nn.Module (an instance, "
+        "not the class)."
+    )
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype} values" if isinstance(value, Tensor) else "hidden values"

@@ -1,0 +1,225 @@
+"""torch's modules as layers: one small reader for each type."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from .fields import Builder, Field, Normed
+from .layers import AvgPool, Conv, Dropout, Embedding, LayerNorm, Linear, each
+from .ops import Affine
+from .positions import Pad, Patch, Total, Upsample
+from .quadrature import recognize
+from .tensors import Call, flatten
+from .weights import Weights
+
+Reader = Callable[[Any, Builder, Weights, str, Any], Any]
+READERS: dict[type, Reader] = {}
+
+NO_LIMIT: dict[type, str] = {
+    **dict.fromkeys(
+        (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+        "The maximum over positions has no known kernel; use average pooling or strides (AvgPool, a strided Conv)",
+    ),
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell), "Gated recurrences have no rule here; use nn.RNN"),
+    **dict.fromkeys(
+        (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+        "Its statistics are over the positions of one channel, which are not infinitely many; use LayerNorm or "
+        "GroupNorm(1, …)",
+    ),
+    **dict.fromkeys((nn.Bilinear,), "Products of two inputs by one weight have no rule; multiply two Linear layers"),
+    **dict.fromkeys((nn.Softmax, nn.LogSoftmax), "A softmax over channels has no limit; leave it to the loss"),
+}
+
+
+def reads(*types: type) -> Callable[[Reader], Reader]:
+    def note(fn: Reader) -> Reader:
+        READERS.update(dict.fromkeys(types, fn))
+        return fn
+
+    return note
+
+
+def convert(module: nn.Module, build: Builder, weights: Weights, name: str, args: Any, kwargs: Any) -> Any:
+    """The value after a module of torch's."""
+    for kind in type(module).__mro__:
+        if kind in NO_LIMIT:
+            raise build.unsupported("has no known infinite-width limit.", NO_LIMIT[kind] + ".")
+        if kind in READERS:
+            return READERS[kind](module, build, weights, name, _Args(args, kwargs))
+    dual = recognize(module)
+    if dual is not None or _elementwise(module):
+        value = args[0] if args else next(iter(kwargs.values()))
+        return build.elementwise(value, module, dual, type(module).__name__)
+    raise build.unsupported(
+        "has no rule for an infinite width.",
+        "Write it with layers that have one (docs/infinite.md lists them), or as an activation by torch functions.",
+    )
+
+
+class _Args(tuple[Any, ...]):
+    """A call's arguments; `named` are those given by keyword."""
+
+    named: dict[str, Any]
+
+    def __new__(cls, args: Any, kwargs: Any) -> "_Args":
+        made = super().__new__(cls, args if args else tuple(kwargs.values())[:1])
+        made.named = kwargs
+        return made
+
+
+def _elementwise(module: nn.Module) -> bool:
+    """Whether torch files it under activations and it has no parameters."""
+    plain = not any(True for _ in module.parameters())
+    return plain and type(module).__module__ == "torch.nn.modules.activation"
+
+
+@reads(nn.Identity)
+def _identity(m: nn.Identity, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    return args[0]
+
+
+@reads(nn.Linear)
+def _linear(m: nn.Linear, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    return Linear(bias=m.bias is not None, width=m.out_features, of=m).grow(build, args[0], weights, name)
+
+
+@reads(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def _conv(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    if m.padding_mode not in ("zeros", "circular"):
+        raise build.unsupported(f"pads by {m.padding_mode!r}.", "Use padding_mode='zeros' or 'circular'.")
+    layer = Conv(
+        tuple(m.kernel_size), m.stride, m.padding, m.dilation, m.groups, m.padding_mode == "circular",
+        bias=m.bias is not None, width=m.out_channels, of=m,
+    )  # fmt: skip
+    return layer.grow(build, args[0], weights, name)
+
+
+@reads(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+def _conv_transpose(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    f = build.field(args[0], 0)
+    if m.groups > 1:
+        raise build.unsupported("has groups.", "Use groups=1.")
+    dims = len(m.kernel_size)
+    stride, more = each(m.stride, dims), each(m.output_padding, dims)
+    if any(s != 1 for s in stride):
+        op = Upsample(stride)
+        f = build.same(op, f, shape=(f.width, *op.grid(f.grid)))
+    reach = [d * (k - 1) for d, k in zip(m.dilation, m.kernel_size, strict=True)]
+    pads = tuple((r - p, r - p + o) for r, p, o in zip(reach, m.padding, more, strict=True))
+    if any(p < 0 for pair in pads for p in pair):
+        raise build.unsupported("cuts more than its window reaches.", "Use padding ≤ dilation·(kernel_size − 1).")
+    patch = Patch(tuple(m.kernel_size), (1,) * dims, pads, tuple(m.dilation))
+    f = build.same(patch, f, shape=(f.width, *patch.grid(f.grid)))
+    size = prod(m.kernel_size)
+    op_ = weights.layer(name, f.width * size, patch=size, bias=m.bias is not None, tensors=(m.weight, m.bias))
+    return build.affine(f, m.out_channels, op_)
+
+
+@reads(nn.Embedding)
+def _embedding(m: nn.Embedding, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    return Embedding(width=m.embedding_dim, padding=m.padding_idx, of=m).grow(build, args[0], weights, name)
+
+
+@reads(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+def _avg_pool(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    dims = int(type(m).__name__[-2])
+    if getattr(m, "divisor_override", None):
+        raise build.unsupported("has a divisor of its own.", "Use the window's, and multiply.")
+    return AvgPool(
+        each(m.kernel_size, dims),
+        each(m.stride, dims),
+        each(m.padding, dims),
+        not m.count_include_pad,
+        ceil=m.ceil_mode,
+    ).grow(build, args[0], weights, name)
+
+
+@reads(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+def _adaptive(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    f = build.field(args[0], 0)
+    want = each(m.output_size, len(f.grid))
+    want = tuple(n if w is None else w for w, n in zip(want, f.grid, strict=True))
+    if any(n % w for w, n in zip(want, f.grid, strict=True)):
+        raise build.unsupported(f"makes {want} of {f.grid} positions by unequal windows.", "Use sizes that divide.")
+    size = tuple(n // w for w, n in zip(want, f.grid, strict=True))
+    if all(w == 1 for w in want):
+        total = build.same(Total(tuple(range(len(f.grid)))), f, shape=(f.width,), channel=0)
+        return build.regrid(total, (f.width, *want), 0)
+    return AvgPool(size).grow(build, f, weights, name)
+
+
+@reads(nn.Flatten)
+def _flatten(m: nn.Flatten, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    return flatten(Call(build, weights, (args[0], m.start_dim, m.end_dim), {}, "Flatten"))
+
+
+@reads(nn.modules.dropout._DropoutNd, nn.AlphaDropout)
+def _dropout(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    if not m.training or not m.p:
+        return args[0]
+    if not isinstance(m, nn.Dropout):
+        raise build.unsupported("drops whole channels or more.", "Use nn.Dropout, or model.eval().")
+    return Dropout(m.p).grow(build, args[0], weights, name)
+
+
+@reads(nn.LayerNorm, nn.RMSNorm)
+def _layer_norm(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    f = build.settled(args[0])
+    over = len(m.normalized_shape)
+    dims = range(len(f.shape) - over, len(f.shape))
+    if f.channel not in dims or (over > 1 and over != len(f.shape)):
+        raise build.unsupported(
+            f"normalises over axes {[d + 1 for d in dims]}, the channels lie on axis {f.channel + 1}.",
+            "Normalise over the channels, alone or with all positions.",
+        )
+    eps = m.eps if m.eps is not None else torch.finfo(torch.float32).eps
+    affine = bool(m.elementwise_affine)
+    return LayerNorm(f.channel, over > 1, eps, affine).grow(build, f, weights, name)
+
+
+@reads(nn.GroupNorm)
+def _group_norm(m: nn.GroupNorm, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    if m.num_groups != 1:
+        raise build.unsupported(
+            "normalises over groups of channels.",
+            "Use GroupNorm(1, …): with infinitely many channels all groups agree.",
+        )
+    return LayerNorm(0, True, m.eps, m.affine).grow(build, args[0], weights, name)
+
+
+@reads(nn.modules.batchnorm._BatchNorm)
+def _batch_norm(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    f = build.settled(args[0])
+    if not m.training and m.track_running_stats:
+        return _running(m, build, weights, name, f)
+    if len(f.shape) != 1 or not f.gaussian:
+        raise build.unsupported(
+            "uses the statistics of the batch; their limit is known after a Linear layer, without positions.",
+            "Use LayerNorm or GroupNorm(1, …), or model.eval() for the statistics of initialisation.",
+        )
+    rates = (weights.rate(f"{name}.weight"), weights.rate(f"{name}.bias")) if m.affine else (0.0, 0.0)
+    return Normed(f, m.eps, rates, name)
+
+
+def _running(m: Any, build: Builder, weights: Weights, name: str, f: Field) -> Any:
+    """In evaluation mode: a constant factor, while the running statistics are those of initialisation."""
+    fresh = bool((m.running_mean == 0).all() and (m.running_var == 1).all())
+    if not fresh:
+        raise build.unsupported(
+            "has running statistics of its own training.", "Reset them (reset_running_stats), or use GroupNorm(1, …)."
+        )
+    rates = (weights.rate(f"{name}.weight"), weights.rate(f"{name}.bias")) if m.affine else (0.0, 0.0)
+    factor = 1 / (1 + m.eps)
+    return build.same(Affine(factor, 0.0, rates[0] * factor, rates[1]), f)
+
+
+@reads(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
+def _zero_pad(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    f = build.field(args[0], 0)
+    amounts = [m.padding] * 2 * len(f.grid) if isinstance(m.padding, int) else list(m.padding)
+    pairs = tuple((amounts[2 * k], amounts[2 * k + 1]) for k in range(len(f.grid)))[::-1]
+    op = Pad(pairs)
+    return build.same(op, f, shape=(f.width, *op.grid(f.grid)))

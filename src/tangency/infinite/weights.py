@@ -1,0 +1,115 @@
+"""How weights are drawn and how fast they move: variances, parametrisation, what is trained, learning rates."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from .. import _check
+from ..errors import InputError
+from .initial import Detected, detect
+from .ops import Affine
+
+Parametrization = Literal["ntk", "standard"]
+Number = float | Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What decides the numbers of every layer with weights.
+
+    A mapping goes by the names of modules or parameters; the longest that fits counts, "" is for all others. `record`
+    collects what was decided, by layer.
+    """
+
+    w_var: Number | Literal["init"] = 2.0
+    b_var: Number = 0.0
+    parametrization: Parametrization = "ntk"
+    trained: Callable[[str], bool] = field(default=lambda name: True)
+    lr: Number = 1.0
+    record: dict[str, Any] = field(default_factory=dict)
+
+    def layer(
+        self,
+        name: str,
+        fan_in: int,
+        *,
+        patch: int = 1,
+        bias: bool = True,
+        own: tuple[float | None, float | None] = (None, None),
+        tensors: tuple[Tensor | None, Tensor | None] = (None, None),
+        names: tuple[str, str] = ("weight", "bias"),
+    ) -> Affine:
+        """The numbers of one layer whose window of `patch` positions is summed before it."""
+        w_name, b_name = (f"{name}.{n}" if name else n for n in names)
+        w_var, b_var, note = self._variances(name, w_name, fan_in, own, tensors, bias)
+        lr_w = by_name(self.lr, w_name, "lr") if self.trained(w_name) else 0.0
+        lr_b = by_name(self.lr, b_name, "lr") if bias and self.trained(b_name) else 0.0
+        standard = self.parametrization == "standard"
+        w_rate, b_rate = (fan_in, 1.0) if standard else (w_var, b_var)
+        self.record[name or names[0]] = {"w_var": w_var, "b_var": b_var, "lr": [lr_w, lr_b], "fan_in": fan_in, **note}
+        return Affine(w_var / patch, b_var, lr_w * w_rate / patch, lr_b * b_rate)
+
+    def _variances(
+        self,
+        name: str,
+        w_name: str,
+        fan_in: int,
+        own: tuple[float | None, float | None],
+        tensors: tuple[Tensor | None, Tensor | None],
+        bias: bool,
+    ) -> tuple[float, float, dict[str, str]]:
+        note: dict[str, str] = {}
+        if self.w_var == "init":
+            if tensors[0] is None:
+                raise InputError("w_var='init' reads a module's weights; layers have none. Give numbers.")
+            found: Detected = detect(tensors[0], fan_in)
+            w_var, note["init"] = found.variance * fan_in, found.label
+            b_var = 0.0
+            if tensors[1] is not None:
+                of_bias = detect(tensors[1], fan_in, bias=True)
+                b_var, note["bias init"] = of_bias.variance, of_bias.label
+        else:
+            w_var, b_var = by_name(self.w_var, w_name, "w_var"), by_name(self.b_var, w_name, "b_var")
+        w_var = w_var if own[0] is None else own[0]
+        b_var = b_var if own[1] is None else own[1]
+        return w_var, b_var if bias else 0.0, note
+
+    def value(self, name: str, tensor: Tensor) -> Affine:
+        """The numbers of a parameter that is used as a value."""
+        found = detect(tensor, 1)
+        lr = by_name(self.lr, name, "lr") if self.trained(name) else 0.0
+        rate = 1.0 if self.parametrization == "standard" else found.variance
+        self.record[name] = {"variance": found.variance, "lr": lr, "init": found.label}
+        return Affine(found.variance, 0.0, lr * rate)
+
+    def rate(self, name: str) -> float:
+        """How fast a parameter of order 1 moves (a norm's scale or shift): its learning rate."""
+        return by_name(self.lr, name, "lr") if self.trained(name) else 0.0
+
+
+def by_name(given: Any, name: str, what: str) -> float:
+    """A number, or that of the longest name in a mapping which `name` begins with."""
+    if not isinstance(given, Mapping):
+        return float(given)
+    fits = [key for key in given if key == "" or name == key or name.startswith(key + ".")]
+    if not fits:
+        raise InputError(
+            f"{what}= gives no number for {name}; it has {_check.some([repr(k) for k in given])}. Add one, or '' for "
+            "all others."
+        )
+    return float(given[max(fits, key=len)])
+
+
+def checked(w_var: Any, b_var: Any, parametrization: str | None, lr: Any) -> Parametrization:
+    """The options, before any work; the parametrisation that they mean."""
+    for what, given in (("w_var", w_var), ("b_var", b_var), ("lr", lr)):
+        if isinstance(given, str) and what == "w_var":
+            _check.choice(given, "w_var", ["init"], ", a number, or a mapping from layer names to numbers")
+            continue
+        for key, value in given.items() if isinstance(given, Mapping) else [(None, given)]:
+            _check.nonnegative(value, what if key is None else f"{what}[{key!r}]")
+    if parametrization is None:
+        return "standard" if w_var == "init" else "ntk"
+    return _check.choice(parametrization, "parametrization", get_args(Parametrization))  # type: ignore[return-value]
