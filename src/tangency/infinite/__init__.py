@@ -53,6 +53,7 @@ from .layers import (
 from .make import infinite_nngp, infinite_ntk
 from .quadrature import HermiteExpansion, Quadrature
 from .recurrent import RNN
+from .spatial import ConvTranspose, Index, Masked, PositionMatrix, Positions, Scale
 from .twin import Twin
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "AvgPool",
     "Concat",
     "Conv",
+    "ConvTranspose",
     "Cos",
     "Dropout",
     "Embedding",
@@ -76,18 +78,23 @@ __all__ = [
     "Hermite",
     "HermiteExpansion",
     "Identity",
+    "Index",
     "Infinite",
     "Layer",
     "LayerNorm",
     "LeakyRelu",
     "Linear",
+    "Masked",
     "Monomial",
     "Polynomial",
+    "PositionMatrix",
+    "Positions",
     "Product",
     "Quadrature",
     "Rbf",
     "RectifiedMonomial",
     "Relu",
+    "Scale",
     "SelfAttention",
     "Serial",
     "SigmoidLike",

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -76,7 +77,7 @@ class Attend(Op):
 
 @dataclass(frozen=True)
 class SelfAttention(Layer):
-    """Attention of [batch, time, channels] with itself, heads and widths infinite (Hron et al. 2020).
+    """Attention of all positions to all, heads and widths infinite (Hron et al. 2020); `channel`: the channels' axis.
 
     scaling "sqrt": scores q·k/√d with independent weights, as everywhere; its softmax is an expectation that is drawn
     (the kernel's `samples`). "linear": q·k/d with one matrix for both, whose scores are constants in the limit.
@@ -87,6 +88,7 @@ class SelfAttention(Layer):
     qk_var: float = 1.0  # of queries' times of keys' weights
     ov_var: float = 1.0
     b_var: float = 0.0
+    channel: int = -1
 
     def __post_init__(self) -> None:
         _check.choice(self.scaling, "scaling", get_args(Scaling))
@@ -98,14 +100,16 @@ class SelfAttention(Layer):
             )
 
     def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
-        f = sequence(build, value)
+        f = build.field(value, self.channel)
         qk, ov = self.qk_var**0.5, self.ov_var**0.5
         q, k, v, o = (
             weights.layer(name, f.width, own=(var, b), names=(f"{part}.weight", f"{part}.bias"))
             for part, var, b in (("q", qk, 0.0), ("k", qk, 0.0), ("v", ov, 0.0), ("o", ov, self.b_var))
         )
-        op = Attend(q, k, v, o, self.scaling, self.mechanism, samples=build.samples, seed=build.seed)
-        return attended(build, f, op, f.width)
+        slot = None if build.mask is None else build.slot(build.mask.flatten(1).movedim(0, -1))
+        op = Attend(q, k, v, o, self.scaling, self.mechanism, False, build.samples, build.seed, slot)
+        line = build.regrid(f, (prod(f.grid), f.width), 1)  # all positions attend to all
+        return build.regrid(attended(build, line, op, f.width), f.shape, f.channel)
 
     def module(self, width: int) -> nn.Module:
         raise InputError("attention's finite form is nn.MultiheadAttention(width, heads, batch_first=True).")

@@ -16,7 +16,7 @@ from ..errors import InputError, UnsupportedModule
 from .duals import Dual, Identity, Relu
 from .ops import Activation, Add, Affine, BatchNormalize, Drawn, Input, Mix, Multiply, Op, Same, Scale, Weigh
 from .plan import Node, Plan
-from .positions import Regrid, Take, Trace
+from .positions import Join, Regrid, Take, Trace
 from .quadrature import Quadrature
 
 
@@ -97,6 +97,7 @@ class Builder:
     where: str = "the network"
     name: str = ""
     made: dict[Any, Any] = field(default_factory=dict)
+    mask: Tensor | None = None  # [n, *grid], True where a position of the values at hand is real
 
     def unsupported(self, what: str, instead: str) -> UnsupportedModule:
         return UnsupportedModule(f"{self.where}: {what} {instead}")
@@ -179,7 +180,7 @@ class Builder:
             return Lazy(value.of, None, lambda x: fn(scale * inner(x)), label=f"{label}∘{value.label}")
         parts = self.made.get(("parts", value.node))
         if parts is not None:  # channels side by side: each part by itself
-            return self.concat_channels([self.elementwise(p, fn, dual, label) for p in parts], value.channel)
+            return self.concat_channels([self.elementwise(p, fn, dual, label) for p in parts])
         if not value.gaussian:
             raise self.unsupported(
                 "is applied to values that are not Gaussian in the limit (a sum or product with an activation's "
@@ -230,6 +231,12 @@ class Builder:
         moved = weights.double().expand(weights.shape[0], *weights.shape[1:]).movedim(0, -1).select(f.channel, 0)
         return self.same(Weigh(self.slot(moved.expand(*f.grid, moved.shape[-1]))), f)
 
+    def masked(self, value: Any) -> Any:
+        """The value with zeros where no position is real."""
+        if self.mask is None or isinstance(value, Tensor) or tuple(self.mask.shape[1:]) != self.settled(value).grid:
+            return value
+        return self.same(Weigh(self.slot(self.mask.double().movedim(0, -1))), self.settled(value))
+
     def uncorrelated(self, fields: list[Field], what: str) -> None:
         for k, a in enumerate(fields):
             for b in fields[:k]:
@@ -255,7 +262,7 @@ class Builder:
                 "adds two values whose means are not zero.", "Put a Linear or Conv layer after one of the activations."
             )
         node = self.add(Add(), fields, fields[0].grid)
-        sources = frozenset().union(*(f.sources for f in fields))
+        sources = _sources(fields)
         every = all(f.gaussian for f in fields)
         return replace(fields[0], node=node, gaussian=every, centered=all(f.centered for f in fields), sources=sources)
 
@@ -264,17 +271,30 @@ class Builder:
         self.alike(fields, "multiplies")
         self.uncorrelated(fields, "multiplies")
         node = self.add(Multiply(), fields, fields[0].grid)
-        sources = frozenset().union(*(f.sources for f in fields))
+        sources = _sources(fields)
         return replace(fields[0], node=node, gaussian=False, centered=any(f.centered for f in fields), sources=sources)
 
-    def concat_channels(self, values: Sequence[Random], channel: int) -> Field:
-        fields = [self.settled(v) for v in values]
-        total = sum(f.width for f in fields)
-        node = self.add(Mix(tuple(f.width / total for f in fields)), fields, fields[0].grid)
-        sources = frozenset().union(*(f.sources for f in fields))
-        self.made[("parts", node)] = values
-        shape = (*fields[0].shape[:channel], total, *fields[0].shape[channel + 1 :])
-        return Field(node, shape, channel, False, all(f.centered for f in fields), sources)
+    def concat_channels(self, values: Sequence[Any]) -> Field:
+        """Channels side by side. An activation that follows is applied to each part by itself."""
+        fields = self.fields(list(values))
+        first, total = fields[0], sum(f.width for f in fields)
+        node = self.add(Mix(tuple(f.width / total for f in fields)), fields, first.grid)
+        self.made["parts", node] = [f if isinstance(v, Tensor) else v for f, v in zip(fields, values, strict=True)]
+        shape = (*first.shape[: first.channel], total, *first.shape[first.channel + 1 :])
+        return Field(node, shape, first.channel, False, all(f.centered for f in fields), _sources(fields))
+
+    def concat_positions(self, fields: list[Field], axis: int) -> Field:
+        """Positions side by side along an axis of the grid."""
+        self.uncorrelated(fields, "joins")
+        if sum(not f.centered for f in fields) > 1:
+            raise self.unsupported("joins two values whose means are not zero.", "Put a layer after one of them.")
+        first = fields[0]
+        dim = axis + (axis >= first.channel)
+        shape = (*first.shape[:dim], sum(f.shape[dim] for f in fields), *first.shape[dim + 1 :])
+        grid = (*shape[: first.channel], *shape[first.channel + 1 :])
+        node = self.add(Join(axis), fields, grid)
+        every, zero = all(f.gaussian for f in fields), all(f.centered for f in fields)
+        return Field(node, shape, first.channel, every, zero, _sources(fields))
 
     def alike(self, fields: list[Field], what: str) -> None:
         if len({(f.shape, f.channel) for f in fields}) > 1:
@@ -316,3 +336,7 @@ class Builder:
         if last != len(self.nodes) - 1:
             self.nodes.append(Node(Scale(1.0), (last,), "", self.nodes[last].grid))
         return Plan(tuple(self.nodes), twin)
+
+
+def _sources(fields: Iterable[Field]) -> frozenset[Any]:
+    return frozenset().union(*(f.sources for f in fields))

@@ -72,7 +72,12 @@ def _role(owner: nn.Module, own: str, p: Tensor) -> tuple[Literal["weight", "bia
 
 
 def draw(
-    module: nn.Module, *, w_var: Number = 2.0, b_var: Number = 0.0, seed: int = 0, generator: torch.Generator | None = None
+    module: nn.Module,
+    *,
+    w_var: Number = 2.0,
+    b_var: Number = 0.0,
+    seed: int = 0,
+    generator: torch.Generator | None = None,
 ) -> nn.Module:
     """W ~ N(0, w_var/fan-in), b ~ N(0, b_var): all weights of a module anew, in place, as the limit supposes them.
 
@@ -84,7 +89,7 @@ def draw(
     >>> round(float(net.weight.var()) * 400, 2)
     3.0
     """
-    _numbers(w_var, b_var, "ntk")
+    check_variances(w_var, b_var, "ntk")
     if isinstance(module, Twin):
         draw(module.first, w_var=w_var, b_var=b_var, seed=seed, generator=generator)
         module.second.load_state_dict(module.first.state_dict())
@@ -109,14 +114,17 @@ def scales(
 ) -> dict[str, float]:
     """How much each parameter's part of the tangent kernel counts: w_var/fan-in and b_var ("ntk"), or 1 ("standard").
 
+    0 for those without requires_grad, unless none has it.
+
     >>> scales(nn.Linear(4, 2), w_var=2.0, b_var=0.1)
     {'weight': 0.5, 'bias': 0.1}
     """
     standard = parametrization == "standard"
+    frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
     found = {}
     for name, role in roles(module).items():
         found[name] = 1.0 if standard or role.kind in ("scale", "shift") else _variance(role, w_var, b_var)
-    return found
+    return {name: 0.0 if name in frozen and len(frozen) < len(found) else value for name, value in found.items()}
 
 
 def _variance(role: Role, w_var: Number, b_var: Number) -> float:
@@ -125,7 +133,8 @@ def _variance(role: Role, w_var: Number, b_var: Number) -> float:
     return by_name(w_var, role.by, "w_var") / role.fan_in
 
 
-def _numbers(w_var: Any, b_var: Any, parametrization: str) -> None:
+def check_variances(w_var: Any, b_var: Any, parametrization: str) -> None:
+    """Numbers or mappings of numbers, at least 0; "init" is refused, for these weights are drawn."""
     if isinstance(w_var, str):
         raise InputError(f"w_var={w_var!r}; needed: a number, or a mapping from layer names to numbers.")
     checked(w_var, b_var, parametrization, 1.0)
@@ -154,11 +163,11 @@ class Scaled:
         """The gradients of all parameters at x, as they are now."""
         return self.kernel.prepare(self.kernel.ready(x))
 
-    def between(self, a: Prepared, b: Prepared, only: Callable[[str], bool] = lambda name: True) -> Tensor:
-        """The kernel of two prepared batches, which may be of two moments; over those parameters only, if asked."""
+    def between(self, a: Prepared, b: Prepared) -> Tensor:
+        """The kernel of two prepared batches, which may be of two moments."""
         total: Tensor | None = None
         for name in a:
-            if name in b and only(name):
+            if name in b:
                 left = {name: a[name]}
                 part = self.kernel.pair(left, left if a is b else {name: b[name]}) * (self.scale[name] / self.outputs)
                 total = part if total is None else total + part
@@ -187,7 +196,7 @@ def empirical_ntk(
     >>> bool((near - tg.infinite_ntk(net)(x)).abs().max() < 0.1)
     True
     """
-    _numbers(w_var, b_var, parametrization)
+    check_variances(w_var, b_var, parametrization)
     kernel = Scaled.of(module, x, scales(module, w_var, b_var, parametrization))
     a = kernel.prepare(x)
     return kernel.between(a, a if y is None else kernel.prepare(y))
@@ -222,14 +231,15 @@ def readout_nngp(
     >>> torch.allclose(readout_nngp(net, torch.eye(2), w_var=2.0), 2 / 3 * h @ h.T)
     True
     """
-    _numbers(w_var, b_var, "ntk")
-    kernel = Scaled.of(module, x, scales(module, w_var, b_var))
+    check_variances(w_var, b_var, "ntk")
+    role = roles(module)
+    kernel = Scaled.of(module, x, {name: _variance(role[name], w_var, b_var) for name in readout(module, x)})
     a = kernel.prepare(x)
-    return kernel.between(a, a if y is None else kernel.prepare(y), readout(module, x))
+    return kernel.between(a, a if y is None else kernel.prepare(y))
 
 
-def readout(module: nn.Module, x: Inputs) -> Callable[[str], bool]:
-    """Whether a parameter, by name, is one of the last layer's, in which the outputs must be linear."""
+def readout(module: nn.Module, x: Inputs) -> tuple[str, ...]:
+    """The parameters of the layer that is called last; refused if the outputs are not linear in them."""
     called: list[str] = []
     few = _tree.take(x, slice(0, 2))
     holders = {name.rpartition(".")[0] for name, _ in module.named_parameters()}
@@ -254,7 +264,7 @@ def readout(module: nn.Module, x: Inputs) -> Callable[[str], bool]:
             f"the outputs are not linear in the weights of the layer called last ({last or type(module).__name__}), so "
             "their covariance is not its part of the kernel. End with a linear layer, or use empirical_nngp."
         )
-    return own.__contains__
+    return tuple(own)
 
 
 def forward(module: nn.Module, x: Inputs) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from .duals import Dual
 from .fields import Builder, Field
-from .ops import Affine, Normalize
+from .ops import Affine, Normalize, Weigh
 from .ops import Dropout as DropoutOp
 from .positions import Apart, Patch, Pool, Total
 from .weights import Weights
@@ -114,6 +114,7 @@ class Conv(Layer):
         if min(grid) < 1:
             raise InputError(f"{build.where}: windows of {self.size} do not fit into positions {f.grid}.")
         patched = build.same(op, f, shape=(f.width, *grid))
+        build.mask = None if build.mask is None else centres(build.mask, op.size, op.stride, op.padding, grid)
         tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
         patch = prod(self.size)
         affine = weights.layer(
@@ -135,6 +136,22 @@ class Conv(Layer):
         return kinds[len(self.size) - 1](
             self.width or width, self.size, self.stride, self.padding, self.dilation, self.groups, self.bias, mode
         )
+
+
+def centres(
+    mask: Tensor,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    pads: tuple[tuple[int, int], ...],
+    grid: tuple[int, ...],
+) -> Tensor:
+    """The mask after windows: that of the position at each window's place (k − 1)//2."""
+    for axis, (k, s, p, m) in enumerate(zip(size, stride, pads, grid, strict=True)):
+        at = torch.arange(m, device=mask.device) * s - p[0] + (k - 1) // 2
+        inside = (at >= 0) & (at < mask.shape[axis + 1])
+        taken = mask.index_select(axis + 1, at.clamp(0, mask.shape[axis + 1] - 1))
+        mask = taken & inside.view(-1, *[1] * (mask.dim() - axis - 2))
+    return mask
 
 
 @dataclass(frozen=True)
@@ -183,7 +200,9 @@ class AvgPool(Layer):
         stride = each(self.stride or self.size, dims, "stride")
         pads = tuple((p, p) for p in each(self.padding, dims, "padding"))
         op = Pool(self.size, stride, pads, self.mean, self.edges, self.circular, self.ceil)
-        return build.same(op, f, shape=(f.width, *op.grid(f.grid)))
+        grid = op.grid(f.grid)
+        build.mask = None if build.mask is None else centres(build.mask, self.size, stride, pads, grid)
+        return build.same(op, f, shape=(f.width, *grid))
 
     def module(self, width: int) -> nn.Module:
         if self.circular:
@@ -209,8 +228,12 @@ class GlobalAvgPool(Layer):
 
     def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
         f = build.field(value, self.channel)
-        op = Total(tuple(range(len(f.grid))), self.mean)
-        return build.same(op, f, shape=(f.width,), channel=0)
+        axes = tuple(range(len(f.grid)))
+        if build.mask is None:
+            return build.same(Total(axes, self.mean), f, shape=(f.width,), channel=0)
+        count, build.mask = build.mask.flatten(1).sum(1).clamp(min=1), None
+        found = build.same(Total(axes, False), f, shape=(f.width,), channel=0)
+        return build.same(Weigh(build.slot(1 / count.double())), found) if self.mean else found
 
     def module(self, width: int) -> nn.Module:
         return Reduce(self.channel, self.mean)
@@ -229,6 +252,7 @@ class Flatten(Layer):
         if isinstance(value, Tensor):
             return value.flatten(1)
         f = build.settled(value)
+        build.mask = None
         return build.flatten(f, tuple(range(len(f.grid))))
 
     def module(self, width: int) -> nn.Module:
@@ -271,7 +295,8 @@ class LayerNorm(Layer):
                 "normalises values that are not Gaussian in the limit.", "Put a Linear or Conv layer before the norm."
             )
         axes = tuple(range(len(f.grid))) if self.positions else ()
-        f = build.same(Normalize(axes, self.eps), f)
+        mask = build.slot(build.mask.double().movedim(0, -1)) if axes and build.mask is not None else None
+        f = build.same(Normalize(axes, self.eps, mask), f)
         if not self.affine:
             return f
         rates = [weights.rate(f"{name}.{p}" if name else p) for p in ("weight", "bias")]
@@ -312,7 +337,7 @@ def inside(build: Builder, layer: Layer, value: Any, weights: Weights, name: str
     was = build.where, build.name
     build.name, build.where = name, f"{type(layer).__name__} {name}"
     try:
-        return layer.grow(build, value, weights, name)
+        return build.masked(layer.grow(build, value, weights, name))
     finally:
         build.where, build.name = was
 
@@ -342,9 +367,12 @@ class _Branches(Layer):
         object.__setattr__(self, "layers", tuple(as_layer(layer) for layer in layers))
 
     def _grown(self, build: Builder, value: Any, weights: Weights, name: str) -> list[Any]:
-        found = []
+        found, mask, masks = [], build.mask, []
         for k, layer in enumerate(self.layers):
+            build.mask = mask
             found.append(inside(build, layer, value, weights, f"{name}.{k}" if name else str(k)))
+            masks.append(build.mask)
+        build.mask = masks[0]
         return found
 
 
@@ -372,12 +400,19 @@ class Product(_Branches):
 
 @dataclass(frozen=True, init=False)
 class Concat(_Branches):
-    """Channels side by side (`widths`: their finite numbers decide the weights; equal if all branches are as wide)."""
+    """Channels side by side, weighted by their finite widths; with `axis`, positions along that axis of the grid."""
+
+    axis: int | None = None
+
+    def __init__(self, *layers: Any, axis: int | None = None) -> None:
+        super().__init__(*layers)
+        object.__setattr__(self, "axis", axis)
 
     def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
         found = self._grown(build, value, weights, name)
-        fields = build.fields(found)
-        return build.concat_channels(fields, fields[0].channel)
+        if self.axis is None:
+            return build.concat_channels(found)
+        return build.concat_positions(build.fields(found), self.axis)
 
     def module(self, width: int) -> nn.Module:
         return Branch([layer.module(width) for layer in self.layers], _concat)

@@ -1,7 +1,6 @@
 """torch's modules as layers: one small reader for each type."""
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from .fields import Builder, Field, Normed
 from .layers import AvgPool, Conv, Dropout, Embedding, LayerNorm, Linear, each
 from .ops import Affine
-from .positions import Pad, Patch, Total, Upsample
+from .positions import Pad, Total
 from .quadrature import recognize
 from .tensors import Call, flatten
 from .weights import Weights
@@ -95,27 +94,6 @@ def _conv(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> A
         bias=m.bias is not None, width=m.out_channels, of=m,
     )  # fmt: skip
     return layer.grow(build, args[0], weights, name)
-
-
-@reads(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-def _conv_transpose(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
-    f = build.field(args[0], 0)
-    if m.groups > 1:
-        raise build.unsupported("has groups.", "Use groups=1.")
-    dims = len(m.kernel_size)
-    stride, more = each(m.stride, dims), each(m.output_padding, dims)
-    if any(s != 1 for s in stride):
-        op = Upsample(stride)
-        f = build.same(op, f, shape=(f.width, *op.grid(f.grid)))
-    reach = [d * (k - 1) for d, k in zip(m.dilation, m.kernel_size, strict=True)]
-    pads = tuple((r - p, r - p + o) for r, p, o in zip(reach, m.padding, more, strict=True))
-    if any(p < 0 for pair in pads for p in pair):
-        raise build.unsupported("cuts more than its window reaches.", "Use padding ≤ dilation·(kernel_size − 1).")
-    patch = Patch(tuple(m.kernel_size), (1,) * dims, pads, tuple(m.dilation))
-    f = build.same(patch, f, shape=(f.width, *patch.grid(f.grid)))
-    size = prod(m.kernel_size)
-    op_ = weights.layer(name, f.width * size, patch=size, bias=m.bias is not None, tensors=(m.weight, m.bias))
-    return build.affine(f, m.out_channels, op_)
 
 
 @reads(nn.Embedding)

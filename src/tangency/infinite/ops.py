@@ -187,11 +187,19 @@ class Normalize(Op):
 
     axes: tuple[int, ...] = ()
     eps: float = 1e-5
+    mask: int | None = None  # the slot of the positions that count [*grid, n]
     own: ClassVar[Need] = Need.DIAGONAL
 
     def __call__(self, states: Sequence[State], here: Here) -> State:
         (s,) = states
-        left, right = (v.mean(self.axes, keepdim=True) if self.axes else v for v in here.own())
+        left, right = here.own()
+        if self.mask is not None:
+            left, right = (
+                (v * m).sum(self.axes, keepdim=True) / m.sum(self.axes, keepdim=True)
+                for v, m in zip((left, right), here.known(self.mask), strict=True)
+            )
+        elif self.axes:
+            left, right = (v.mean(self.axes, keepdim=True) for v in (left, right))
         p, q = here.pairs.spread((left + self.eps).rsqrt(), (right + self.eps).rsqrt(), len(s.grid), s.whole)
         return replace(s.map(lambda v: v * p * q), gap=None)
 

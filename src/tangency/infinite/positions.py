@@ -268,7 +268,7 @@ class Take(PositionOp):
 
 
 @dataclass(frozen=True)
-class Upsample(PositionOp):
+class Spread(PositionOp):
     """Zeros put between positions: each comes to a multiple of the stride (transposed convolutions)."""
 
     stride: tuple[int, ...]
@@ -282,6 +282,29 @@ class Upsample(PositionOp):
         out = v.new_zeros(*self.grid(grid) * times, *v.shape[times * len(grid) :])
         out[tuple(slice(None, None, s) for s in self.stride * times)] = v
         return out
+
+
+@dataclass(frozen=True)
+class Resample(PositionOp):
+    """Known matrices (rows of numbers) over axes of the grid, the same for every sample."""
+
+    matrices: tuple[tuple[int, tuple[tuple[float, ...], ...]], ...]
+
+    def reads(self, asked: Need) -> Need:
+        return Need.WHOLE if asked else asked
+
+    def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+        found = list(grid)
+        for axis, rows in self.matrices:
+            found[axis] = len(rows)
+        return tuple(found)
+
+    def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
+        for axis, rows in self.matrices:
+            matrix = torch.tensor(rows, dtype=v.dtype, device=v.device)
+            for side in sides(axis, len(grid), whole):
+                v = torch.tensordot(matrix, v, dims=([1], [side])).movedim(0, side)
+        return v
 
 
 @dataclass(frozen=True)

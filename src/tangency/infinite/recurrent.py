@@ -111,7 +111,7 @@ class RNN(Layer):
             raise InputError(f"{build.where}: a recurrent layer takes [batch, time, channels]; it was given {f.shape}.")
         width = self.width or f.width
         ways = self.ways(build, f, weights, name, width)
-        return ways[0] if len(ways) == 1 else build.concat_channels(ways, 1)
+        return ways[0] if len(ways) == 1 else build.concat_channels(ways)
 
     def ways(self, build: Builder, f: Field, weights: Weights, name: str, width: int) -> list[Field]:
         """The hidden values of each direction."""
@@ -162,7 +162,7 @@ def _rnn(m: nn.RNN, build: Builder, weights: Weights, name: str, args: Any) -> t
         layer = RNN(dual, m.bidirectional, bias=m.bias, width=m.hidden_size, suffix=f"_l{k}", of=m)
         ways = layer.ways(build, build.field(value, -1), weights, name, m.hidden_size)
         finals += [build.take(w, 0, (0 if back else w.shape[0] - 1,), drop=True) for back, w in enumerate(ways)]
-        value = ways[0] if len(ways) == 1 else build.concat_channels(ways, 1)
+        value = ways[0] if len(ways) == 1 else build.concat_channels(ways)
         if m.dropout and m.training and k + 1 < m.num_layers:
             value = build.same(Dropout(1 - m.dropout), value)
     return value, Finals(tuple(finals))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .fields import Builder, Field, Lazy, Normed
 from .ops import Affine
-from .positions import Aggregate, Join, Pad, Permute, Total
+from .positions import Aggregate, Pad, Permute, Total
 from .quadrature import recognize
 from .weights import Weights
 
@@ -390,23 +390,12 @@ def cat(call: Call) -> Field:
     if dim < 0:
         raise build.unsupported("joins batches.", "Samples must not mix: use another axis.")
     if dim == like.channel:
-        return build.concat_channels(
-            [build.field(v, like.channel) if isinstance(v, Tensor) else v for v in values], dim
-        )
-    values = [_token(call, v, like, dim) for v in values]
-    fields = build.fields(values)
-    build.uncorrelated(fields, "joins")
-    axis = fields[0].axis(dim)
-    shape = (*like.shape[:dim], sum(f.shape[dim] for f in fields), *like.shape[dim + 1 :])
-    grid = (*shape[: fields[0].channel], *shape[fields[0].channel + 1 :])
-    sources = frozenset().union(*(f.sources for f in fields))
-    every, zero = all(f.gaussian for f in fields), all(f.centered for f in fields)
-    if sum(not f.centered for f in fields) > 1:
-        raise build.unsupported("joins two values whose means are not zero.", "Put a layer after one of them.")
-    return Field(build.add(Join(axis), fields, grid), shape, fields[0].channel, every, zero, sources)
+        return build.concat_channels(values)
+    fields = build.fields([_token(call, v, like) for v in values])
+    return build.concat_positions(fields, fields[0].axis(dim))
 
 
-def _token(call: Call, value: Any, like: Any, dim: int) -> Any:
+def _token(call: Call, value: Any, like: Any) -> Any:
     """A parameter among the values of cat: a class token."""
     if not isinstance(value, Parameter):
         return value
