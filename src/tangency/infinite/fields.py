@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import InputError, UnsupportedModule
 from .duals import Dual, Identity, Relu
+from .joint import Sampled
 from .ops import Activation, Add, Affine, BatchNormalize, Drawn, Input, Mix, Multiply, Op, Same, Scale, Weigh
 from .plan import Node, Plan
 from .positions import Join, Regrid, Take, Trace
@@ -64,6 +65,23 @@ class Lazy:
 
 
 @dataclass(frozen=True)
+class Joint:
+    """g(u₁, …, u_r), elementwise, of several independent Gaussian fields."""
+
+    of: tuple[Field, ...]
+    fn: Callable[..., Tensor]
+    label: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of[0].shape
+
+    @property
+    def channel(self) -> int:
+        return self.of[0].channel
+
+
+@dataclass(frozen=True)
 class Normed:
     """BatchNorm of a Gaussian field, waiting for what follows: ReLU, or something linear."""
 
@@ -81,7 +99,7 @@ class Normed:
         return self.of.channel
 
 
-Random = Field | Lazy | Normed
+Random = Field | Lazy | Joint | Normed
 
 
 @dataclass
@@ -178,9 +196,15 @@ class Builder:
         if isinstance(value, Lazy):
             inner, scale = value.fn, value.scale
             return Lazy(value.of, None, lambda x: fn(scale * inner(x)), label=f"{label}∘{value.label}")
+        if isinstance(value, Joint):
+            several = value.fn
+            return Joint(value.of, lambda *x: fn(several(*x)), f"{label}∘{value.label}")
         parts = self.made.get(("parts", value.node))
         if parts is not None:  # channels side by side: each part by itself
             return self.concat_channels([self.elementwise(p, fn, dual, label) for p in parts])
+        joint = self.made.get(("joint", value.node))
+        if joint is not None:
+            return self.elementwise(joint, fn, dual, label)
         if not value.gaussian:
             raise self.unsupported(
                 "is applied to values that are not Gaussian in the limit (a sum or product with an activation's "
@@ -195,6 +219,8 @@ class Builder:
             return value
         if isinstance(value, Normed):
             return self.settled(self.batch_normed(value, None))
+        if isinstance(value, Joint):
+            return self._sampled(value)
         assert isinstance(value, Lazy), f"{self.where}: {type(value).__name__} is no random value"
         key = ("lazy", id(value))
         if key not in self.made:
@@ -205,6 +231,50 @@ class Builder:
             self.made[key] = (f, value)
         found: Field = self.made[key][0]
         return found
+
+    def _sampled(self, value: Joint) -> Field:
+        """Its moments by quasi-random points; what follows elementwise is a function of the same fields."""
+        key = ("joint", id(value))
+        if key not in self.made:
+            node = self.add(Sampled(value.fn, value.label, self.samples, self.seed), value.of, value.of[0].grid)
+            f = replace(value.of[0], node=node, gaussian=False, centered=False, sources=_sources(value.of))
+            self.made["joint", node] = value
+            self.made[key] = (f, value)
+        found: Field = self.made[key][0]
+        return found
+
+    def joined(self, values: list[Any], op: Callable[[Tensor, Tensor], Tensor]) -> Joint | None:
+        """Values that are elementwise functions of independent Gaussian fields, as one function of all of them."""
+        parts = [self.origin(v) for v in values]
+        fields: list[Field] = []
+        for part in parts:
+            if part is None:
+                return None
+            fields += [f for f in part[0] if all(f.node != g.node for g in fields)]
+        if any(a.sources & b.sources for k, a in enumerate(fields) for b in fields[:k]):
+            return None
+        places = [tuple(next(k for k, g in enumerate(fields) if g.node == f.node) for f in p[0]) for p in parts if p]
+        fns = [p[1] for p in parts if p]
+
+        def together(*x: Tensor) -> Tensor:
+            found = [fn(*(x[k] for k in place)) for fn, place in zip(fns, places, strict=True)]
+            total = found[0]
+            for v in found[1:]:
+                total = op(total, v)
+            return total
+
+        return Joint(tuple(fields), together, "joint")
+
+    def origin(self, value: Any) -> tuple[tuple[Field, ...], Callable[..., Tensor]] | None:
+        """The Gaussian fields that a value is an elementwise function of."""
+        if isinstance(value, Field):
+            value = value if value.gaussian else self.made.get(("joint", value.node))
+        if isinstance(value, Field):
+            return (value,), _itself
+        if isinstance(value, Lazy):
+            fn, scale = value.fn, value.scale
+            return (value.of,), (lambda x: scale * fn(x)) if scale != 1 else fn
+        return (value.of, value.fn) if isinstance(value, Joint) else None
 
     def batch_normed(self, value: Normed, dual: Dual | None) -> Field:
         if not (dual is None or isinstance(dual, Identity) or dual == Relu()):
@@ -221,6 +291,9 @@ class Builder:
         return found
 
     def scaled(self, value: Random, factor: float) -> Random:
+        if isinstance(value, Joint):
+            fn = value.fn
+            return replace(value, fn=lambda *x: factor * fn(*x))
         if isinstance(value, Lazy):
             return replace(value, scale=value.scale * factor)
         return self.same(Scale(factor), self.settled(value))
@@ -257,11 +330,16 @@ class Builder:
         fields = self.fields(values)
         self.alike(fields, "adds")
         self.uncorrelated(fields, "adds")
+        joint = None if all(f.gaussian for f in fields) else self.joined(values, torch.add)
         if sum(not f.centered for f in fields) > 1:
+            if joint is not None:
+                return self.settled(joint)
             raise self.unsupported(
                 "adds two values whose means are not zero.", "Put a Linear or Conv layer after one of the activations."
             )
         node = self.add(Add(), fields, fields[0].grid)
+        if joint is not None:
+            self.made["joint", node] = joint
         sources = _sources(fields)
         every = all(f.gaussian for f in fields)
         return replace(fields[0], node=node, gaussian=every, centered=all(f.centered for f in fields), sources=sources)
@@ -271,6 +349,9 @@ class Builder:
         self.alike(fields, "multiplies")
         self.uncorrelated(fields, "multiplies")
         node = self.add(Multiply(), fields, fields[0].grid)
+        joint = self.joined(values, torch.mul)
+        if joint is not None:
+            self.made["joint", node] = joint
         sources = _sources(fields)
         return replace(fields[0], node=node, gaussian=False, centered=any(f.centered for f in fields), sources=sources)
 
@@ -336,6 +417,10 @@ class Builder:
         if last != len(self.nodes) - 1:
             self.nodes.append(Node(Scale(1.0), (last,), "", self.nodes[last].grid))
         return Plan(tuple(self.nodes), twin)
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x
 
 
 def _sources(fields: Iterable[Field]) -> frozenset[Any]:

@@ -1,7 +1,7 @@
 """Kernels of infinitely wide networks, as kernels like all others: `tg.infinite_ntk(module)`, `tg.infinite_nngp`."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
@@ -76,6 +76,16 @@ class Infinite(Kernel):
         a, b = self._prepared(x, y)
         found = self._moments(a, b, ("nngp", "ntk"), None)
         return self.finite(found["nngp"], a, b), self.finite(found["ntk"], a, b)
+
+    def error(self, x: Inputs, y: Inputs | None = None, *, repeats: int = 8) -> Tensor:
+        """The standard error of k(x, y) where expectations are drawn (softmax attention): from other seeds; else 0.
+
+        Cost: `repeats` times k(x, y).
+        """
+        if repeats < 2:
+            raise InputError(f"repeats={repeats}; needed: at least 2.")
+        found = [replace(self, seed=self.seed + 1 + r)(x, y) for r in range(repeats)]
+        return torch.stack(found).std(0)
 
     def diag(self, x: Inputs) -> Tensor:
         a = self.prepare(self.ready(x))

@@ -231,7 +231,9 @@ class GlobalAvgPool(Layer):
         axes = tuple(range(len(f.grid)))
         if build.mask is None:
             return build.same(Total(axes, self.mean), f, shape=(f.width,), channel=0)
-        count, build.mask = build.mask.flatten(1).sum(1).clamp(min=1), None
+        count, build.mask = build.mask.flatten(1).sum(1), None
+        if bool((count == 0).any()):
+            raise InputError(f"{build.where}: a sample has no real position left to pool.")
         found = build.same(Total(axes, False), f, shape=(f.width,), channel=0)
         return build.same(Weigh(build.slot(1 / count.double())), found) if self.mean else found
 

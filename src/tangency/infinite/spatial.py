@@ -177,8 +177,8 @@ def _upsample(m: nn.Upsample, build: Builder, weights: Weights, name: str, args:
 class Masked(Layer):
     """Layers on sequences of different lengths: inputs (x, mask), mask [n, *positions] True where a position is real.
 
-    The others are zero after every layer; pooling, attention and norms leave them out. After a window of k positions, one
-    is real if that at the window's place (k − 1)//2 was. In an nn.Module, multiply by the mask instead.
+    The others are zero after every layer; pooling, attention and norms leave them out. After a window of k positions,
+    one is real if that at the window's place (k − 1)//2 was. In an nn.Module, multiply by the mask instead.
     """
 
     inner: Layer

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .fields import Builder, Field, Lazy, Normed
+from .fields import Builder, Field, Joint, Lazy, Normed
 from .ops import Affine
 from .positions import Aggregate, Pad, Permute, Total
 from .quadrature import recognize
 from .weights import Weights
 
-RANDOM = (Field, Lazy, Normed)
+RANDOM = (Field, Lazy, Joint, Normed)
 
 
 @dataclass(frozen=True)

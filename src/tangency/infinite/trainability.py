@@ -21,8 +21,9 @@ from .duals import Dual
 from .quadrature import recognize
 
 Activation = Dual | nn.Module | Callable[[Tensor], Tensor] | str
-# Variances looked through for a fixed point: 1 multiplied or divided by this factor, step by step (heuristic).
-FACTOR, LEAST, MOST = 1.25, 1e-30, 1e30
+# Variances looked through for a fixed point: 1 multiplied or divided by this factor, step by step; what comes to none
+# of them dies out or grows without end (heuristic; quadrature is costly for large variances).
+FACTOR, LEAST, MOST = 1.5, 1e-30, 1e4
 # χ₁ this near to 1 counts as critical: two evaluations of the same number differ less (heuristic).
 CRITICAL = 1e-6
 
@@ -102,12 +103,12 @@ def phase(activation: Activation, *, w_var: float, b_var: float = 0.0) -> Phase:
     """
     layers = _layers(activation, w_var, b_var)
     q = _fixed(layers.variance)
-    chi = layers.chi(min(q, MOST)) if layers.dual.homogeneous or q < math.inf else layers.chi(1e12)
+    chi = layers.chi(min(max(q, LEAST), MOST))  # at a kink, what counts is the limit from q > 0
     kind: Literal["ordered", "critical", "chaotic"] = "ordered" if chi < 1 else "chaotic"
     kind = "critical" if abs(chi - 1) < CRITICAL else kind
     if q == 0:
         return Phase(layers.w_var, layers.b_var, q, math.nan, chi, chi, kind)
-    c, chi_c = _meeting(layers, 1e12 if q == math.inf else q)
+    c, chi_c = _meeting(layers, q if q < math.inf else 1e12 if layers.dual.homogeneous else MOST)
     return Phase(layers.w_var, layers.b_var, q, c, chi, chi_c, kind)
 
 
@@ -128,7 +129,7 @@ def _fixed(step: Callable[[float], float]) -> float:
 
 def _bisect(f: Callable[[float], float], low: float, high: float) -> float:
     """Where f, positive (or 0) at `low` and negative at `high`, changes sign."""
-    for _ in range(200):
+    while abs(high - low) > 1e-15 * max(1e-3, abs(high)):
         middle = (low + high) / 2
         if middle in (low, high):
             break
@@ -165,7 +166,7 @@ def boundary(activation: Activation, b_vars: Sequence[float] | Tensor) -> Float[
     targets = [_check.nonnegative(float(b), "b_vars") for b in b_vars]
     if dual.homogeneous:
         return torch.full((len(targets),), 1 / Layers(dual, 1.0, 0.0).chi(1.0), dtype=torch.float64)
-    q = torch.cat([torch.zeros(1), torch.logspace(-8, 6, 561)]).double()
+    q = torch.cat([torch.zeros(1), torch.logspace(-8, 4, 481)]).double()
     value, slope = dual.own(q)
     assert slope is not None
     edge = torch.where(slope > 0, q - value / torch.where(slope > 0, slope, 1.0), math.nan)
@@ -199,7 +200,8 @@ def _stable(layers: Layers, q: float) -> bool:
 class Condition:
     """κ(Θ^(l)) = λ_max/λ_min and the mean predictor's size by depth l.
 
-    κ is inf and the predictor nan where λ_min is lost in float64's rounding (below n·ε·λ_max).
+    κ is inf and the predictor nan where λ_min is lost in float64's rounding (below n·ε·λ_max); both are nan where Θ
+    overflows.
     """
 
     depths: tuple[int, ...]
@@ -344,15 +346,12 @@ def _diagonal(gram: Tensor, own: Tensor) -> Tensor:
 
 def _judged(ntk: Tensor, n: int, y: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """λ_max, λ_min, κ and the predictor's size of each Θ in [w, n + m, n]."""
-    if not bool(ntk.isfinite().all()):
-        ntk = torch.where(
-            ntk.isfinite().flatten(1).all(1)[:, None, None], ntk, torch.eye(len(ntk[0]), n).to(ntk) * math.nan
-        )
-        ntk = ntk.nan_to_num(0.0)
+    finite = ntk.isfinite().flatten(1).all(1)
+    ntk = torch.where(finite[:, None, None], ntk, 0.0)
     values, vectors = torch.linalg.eigh(ntk[:, :n])
     largest, smallest = values[:, -1], values[:, 0]
     sound = smallest > n * torch.finfo(values.dtype).eps * largest
-    kappa = torch.where(sound, largest / smallest, math.inf)
+    kappa = torch.where(sound, largest / smallest, torch.where(finite, math.inf, math.nan))
     size = torch.full_like(largest, math.nan)
     if ntk.shape[1] > n:
         inverse = (vectors / torch.where(sound[:, None], values, 1.0)[:, None]) @ vectors.mT

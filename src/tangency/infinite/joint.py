@@ -1,0 +1,113 @@
+"""Elementwise functions of several independent Gaussian fields: ReLU(ReLU(u) + z), as post-activation ResNets have.
+
+Their expectation over pairs has no closed form; it is a mean over quasi-random points, always the same ones.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .ops import Op
+from .state import Here, Need, State
+
+# Numbers of one tensor [points, *pairs] at a time (heuristic: a few of them lie in the cache of a core).
+CHUNK = 1 << 17
+
+
+@dataclass(frozen=True)
+class Sampled(Op):
+    """g(u₁, …, u_r) of independent Gaussian u_j: cov' = E[g(u)g(v)], ntk' = Σ_j E[∂_j g(u) ∂_j g(v)]·ntk_j.
+
+    u = √p(a e₁ + b e₂) and v = √q(a e₁ − b e₂) with a² = (1 + ρ)/2, b² = (1 − ρ)/2: exchanging the samples only turns
+    the sign of e₂, and with every point its mirror image is taken.
+    """
+
+    fn: Callable[..., Tensor] = field(repr=False)
+    label: str
+    samples: int
+    seed: int
+    own: ClassVar[Need] = Need.DIAGONAL
+
+    def __call__(self, states: Sequence[State], here: Here) -> State:
+        first = states[0]
+        alone = here.pairs.same and here.pairs.zipped and not first.whole
+        sides = []
+        for k, s in enumerate(states):
+            p, q = (s.cov, s.cov) if alone else here.pairs.spread(*here.own(k), len(s.grid), s.whole)
+            sides.append(_factors(s.cov, p, q))
+        shape, points = first.cov.shape, normal(self.samples // 2, len(states), self.seed, first.cov)
+        step = max(1, CHUNK // max(1, first.cov.numel()))
+        cov = torch.zeros_like(first.cov)
+        slopes = [torch.zeros_like(first.cov) if s.ntk is not None else None for s in states]
+        for start in range(0, len(points), step):
+            some = points[start : start + step]
+            for sign in (1.0, -1.0):
+                left, right = _values(sides, some, sign, len(shape))
+                value, parts = self._moments(left, right, any(d is not None for d in slopes))
+                cov = cov + value
+                slopes = [None if d is None else d + part for d, part in zip(slopes, parts, strict=True)]
+        count = 2 * len(points)
+        ntks = [d * s.ntk / count for d, s in zip(slopes, states, strict=True) if d is not None and s.ntk is not None]
+        ntk = torch.stack(ntks).sum(0) if ntks else None
+        return replace(first, cov=cov / count, ntk=ntk, gap=None)
+
+    def _moments(self, left: list[Tensor], right: list[Tensor], slope: bool) -> tuple[Tensor, list[Any]]:
+        """The sums over these points."""
+        if not slope:
+            return (self.fn(*left) * self.fn(*right)).sum(0), [None] * len(left)
+        pair = []
+        for values in (left, right):
+            if torch.is_grad_enabled() and any(v.requires_grad for v in values):
+                known = values
+            else:
+                known = [v.detach().requires_grad_() for v in values]
+            with torch.enable_grad():
+                out = self.fn(*known)
+                grads = torch.autograd.grad(out.sum(), known, create_graph=known is values, allow_unused=True)
+            pair.append((out if known is values else out.detach(), grads))
+        (g, dg), (h, dh) = pair
+        parts = [0.0 if a is None or b is None else (a * b).sum(0) for a, b in zip(dg, dh, strict=True)]
+        return (g * h).sum(0), parts
+
+    def spec(self) -> dict[str, Any]:
+        return {"op": "Sampled", "function": self.label, "samples": self.samples, "seed": self.seed}
+
+
+def _factors(c: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """√p·a, √p·b, √q·a, √q·b."""
+    live = (p > 0) & (q > 0)
+    scale = torch.where(live, p * q, 1.0).sqrt()
+    rho = torch.where(live, c / scale, 0.0).clamp(-1.0, 1.0)
+    a, b = _root((1 + rho) / 2), _root((1 - rho) / 2)
+    p, q = _root(p), _root(q)
+    return p * a, p * b, q * a, q * b
+
+
+def _root(x: Tensor) -> Tensor:
+    live = x > 0
+    return torch.where(live, torch.where(live, x, 1.0).sqrt(), 0.0)
+
+
+def _values(sides: list[Any], points: Tensor, sign: float, dims: int) -> tuple[list[Tensor], list[Tensor]]:
+    left, right = [], []
+    for j, (pa, pb, qa, qb) in enumerate(sides):
+        first, second = (points[:, 2 * j + k].view(-1, *[1] * dims) for k in (0, 1))
+        left.append(pa * first + sign * pb * second)
+        right.append(qa * first - sign * qb * second)
+    return left, right
+
+
+@lru_cache(maxsize=8)
+def _points(count: int, sources: int, seed: int) -> Tensor:
+    engine = torch.quasirandom.SobolEngine(2 * sources, scramble=True, seed=seed)
+    uniform = engine.draw(count, dtype=torch.float64).clamp(1e-15, 1 - 1e-15)
+    return torch.special.ndtri(uniform)
+
+
+def normal(count: int, sources: int, seed: int, like: Tensor) -> Tensor:
+    """Quasi-random standard normal points [count, 2·sources]."""
+    return _points(max(1, count), sources, seed).to(like.device)
