@@ -20,6 +20,7 @@ from torch import Tensor
 from tangency import InputError
 from tangency._tree import leaves
 from tangency.datasets import Labelled, cifar10, csv, digits, fashion_mnist, idx, images, labelled, mnist
+from tangency.datasets.table import fields, is_missing, number
 
 CLASSES = ("ant", "bee", "cat", "dog")
 LABELS = st.lists(st.integers(0, 3), min_size=2, max_size=40)
@@ -757,3 +758,18 @@ def test_many_words_if_they_are_meant(table: Callable[..., Labelled]) -> None:
     data = table("word,kind\n" + MANY, categorical=["word"])
     assert data.x.shape == (1001, 1001)
     assert torch.equal(data.x.sum(1), torch.ones(1001))
+
+
+def test_fields_are_the_text_of_a_table(tmp_path: Path) -> None:
+    file = tmp_path / "gaps.csv"
+    file.write_text("a;b\n1;?\n\n; x y \n")
+    assert fields(file) == (["a", "b"], [["1", "?"], ["", "x y"]])
+    assert fields(file, header=False, delimiter=";")[0] == ["0", "1"]
+    with pytest.raises(InputError, match="line 3 has 1 fields; line 1 has 2"):
+        file.write_text("a,b\n1,2\n3\n")
+        fields(file)
+
+
+def test_cells() -> None:
+    assert [is_missing(c) for c in ("", "?", "NaN", "N/A", "null", "0", "none")] == [True] * 5 + [False] * 2
+    assert [number(c) for c in ("1e3", "-.5", "5more", "1_0")] == [1000.0, -0.5, None, None]

@@ -6,6 +6,7 @@ import torch
 
 import tangency as tg
 from tangency import plots
+from tangency.infinite.convergence import typical
 
 
 def test_gram_picture() -> None:
@@ -50,3 +51,28 @@ def test_pictures_of_machines_show_their_numbers() -> None:
     remaining = np.exp(-2 * float(flow.values[2]) * np.array([0.01, 0.1, 1.0]))
     np.testing.assert_allclose(left.lines[1].get_ydata(), remaining)
     np.testing.assert_allclose(right.lines[0].get_ydata(), flow.time_to_fit())
+
+
+def test_pictures_of_wide_networks_show_their_numbers() -> None:
+    def net(m: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(3, m), torch.nn.Tanh(), torch.nn.Linear(m, 1))
+
+    x, y = torch.randn(4, 3), torch.tensor([1.0, -1, 1, -1])
+    spec = tg.infinite.Training(y, steps=4, every=2)
+    found = tg.infinite.convergence(net, [8, 32, 64], x, seeds=2, train=spec, progress=False)
+    start, kernel, parameters = plots.convergence(found).axes
+    np.testing.assert_allclose(start.containers[0].lines[0].get_ydata(), typical(found.ntk))
+    np.testing.assert_allclose(kernel.containers[1].lines[0].get_ydata(), typical(found.training.drift))
+    np.testing.assert_allclose(parameters.containers[0].lines[0].get_ydata(), typical(found.training.moved))
+    assert str(found.slopes["ntk"]) in start.get_legend().get_texts()[1].get_text()
+
+    grid = tg.infinite.trainability(
+        x, [1, 5, 400], [0.5, 2.0, 4.0], b_var=0.1, activation="erf", x_test=x[:2] + 0.1, y=y, progress=False
+    )
+    plane, left, right = plots.phase(grid).axes[:3]
+    np.testing.assert_allclose(plane.lines[0].get_xdata(), grid.edge[1])
+    shown = np.ma.masked_invalid(np.where(np.isfinite(grid.kappa), grid.kappa, np.nan))
+    assert shown.mask.any()  # lost in rounding, so not drawn
+    np.testing.assert_allclose(left.collections[0].get_array().reshape(3, 3).filled(0), shown.filled(0))
+    np.testing.assert_allclose(left.lines[0].get_xdata(), [grid.critical] * 2)
+    assert "generalise" in right.get_title()

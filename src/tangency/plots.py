@@ -9,6 +9,8 @@ from torch import Tensor
 from ._types import Float, Int
 from .dynamics import Flow, Regime
 from .errors import InputError
+from .infinite.convergence import MEANING, Convergence, typical
+from .infinite.trainability import Trainability
 from .regress import RiskStudy
 
 
@@ -110,4 +112,76 @@ def spectral_bias(flow: Flow, times: Sequence[float], modes: Sequence[int] = (0,
     right.set(xlabel="eigenvector", ylabel="time until 1% of the error is left", title="Time to fit")
     for axis in (left, right):
         axis.grid(alpha=0.25, which="both", lw=0.4)
+    return figure
+
+
+def convergence(result: Convergence) -> Any:
+    """A figure: distances to the infinite-width limit over the width with their slopes, and what training did.
+
+    >>> import tangency as tg
+    >>> net = lambda m: torch.nn.Sequential(torch.nn.Linear(2, m), torch.nn.ReLU(), torch.nn.Linear(m, 1))
+    >>> found = tg.infinite.convergence(net, [16, 64], torch.randn(3, 2), seeds=2)
+    >>> len(convergence(found).axes)
+    1
+    """
+    from matplotlib.figure import Figure
+
+    rows, slopes = result.measured(), result.slopes
+    panels = [["ntk", "nngp"]] + ([] if result.training is None else [["sup", "drift"], ["moved", "moved_part"]])
+    titles = ("At the start", "Over training: the kernel", "Over training: the parameters")
+    figure = Figure(figsize=(4.8 * len(panels), 4.2), layout="constrained")
+    for axis, names, title in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, titles, strict=False):
+        for name in names:
+            mean = typical(rows[name]).cpu().numpy()
+            spread = (rows[name].std(1).cpu() / len(result.seeds) ** 0.5).numpy() if len(result.seeds) > 1 else None
+            label = f"{MEANING[name]}: slope {slopes[name]}"
+            axis.errorbar(result.widths, mean, yerr=spread, marker="o", ms=4, lw=1.4, capsize=2, label=label)
+        if "moved" not in names:
+            guide = float(typical(rows[names[0]])[0]) * (torch.tensor(result.widths) / result.widths[0]) ** -0.5
+            axis.plot(result.widths, guide, color="gray", lw=0.8, ls="--", label="slope −1/2")
+        axis.set(xscale="log", yscale="log", xlabel="width m", title=title)
+        axis.grid(alpha=0.25, which="both", lw=0.4)
+        axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def phase(result: Trainability) -> Any:
+    """A figure: order and chaos in the plane of variances, then κ(Θ) and the mean predictor over depth and σ_w².
+
+    The dashed line is the boundary χ₁ = 1; the thin lines are depths of 6 ξ, beyond which κ or P is lost.
+
+    >>> import tangency as tg
+    >>> found = tg.infinite.trainability(torch.randn(4, 5), [1, 4, 8], [0.5, 1.0, 2.0], activation="tanh")
+    >>> len(phase(found).axes)
+    4
+    """
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    plane, left, right = figure.subplots(1, 3)
+    b, w = (v.cpu().numpy() for v in result.edge)
+    high = max(*result.w_vars, 1.1 * float(torch.as_tensor(w).nan_to_num(0.0).max()))
+    plane.plot(w, b, color="black", lw=1.6, ls="--", label="χ₁ = 1")
+    plane.fill_betweenx(b, 0, w, color="#3b528b", alpha=0.18, lw=0, label="order")
+    plane.fill_betweenx(b, w, high, color="#d1495b", alpha=0.18, lw=0, label="chaos")
+    plane.plot(result.w_vars, [result.b_var] * len(result.w_vars), ".", color="black", ms=4, label="computed")
+    plane.set(xlabel="σ_w²", ylabel="σ_b²", title=f"{result.activation}: order and chaos", xlim=(0, high))
+    plane.legend(frameon=True, fontsize=8, loc="upper left")
+    scales = [6 * p.depth for p in result.phases]
+    grids = (
+        (left, result.kappa, "κ(Θ): too large to train"),
+        (right, result.predictor, "‖P(Θ)y‖: too small to generalise"),
+    )
+    for axis, grid, title in grids:
+        shown = grid.cpu().masked_fill(~grid.cpu().isfinite(), float("nan"))
+        known = shown[shown.isfinite() & (shown > 0)]
+        if len(known):
+            norm = LogNorm(max(float(known.min()), 1e-6), min(float(known.max()), 1e12))
+            image = axis.pcolormesh(result.w_vars, result.depths, shown.numpy(), norm=norm, cmap="viridis")
+            figure.colorbar(image, ax=axis)
+        axis.axvline(result.critical, color="black", lw=1.2, ls="--")
+        axis.plot(result.w_vars, scales, color="white", lw=0.9)
+        axis.set(xlabel="σ_w²", ylabel="depth", title=title, facecolor="#dddddd")
+        axis.set_ylim(min(result.depths), max(result.depths))
     return figure

@@ -71,6 +71,44 @@ def csv(
     return Labelled(x, torch.tensor(y), order, show=show, columns=names, name=table.file.stem)
 
 
+def fields(file: Named, *, delimiter: str | None = None, header: bool = True) -> tuple[list[str], list[list[str]]]:
+    """(the names of the columns, the cells of every line) of a CSV file as text, nothing encoded.
+
+    For tables that `csv` does not take as they are, such as those with missing values. Without a header the names are
+    the columns' numbers. `delimiter`: found in line 1, if clear.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "fruit.csv"
+    ...     _ = file.write_text("120,red,apple\\n?,red,cherry\\n")
+    ...     fields(file, header=False)
+    (['0', '1', '2'], [['120', 'red', 'apple'], ['?', 'red', 'cherry']])
+    """
+    table = _table(path(file, "file"), delimiter, header)
+    return table.names, table.rows
+
+
+def is_missing(cell: str) -> bool:
+    """Whether a cell stands for no value: empty, ?, nan, na, n/a or null.
+
+    >>> is_missing("?"), is_missing("NA"), is_missing("0")
+    (True, True, False)
+    """
+    return cell.lower() in _MISSING
+
+
+def number(cell: str) -> float | None:
+    """The number in a cell; None if it holds a word (as which 1_000 counts).
+
+    >>> number(".5"), number("1_000"), number("red")
+    (0.5, None, None)
+    """
+    try:
+        return None if "_" in cell else float(cell)
+    except ValueError:
+        return None
+
+
 @dataclass(frozen=True)
 class _Table:
     file: Path
@@ -104,7 +142,7 @@ class _Table:
             )
         cells = [row[k] for row in self.rows]
         for i, cell in enumerate(cells):
-            if cell.lower() in _MISSING:
+            if is_missing(cell):
                 raise InputError(
                     f"{self.where(i, k)}: the value is missing ({cell!r}). Fill it in, leave the line out, or leave "
                     "the column out with columns=."
@@ -172,24 +210,17 @@ def _delimiter(file: Path, text: str, given: str | None) -> str:
     return found[0]
 
 
-def _number(cell: str) -> float | None:
-    try:
-        return None if "_" in cell else float(cell)  # Python's 1_000 is a word here
-    except ValueError:
-        return None
-
-
 def _feature(table: _Table, k: int) -> tuple[list[str], np.ndarray]:
     """A column of numbers as it is, one of words encoded."""
     cells = table.cells(k)
-    numbers = [_number(cell) for cell in cells]
+    numbers = [number(cell) for cell in cells]
     if all(v is None for v in numbers):
         if len(set(cells)) > _MANY:
             raise InputError(
                 f"{table.file}: column {table.names[k]!r} has {len(set(cells))} different words, as text or "
                 "identifiers have. Leave it out with columns=, or name it in categorical=."
             )
-        if all(_number(cell.replace(",", ".")) is not None for cell in cells):
+        if all(number(cell.replace(",", ".")) is not None for cell in cells):
             raise InputError(f"{table.where(0, k)}: {cells[0]!r}; needed: a point in numbers, not a comma.")
         return _encoded(table, k)
     if None in numbers:
@@ -211,16 +242,16 @@ def _feature(table: _Table, k: int) -> tuple[list[str], np.ndarray]:
 def _encoded(table: _Table, k: int) -> tuple[list[str], np.ndarray]:
     cells = table.cells(k)
     words = sorted(set(cells))
-    number = {word: j for j, word in enumerate(words)}
+    place = {word: j for j, word in enumerate(words)}
     values = np.zeros((len(cells), len(words)))
-    values[range(len(cells)), [number[cell] for cell in cells]] = 1
+    values[range(len(cells)), [place[cell] for cell in cells]] = 1
     return [f"{table.names[k]}={word}" for word in words], values
 
 
 def _classes(table: _Table, k: int, given: Sequence[str] | None) -> tuple[tuple[str, ...], list[int]]:
     """The names of the classes and the class of each row."""
     cells = table.cells(k)
-    numbers = [_number(cell) for cell in cells]
+    numbers = [number(cell) for cell in cells]
     if None in numbers:
         order = sorted(set(cells))
     else:
@@ -243,5 +274,5 @@ def _classes(table: _Table, k: int, given: Sequence[str] | None) -> tuple[tuple[
             f"{table.file}: the target {table.names[k]!r} has {len(order)} different values, as a quantity has; "
             "needed: classes. If they are: classes=."
         )
-    number = {c: i for i, c in enumerate(order)}
-    return tuple(order), [number[cell] for cell in cells]
+    place = {c: i for i, c in enumerate(order)}
+    return tuple(order), [place[cell] for cell in cells]

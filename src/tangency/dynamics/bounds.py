@@ -51,16 +51,29 @@ class LazyRun:
         ‖f_t − y‖² ≤ e^{−2·lr·λ·t/3} R_0², ‖θ_t − θ_0‖ ≤ 3KR_0/λ·(1 − e^{−lr·λ·t/3}), ‖Θ_t − Θ_0‖ ≤ 6K³R_0/λ·m^{−½},
         λ = λ_min(Θ_0). These three are for wide networks: "large m, with high probability".
         """
-        start, low = self.error[0], self.smallest[0] ** 2
-        decay = torch.exp(-self.lr * low * self.steps / 3)
-        k = self.lipschitz
+        start, low = float(self.error[0]), float(self.smallest[0]) ** 2
         return {
             "linearization": (self.gap, self.reach / (2 * self.width**0.5) * self.moved**2),
             "movement": (self.moved, (start / self.smallest.min()).expand_as(self.moved)),
-            "loss": (self.error**2, decay**2 * start**2),
-            "parameters": (self.moved, 3 * k * start / low * (1 - decay)),
-            "kernel": (self.drift, (6 * k**3 * start / low * self.width**-0.5).expand_as(self.drift)),
+            **lazy_bounds(self.lr * self.steps, self.error, self.moved, self.drift, low, self.lipschitz, self.width),
         }
+
+
+def lazy_bounds(
+    time: Tensor, error: Tensor, moved: Tensor, drift: Tensor, low: float, lipschitz: float, width: int
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """001 (18) as (measured, bound) at each time lr·t: `error` ‖f_t − y‖ from t = 0 on, `low` λ_min, `lipschitz` K.
+
+    >>> flat = torch.zeros(2)
+    >>> float(lazy_bounds(torch.tensor([0.0, 3.0]), flat + 1, flat, flat, 1.0, 1.0, 4)["kernel"][1][0])
+    3.0
+    """
+    start, k, decay = error[0], lipschitz, torch.exp(-low * time / 3)
+    return {
+        "loss": (error**2, decay**2 * start**2),
+        "parameters": (moved, 3 * k * start / low * (1 - decay)),
+        "kernel": (drift, (6 * k**3 * start / low * width**-0.5).expand_as(drift)),
+    }
 
 
 def linearization_quality(

@@ -10,6 +10,7 @@ torch.Size([4, 4])
 """
 
 from .attend import SelfAttention
+from .convergence import Convergence, Trained, Training, convergence
 from .duals import (
     ABRelu,
     Abs,
@@ -32,6 +33,7 @@ from .duals import (
     Sin,
     Step,
 )
+from .finite import draw, empirical_nngp, empirical_ntk, readout_nngp
 from .kernel import Infinite
 from .layers import (
     AvgPool,
@@ -54,6 +56,7 @@ from .make import infinite_nngp, infinite_ntk
 from .quadrature import HermiteExpansion, Quadrature
 from .recurrent import RNN
 from .spatial import ConvTranspose, Index, Masked, PositionMatrix, Positions, Scale
+from .trainability import Condition, Phase, Trainability, boundary, condition, phase, trainability
 from .twin import Twin
 
 __all__ = [
@@ -62,8 +65,10 @@ __all__ = [
     "Abs",
     "AvgPool",
     "Concat",
+    "Condition",
     "Conv",
     "ConvTranspose",
+    "Convergence",
     "Cos",
     "Dropout",
     "Embedding",
@@ -86,6 +91,7 @@ __all__ = [
     "Linear",
     "Masked",
     "Monomial",
+    "Phase",
     "Polynomial",
     "PositionMatrix",
     "Positions",
@@ -103,7 +109,19 @@ __all__ = [
     "Step",
     "Sum",
     "SumPool",
+    "Trainability",
+    "Trained",
+    "Training",
     "Twin",
+    "boundary",
+    "condition",
+    "convergence",
+    "draw",
+    "empirical_nngp",
+    "empirical_ntk",
     "infinite_nngp",
     "infinite_ntk",
+    "phase",
+    "readout_nngp",
+    "trainability",
 ]

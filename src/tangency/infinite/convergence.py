@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Slope:
-    """log(value) = slope·log(width) + const by least squares over all widths and seeds; `error`: the standard error.
+    """log(value) = slope·log(width) + const by least squares, value a root mean square over seeds; `error`: standard.
 
     >>> str(Slope(-0.5012, 0.0211))
     '-0.501 ± 0.021'
@@ -105,6 +106,11 @@ class Convergence:
     (`ntk`, `nngp`, `sup`); 0 for `moved` in the NTK parametrisation (001 (18) has another m^-½, that of the weights).
     For `drift`, (18) bounds it by m^-½; random signs of the last layer cancel, and then it falls as m^-1. `moved_part`:
     −½ with one hidden layer, −1 with more, whose parameters are m² in number.
+
+    >>> from tangency.infinite import Convergence
+    >>> fall = torch.tensor([[0.2], [0.1]])
+    >>> print(str(Convergence((16, 64), (0,), torch.eye(2), fall, fall).slopes["ntk"]))
+    -0.500 ± nan
     """
 
     widths: tuple[int, ...]
@@ -127,11 +133,11 @@ class Convergence:
         return {name: fitted(self.widths, values) for name, values in self.measured().items()}
 
     def table(self) -> str:
-        """Means over seeds by width, the slopes below."""
+        """Root mean squares over seeds by width, the slopes below."""
         rows, slopes = self.measured(), self.slopes
         lines = ["width".rjust(8) + "".join(name.rjust(18) for name in rows)]
         for k, width in enumerate(self.widths):
-            lines.append(f"{width:8d}" + "".join(f"{float(values[k].mean()):18.4g}" for values in rows.values()))
+            lines.append(f"{width:8d}" + "".join(f"{float(typical(values)[k]):18.4g}" for values in rows.values()))
         lines.append("slope".rjust(8) + "".join(str(slopes[name]).rjust(18) for name in rows))
         lines += [f"{name}: {MEANING[name]}" for name in rows]
         if self.training is not None:
@@ -143,8 +149,19 @@ class Convergence:
         return self.table()
 
 
+def typical(values: Float[Tensor, "w s"]) -> Float[Tensor, " w"]:
+    """√(mean over seeds of v²): for a mean over m units its square is exactly const/m, as that of |v| or log v is not.
+
+    >>> typical(torch.tensor([[3.0, 4.0]]))
+    tensor([3.5355])
+    """
+    return values.square().mean(1).sqrt()
+
+
 def fitted(widths: Sequence[int], values: Float[Tensor, "w s"]) -> Slope:
-    """slope = Cov(log m, log v)/Var(log m), standard error from the residuals; nan where a value is not above 0.
+    """slope = Cov(log m, log v)/Var(log m), v the root mean square over seeds; nan where a value is not above 0.
+
+    Its standard error from the spread over seeds, pooled over widths; with one seed from the residuals.
 
     >>> fitted([4, 16, 64], torch.tensor([[0.5], [0.25], [0.125]]))
     Slope(value=-0.5, error=0.0)
@@ -152,12 +169,15 @@ def fitted(widths: Sequence[int], values: Float[Tensor, "w s"]) -> Slope:
     v = values.double().cpu()
     if not bool((v > 0).all()):
         return Slope(math.nan, math.nan)
-    a = torch.tensor(widths, dtype=torch.float64).log()[:, None].expand_as(v).flatten()
-    a, b = a - a.mean(), v.log().flatten() - v.log().mean()
-    square = float(a @ a)
-    slope = float(a @ b) / square
-    free = len(a) - 2
-    return Slope(slope, math.sqrt(float((b - slope * a).square().sum()) / free / square) if free > 0 else math.nan)
+    a, b = torch.tensor(widths, dtype=torch.float64).log(), typical(v).log()
+    a, b = a - a.mean(), b - b.mean()
+    slope = float(a @ b / (a @ a))
+    count, free = v.shape[1], len(a) - 2
+    if count > 1:  # the variance of log √(mean v²) is that of v² over 4·(mean v²)²·seeds
+        variance = float((v.square().var(1) / typical(v) ** 4).mean()) / (4 * count)
+    else:
+        variance = float((b - slope * a).square().sum()) / free if free else math.nan
+    return Slope(slope, math.sqrt(variance / float(a @ a)))
 
 
 def convergence(
@@ -178,7 +198,7 @@ def convergence(
     last layer's weights (`readout_nngp`). `seeds`: how many, or which. `train=Training(y, …)` trains each and measures
     sup_t ‖Θ_t − Θ‖, ‖Θ_t − Θ_0‖ and the parameters' movement, beside the bounds of 001 (18). In float64.
     Cost: per width and seed, a tangent kernel; with training, `steps` passes and one kernel more at each look.
-    001 (12)–(18); Jacot et al. 2018; Lee et al. 2019. `tg.plots.convergence` draws it.
+    001 (12)–(18); Jacot et al. 2018; Lee et al. 2019. `plots.convergence` draws it.
 
     >>> import tangency as tg
     >>> net = lambda m: nn.Sequential(nn.Linear(3, m), nn.Tanh(), nn.Linear(m, 1))
@@ -211,7 +231,7 @@ def convergence(
 def _widths(widths: Any) -> tuple[int, ...]:
     given = list(widths) if isinstance(widths, (Sequence, Tensor)) else [widths]
     whole = all(isinstance(m, int) and not isinstance(m, bool) and m > 0 for m in given)
-    if len(given) < 2 or not whole or any(b <= a for a, b in zip(given, given[1:], strict=False)):
+    if len(given) < 2 or not whole or any(b <= a for a, b in pairwise(given)):
         raise InputError(
             f"widths={widths!r}; needed: two or more whole numbers, each larger than the one before, such as "
             "[64, 256, 1024]: a slope is fitted through them."
@@ -260,8 +280,8 @@ class _Study:
         self.nngp, self.limit = kernel.both(self.x)
         if self.limit.dim() != 2:
             raise InputError(
-                f"the limit's kernel has shape {tuple(self.limit.shape)}, so the outputs have positions; needed: [n, n]. "
-                "Pool or flatten them before the last layer."
+                f"the limit's kernel has shape {tuple(self.limit.shape)}, so the outputs have positions; needed: "
+                "[n, n]. Pool or flatten them before the last layer."
             )
         if self.train is not None and self.y is not None:
             self.y = self.y.to(self.limit.device)
@@ -330,7 +350,8 @@ class _Run:
     def go(self) -> dict[str, float]:
         """Trains; what of it has one number."""
         s = self.study
-        assert s.train is not None and s.y is not None
+        assert s.train is not None
+        assert s.y is not None
         groups = [{"params": [self.module.get_parameter(k)], "lr": s.lr * v} for k, v in self.scale.items() if v]
         past = descend(
             self.module, s.x, s.y, loss=_square, optimizer=lambda p: torch.optim.SGD(groups, lr=s.lr),

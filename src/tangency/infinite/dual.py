@@ -163,11 +163,16 @@ class _Arc(torch.autograd.Function):
 def arc(c: Tensor, p: Tensor, q: Tensor, a: float, f: float) -> tuple[Tensor, Tensor]:
     """f√(pq − c²) + (a − fθ)c and a − fθ, where cos θ = c/√(pq); θ = π/2 at zero variance."""
     dead = dead_pairs(p, q)
-    if c.shape != torch.broadcast_shapes(c.shape, p.shape, q.shape):
+    if not (_covers(c, p) and _covers(c, q)):
         c = c.expand(torch.broadcast_shapes(c.shape, p.shape, q.shape))
     if recording(c, p, q):
         return _Arc.apply(c, p.expand_as(c), q.expand_as(c), dead, a, f)
     return _arc_values(c, p, q, dead, a, f)
+
+
+def _covers(c: Tensor, p: Tensor) -> bool:
+    """Whether p broadcasts to c's own shape (torch.broadcast_shapes takes as long as a small tile)."""
+    return p.dim() <= c.dim() and all(a in (1, b) for a, b in zip(reversed(p.shape), reversed(c.shape), strict=False))
 
 
 def _sine_gap(theta: Tensor) -> Tensor:

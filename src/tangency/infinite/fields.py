@@ -31,6 +31,7 @@ class Field:
     gaussian: bool
     centered: bool  # mean zero
     sources: frozenset[Any]  # the weights that it is linear in: two fields without a common one are uncorrelated
+    gain: float = 0.0  # the rate of a scale of each channel's own that was just applied; not yet in the moments
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -54,6 +55,8 @@ class Lazy:
     fn: Callable[[Tensor], Tensor]
     scale: float = 1.0
     label: str = ""
+    inner: Dual | None = None  # ∂φ/∂(a parameter of each channel's own), with its rate
+    rate: float = 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -165,7 +168,7 @@ class Builder:
         energy = moved.square().mean(-2).flatten(0, -2).mean(0) if moved.dim() > 2 else moved.square().mean(0)
         self.energy = energy if self.energy is None else self.energy + energy
         grid = (*shape[:channel], *shape[channel + 1 :])
-        node = self.add(Input(slot, grid), (), grid)
+        node = self.add(Input(slot, grid, shape[channel]), (), grid)
         return Field(node, shape, channel, gaussian=False, centered=False, sources=frozenset([node]))
 
     def table(self, index: Tensor, width: int, padding: int | None) -> Field:
@@ -194,6 +197,8 @@ class Builder:
         if isinstance(value, Normed):
             return self.batch_normed(value, dual)
         if isinstance(value, Lazy):
+            if value.rate:
+                raise self.unsupported("follows an activation with trained parameters.", "Put a layer between them.")
             inner, scale = value.fn, value.scale
             return Lazy(value.of, None, lambda x: fn(scale * inner(x)), label=f"{label}∘{value.label}")
         if isinstance(value, Joint):
@@ -216,7 +221,7 @@ class Builder:
     def settled(self, value: Any) -> Field:
         """The value as a field: what is lazy is applied now."""
         if isinstance(value, Field):
-            return value
+            return self._gained(value) if value.gain else value
         if isinstance(value, Normed):
             return self.settled(self.batch_normed(value, None))
         if isinstance(value, Joint):
@@ -226,18 +231,29 @@ class Builder:
         if key not in self.made:
             dual = value.dual or Quadrature(value.fn, name=value.label)
             zero = float(dual.mean(torch.ones((), dtype=torch.float64)).abs()) < 1e-12
-            f = self.same(Activation(dual), value.of, gaussian=False, centered=zero)
+            inner = _turned(dual) if value.of.gain else value.inner
+            op = Activation(dual, inner, value.of.gain or value.rate)
+            f = self.same(op, value.of, gaussian=False, centered=zero, gain=0.0)
             f = self.same(Scale(value.scale), f) if value.scale != 1 else f
             self.made[key] = (f, value)
         found: Field = self.made[key][0]
+        return found
+
+    def _gained(self, f: Field) -> Field:
+        """A scale of each channel's own that nothing elementwise follows: its derivative is the value itself."""
+        key = ("gained", f.node)
+        if key not in self.made:
+            self.made[key] = self.same(Affine(1.0, 0.0, f.gain), f, gain=0.0)
+        found: Field = self.made[key]
         return found
 
     def _sampled(self, value: Joint) -> Field:
         """Its moments by quasi-random points; what follows elementwise is a function of the same fields."""
         key = ("joint", id(value))
         if key not in self.made:
-            node = self.add(Sampled(value.fn, value.label, self.samples, self.seed), value.of, value.of[0].grid)
-            f = replace(value.of[0], node=node, gaussian=False, centered=False, sources=_sources(value.of))
+            gains = tuple(f.gain for f in value.of)
+            node = self.add(Sampled(value.fn, value.label, gains, self.samples, self.seed), value.of, value.of[0].grid)
+            f = replace(value.of[0], node=node, gaussian=False, centered=False, sources=_sources(value.of), gain=0.0)
             self.made["joint", node] = value
             self.made[key] = (f, value)
         found: Field = self.made[key][0]
@@ -421,6 +437,13 @@ class Builder:
 
 def _itself(x: Tensor) -> Tensor:
     return x
+
+
+def _turned(dual: Dual) -> Dual:
+    """x φ'(x): what a scale before φ changes."""
+    if dual.homogeneous:
+        return dual  # x φ'(x) = φ(x)
+    return Quadrature(lambda x: torch.func.jvp(dual, (x,), (x,))[1], name=f"x·{type(dual).__name__}'")
 
 
 def _sources(fields: Iterable[Field]) -> frozenset[Any]:

@@ -86,7 +86,7 @@ def draw(
     every device.
 
     >>> net = draw(nn.Linear(400, 300), w_var=3.0, b_var=0.1, seed=1)
-    >>> round(float(net.weight.var()) * 400, 2)
+    >>> round(net.weight.var().item() * 400, 2)
     3.0
     """
     check_variances(w_var, b_var, "ntk")
@@ -185,10 +185,10 @@ def empirical_ntk(
     b_var: Number = 0.0,
     parametrization: Parametrization = "ntk",
 ) -> Tensor:
-    """Θ_m(x, y)[n, m] = Σ_p s_p·mean_c ⟨∂f_c(x)/∂p, ∂f_c(y)/∂p⟩ of a module as it is: what `infinite_ntk` is the limit of.
+    """Θ_m(x, y)[n, m] = Σ_p s_p·mean_c ⟨∂f_c(x)/∂p, ∂f_c(y)/∂p⟩ of a module; `infinite_ntk` is its limit.
 
-    s = w_var/fan-in for weights and b_var for biases in the "ntk" parametrisation (a bias of variance 0 does not count),
-    1 in the "standard" one and for norms. Options as for `infinite_ntk`; `draw` draws such weights.
+    s = w_var/fan-in for weights and b_var for biases in the "ntk" parametrisation (a bias of variance 0 does not
+    count), 1 in the "standard" one and for norms. Options as for `infinite_ntk`; `draw` draws such weights.
 
     >>> import tangency as tg
     >>> net, x = nn.Sequential(nn.Linear(3, 4096), nn.ReLU(), nn.Linear(4096, 1)), torch.eye(3)
@@ -203,7 +203,7 @@ def empirical_ntk(
 
 
 def empirical_nngp(module: nn.Module, x: Inputs, y: Inputs | None = None) -> Tensor:
-    """K_m(x, y)[n, m] = mean_c f_c(x)f_c(y) of a module as it is: what `infinite_nngp` is the limit of, for many outputs.
+    """K_m(x, y)[n, m] = mean_c f_c(x)f_c(y) of a module with many outputs; `infinite_nngp` is its limit.
 
     Its error falls as (number of outputs)^-1/2, whatever the width; `readout_nngp` needs one output only.
 
@@ -221,7 +221,7 @@ def empirical_nngp(module: nn.Module, x: Inputs, y: Inputs | None = None) -> Ten
 def readout_nngp(
     module: nn.Module, x: Inputs, y: Inputs | None = None, *, w_var: Number = 2.0, b_var: Number = 0.0
 ) -> Tensor:
-    """K_m(x, y)[n, m] = E[f(x)f(y)] over the weights of the last layer, the others as they are: w_var·h(x)·h(y)/m + b_var.
+    """K_m(x, y)[n, m] = E f(x)f(y) over the last layer's weights, the others as they are: w_var·h(x)·h(y)/m + b_var.
 
     That is the last layer's part of `empirical_ntk`. Converges as the width grows, with one output, too. The outputs
     must be linear in the weights and biases of the layer that is called last.

@@ -28,9 +28,11 @@ class Sampled(Op):
 
     fn: Callable[..., Tensor] = field(repr=False)
     label: str
+    gains: tuple[float, ...]  # the rates of scales of each channel's own before it
     samples: int
     seed: int
     own: ClassVar[Need] = Need.DIAGONAL
+    alone: ClassVar[bool] = True
 
     def __call__(self, states: Sequence[State], here: Here) -> State:
         first = states[0]
@@ -43,22 +45,25 @@ class Sampled(Op):
         step = max(1, CHUNK // max(1, first.cov.numel()))
         cov = torch.zeros_like(first.cov)
         slopes = [torch.zeros_like(first.cov) if s.ntk is not None else None for s in states]
+        gained = torch.zeros_like(first.cov)
+        slope = here.tangent and (any(self.gains) or any(d is not None for d in slopes))
         for start in range(0, len(points), step):
             some = points[start : start + step]
             for sign in (1.0, -1.0):
                 left, right = _values(sides, some, sign, len(shape))
-                value, parts = self._moments(left, right, any(d is not None for d in slopes))
-                cov = cov + value
+                value, parts, more = self._moments(left, right, slope)
+                cov, gained = cov + value, gained + more
                 slopes = [None if d is None else d + part for d, part in zip(slopes, parts, strict=True)]
         count = 2 * len(points)
         ntks = [d * s.ntk / count for d, s in zip(slopes, states, strict=True) if d is not None and s.ntk is not None]
+        ntks += [gained / count] if any(self.gains) and here.tangent else []
         ntk = torch.stack(ntks).sum(0) if ntks else None
         return replace(first, cov=cov / count, ntk=ntk, gap=None)
 
-    def _moments(self, left: list[Tensor], right: list[Tensor], slope: bool) -> tuple[Tensor, list[Any]]:
-        """The sums over these points."""
+    def _moments(self, left: list[Tensor], right: list[Tensor], slope: bool) -> tuple[Tensor, list[Any], Any]:
+        """The sums over these points: of g g', of each ∂_j g ∂_j g', and of the scales' parts."""
         if not slope:
-            return (self.fn(*left) * self.fn(*right)).sum(0), [None] * len(left)
+            return (self.fn(*left) * self.fn(*right)).sum(0), [None] * len(left), 0.0
         pair = []
         for values in (left, right):
             if torch.is_grad_enabled() and any(v.requires_grad for v in values):
@@ -70,11 +75,20 @@ class Sampled(Op):
                 grads = torch.autograd.grad(out.sum(), known, create_graph=known is values, allow_unused=True)
             pair.append((out if known is values else out.detach(), grads))
         (g, dg), (h, dh) = pair
-        parts = [0.0 if a is None or b is None else (a * b).sum(0) for a, b in zip(dg, dh, strict=True)]
-        return (g * h).sum(0), parts
+        each = [0.0 * g if a is None or b is None else a * b for a, b in zip(dg, dh, strict=True)]
+        more = sum(
+            rate * (d * u * v).sum(0) for rate, d, u, v in zip(self.gains, each, left, right, strict=True) if rate
+        )
+        return (g * h).sum(0), [d.sum(0) for d in each], more
 
     def spec(self) -> dict[str, Any]:
-        return {"op": "Sampled", "function": self.label, "samples": self.samples, "seed": self.seed}
+        return {
+            "op": "Sampled",
+            "function": self.label,
+            "gains": list(self.gains),
+            "samples": self.samples,
+            "seed": self.seed,
+        }
 
 
 def _factors(c: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

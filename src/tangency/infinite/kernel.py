@@ -20,6 +20,7 @@ from .weights import Weights
 
 # Bytes of one state of a block of pairs: a few of them lie in a core's cache (heuristic).
 CACHE = 1 << 20
+GPU = 1 << 28
 # States alive at a time in the loop, at most (heuristic): inputs, outputs, temporaries, for cov and ntk.
 ALIVE = 8
 
@@ -59,7 +60,9 @@ class Infinite(Kernel):
     def prepare(self, x: Inputs, memory: int | None = None) -> Ready:
         build, plan = self.read(x)
         size = _tree.size(x)
-        energy = torch.zeros(size, dtype=torch.float64) if build.energy is None else build.energy
+        energy = build.energy
+        if energy is None:  # only indices came in
+            energy = torch.zeros(size, dtype=torch.float64, device=next(v for _, v in _tree.leaves(x)).device)
         return Ready(plan, prepared(plan, Side(build.known, size, energy)))
 
     def pair(self, a: Ready, b: Ready, workspace: int | None = None) -> Tensor:
@@ -106,7 +109,7 @@ class Infinite(Kernel):
         shape = (a.side.size, p, b.side.size, p) if plan.nodes[-1].grid else (a.side.size, b.side.size)
         found = {name: a.side.energy.new_empty(shape) for name in want}
         half = len(shape) // 2
-        for i, j in _blocks(plan, a.side.size, b.side.size, workspace, same):
+        for i, j in _blocks(plan, a.side.size, b.side.size, workspace, same, a.side.energy.device.type):
             state = self._tile(plan, a.side.rows(i), b.side.rows(j), tangent, i.start - j.start if same else None)
             for name, out in found.items():
                 tile = _arranged(self._asked(state, name, plan), p, half)
@@ -115,7 +118,7 @@ class Infinite(Kernel):
                     out[(j, slice(None), i) if half == 2 else (j, i)] = (
                         tile.permute(2, 3, 0, 1) if half == 2 else tile.T
                     )
-        if same:
+        if same and not plan.exact_diagonal:
             own, each = self._own(a, tangent), torch.arange(a.side.size, device=a.side.energy.device)
             for name, out in found.items():
                 v = self._asked(own, name, plan)
@@ -188,9 +191,12 @@ def _arranged(v: Tensor, p: int, half: int) -> Tensor:
     return v if half == 1 else v.reshape(p, p, *v.shape[-2:]).permute(2, 0, 3, 1)
 
 
-def _blocks(plan: Plan, n: int, m: int, workspace: int | None, same: bool) -> Iterator[tuple[slice, slice]]:
+def _blocks(
+    plan: Plan, n: int, m: int, workspace: int | None, same: bool, device: str
+) -> Iterator[tuple[slice, slice]]:
     """Blocks of pairs whose states lie in the cache; from the diagonal on where both sides are the same."""
-    room = CACHE if workspace is None else max(8, min(CACHE, workspace // ALIVE))
+    most = CACHE if device == "cpu" else GPU
+    room = most if workspace is None else max(8, min(most, workspace // ALIVE))
     pairs = max(1, room // (8 * plan.cell()))
     columns = max(1, min(m, int(2 * pairs**0.5), pairs))
     rows = max(1, min(n, pairs // columns))

@@ -6,7 +6,7 @@ Each knows the finite module that it is the limit of. What is read from an nn.Mo
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -301,8 +301,9 @@ class LayerNorm(Layer):
         f = build.same(Normalize(axes, self.eps, mask), f)
         if not self.affine:
             return f
-        rates = [weights.rate(f"{name}.{p}" if name else p) for p in ("weight", "bias")]
-        return build.same(Affine(1.0, 0.0, *rates), f) if any(rates) else f
+        scale, shift = (weights.rate(f"{name}.{p}" if name else p) for p in ("weight", "bias"))
+        f = build.same(Affine(1.0, 0.0, 0.0, shift), f) if shift else f
+        return replace(f, gain=scale)
 
     def module(self, width: int) -> nn.Module:
         if self.positions or self.channel != -1:

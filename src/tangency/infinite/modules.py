@@ -1,12 +1,14 @@
 """torch's modules as layers: one small reader for each type."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from .fields import Builder, Field, Normed
+from .duals import ABRelu, LeakyRelu
+from .fields import Builder, Field, Lazy, Normed
 from .layers import AvgPool, Conv, Dropout, Embedding, LayerNorm, Linear, each
 from .ops import Affine
 from .positions import Pad, Total
@@ -190,8 +192,24 @@ def _running(m: Any, build: Builder, weights: Weights, name: str, f: Field) -> A
             "has running statistics of its own training.", "Reset them (reset_running_stats), or use GroupNorm(1, …)."
         )
     rates = (weights.rate(f"{name}.weight"), weights.rate(f"{name}.bias")) if m.affine else (0.0, 0.0)
-    factor = 1 / (1 + m.eps)
-    return build.same(Affine(factor, 0.0, rates[0] * factor, rates[1]), f)
+    return replace(build.same(Affine(1 / (1 + m.eps), 0.0, 0.0, rates[1]), f), gain=rates[0])
+
+
+@reads(nn.PReLU)
+def _prelu(m: nn.PReLU, build: Builder, weights: Weights, name: str, args: Any) -> Any:
+    """A slope of each channel's own is a parameter; its derivative is min(x, 0)."""
+    rate = weights.rate(f"{name}.weight" if name else "weight")
+    slopes = m.weight.detach().double()
+    if float(slopes.max() - slopes.min()) > 0:
+        raise build.unsupported("has different slopes.", "At initialisation they are one number: 0.25 by default.")
+    value, dual = args[0], LeakyRelu(float(slopes[0]))
+    if rate and m.num_parameters == 1:
+        raise build.unsupported(
+            "trains one slope for all channels, whose gradient has no limit.",
+            "Give each channel its own (num_parameters), or freeze it (train=).",
+        )
+    found = build.elementwise(value, dual, dual, "PReLU")
+    return replace(found, inner=ABRelu(1.0, 0.0), rate=rate) if rate and isinstance(found, Lazy) else found
 
 
 @reads(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)

@@ -22,10 +22,15 @@ class Op:
 
     own: ClassVar[Need] = Need.NOTHING
     carries_gap: ClassVar[bool] = False  # whether nearly equal inputs stay exact through it
+    alone: ClassVar[bool] = False  # whether a sample with itself is another matter than two that are equal
     batchwise: ClassVar[bool] = False  # whether it mixes the samples of a batch
 
     def reads(self, asked: Need) -> Need:
         return asked
+
+    def rounds(self) -> bool:
+        """Whether the last bits depend on which pairs are computed together (sums in an order of torch's choice)."""
+        return False
 
     def __call__(self, states: Sequence[State], here: Here) -> State:
         """The moments of its output from those of its inputs."""
@@ -50,7 +55,11 @@ class Input(Op):
 
     slot: int
     grid: tuple[int, ...]
+    channels: int
     carries_gap: ClassVar[bool] = True
+
+    def rounds(self) -> bool:
+        return self.channels > SHORT
 
     def __call__(self, states: Sequence[State], here: Here) -> State:
         x, y = here.known(self.slot)
@@ -140,30 +149,44 @@ class Affine(Op):
             ntk = None
         if s.ntk is not None:
             ntk = s.ntk * self.w_var if ntk is None else torch.add(ntk, s.ntk, alpha=self.w_var)
-        return replace(s, cov=cov, ntk=ntk, gap=gap)
+        return State(cov, ntk, s.grid, s.whole, gap)
 
 
 @dataclass(frozen=True)
 class Activation(Op):
-    """φ of a Gaussian: cov' = E[φ(u)φ(v)], ntk' = E[φ'(u)φ'(v)]·ntk."""
+    """φ of a Gaussian: cov' = E[φ(u)φ(v)], ntk' = E[φ'(u)φ'(v)]·ntk.
+
+    A parameter of each channel's own, such as the scale γ of a norm before it, adds rate·E[ψ(u)ψ(v)], ψ = ∂φ/∂γ: it is
+    no independent factor, for ψ(u) = u φ'(u) is of the same u.
+    """
 
     dual: Dual
+    inner: Dual | None = None  # ψ
+    rate: float = 0.0
     own: ClassVar[Need] = Need.DIAGONAL
     carries_gap: ClassVar[bool] = True
 
     def __call__(self, states: Sequence[State], here: Here) -> State:
         (s,) = states
         slope = s.ntk is not None
+        added = here.tangent and self.inner is not None and self.rate > 0
         if here.pairs.same and here.pairs.zipped and not s.whole:
             cov, factor = self.dual.own(s.cov, slope=slope)
-            return replace(s, cov=cov, ntk=_times(s.ntk, factor))
+            more = self.inner.own(s.cov, slope=False)[0] if added and self.inner else None
+            return State(cov, self._tangent(_times(s.ntk, factor), more), s.grid)
         p, q = here.pairs.spread(*here.own(), len(s.grid), s.whole)
+        more = self.inner.both(s.cov, p, q, slope=False)[0] if added and self.inner else None
         if s.gap is not None and (found := self.dual.gap(s.gap, p, q)) is not None:
             gap, cov, factor = found
         else:
             gap = None
             cov, factor = self.dual.both(s.cov, p, q, slope=slope)
-        return replace(s, cov=cov, ntk=_times(s.ntk, factor), gap=gap)
+        return State(cov, self._tangent(_times(s.ntk, factor), more), s.grid, s.whole, gap)
+
+    def _tangent(self, ntk: Tensor | None, more: Tensor | None) -> Tensor | None:
+        if more is None:
+            return ntk
+        return self.rate * more if ntk is None else torch.add(ntk, more, alpha=self.rate)
 
 
 def _times(ntk: Tensor | None, factor: Tensor | None) -> Tensor | None:
@@ -213,6 +236,7 @@ class Dropout(Op):
     """
 
     keep: float
+    alone: ClassVar[bool] = True
 
     def __call__(self, states: Sequence[State], here: Here) -> State:
         (s,) = states

@@ -63,7 +63,22 @@ class Plan:
         """Whether the moments of one sample depend on the others of its batch (BatchNorm)."""
         return any(node.op.batchwise for node in self.nodes)
 
-    @property
+    @cached_property
+    def exact_diagonal(self) -> bool:
+        """Whether a sample meets itself among others exactly as it does alone.
+
+        The angle of two equal inputs turns rounding of 1e-16 into 1e-8, so no activation may follow what rounds.
+        """
+        rounded: set[int] = set()
+        for k, node in enumerate(self.nodes):
+            touched = any(j in rounded for j in node.inputs)
+            if node.op.alone or (node.op.own and touched):
+                return False
+            if touched or node.op.rounds():
+                rounded.add(k)
+        return True
+
+    @cached_property
     def exact_near(self) -> bool:
         """Whether nearly equal inputs stay exact all the way: every operation carries their gap."""
         return all(node.op.carries_gap for node in self.nodes) and not any(

@@ -26,9 +26,11 @@ class PositionOp(Op):
 
     def __call__(self, states: Sequence[State], here: Here) -> State:
         (s,) = states
-        found = replace(s.map(lambda v: self.apply(v, s.grid, s.whole)), grid=self.grid(s.grid))
-        found = found if found.grid else replace(found, whole=False)
-        return (found if self.carries_gap else replace(found, gap=None)).at(here.asked)
+        grid = self.grid(s.grid)
+        cov, ntk = (None if v is None else self.apply(v, s.grid, s.whole) for v in (s.cov, s.ntk))
+        gap = self.apply(s.gap, s.grid, s.whole) if s.gap is not None and self.carries_gap else None
+        assert cov is not None
+        return State(cov, ntk, grid, s.whole and len(grid) > 0, gap).at(here.asked)
 
 
 def sides(axis: int, dims: int, whole: bool) -> tuple[int, ...]:
@@ -187,6 +189,9 @@ class Total(PositionOp):
     def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(n for axis, n in enumerate(grid) if axis not in self.axes)
 
+    def rounds(self) -> bool:
+        return True
+
     def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
         axes = [a for axis in self.axes for a in sides(axis, len(grid), whole)]
         return v.mean(axes) if self.mean else v.sum(axes)
@@ -199,8 +204,8 @@ class Trace(PositionOp):
     axes: tuple[int, ...]
     carries_gap: ClassVar[bool] = True
 
-    def reads(self, asked: Need) -> Need:
-        return asked
+    def rounds(self) -> bool:
+        return True
 
     def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(n for axis, n in enumerate(grid) if axis not in self.axes)
@@ -362,6 +367,9 @@ class Aggregate(Op):
     """A known matrix of each sample [t, s, n] over the positions: h'[t] = Σ_s A[t, s] h[s]. Graphs, resizing, masks."""
 
     slot: int
+
+    def rounds(self) -> bool:
+        return True
 
     def reads(self, asked: Need) -> Need:
         return Need.WHOLE if asked else asked

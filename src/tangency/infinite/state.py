@@ -45,9 +45,9 @@ class State:
 
     def map(self, linear: Callable[[Tensor], Tensor], grid: tuple[int, ...] | None = None) -> "State":
         """What is linear in the covariance does the same to all three."""
-        cov, ntk, gap = (None if v is None else linear(v) for v in (self.cov, self.ntk, self.gap))
-        assert cov is not None
-        return replace(self, cov=cov, ntk=ntk, gap=gap, grid=self.grid if grid is None else grid)
+        ntk = None if self.ntk is None else linear(self.ntk)
+        gap = None if self.gap is None else linear(self.gap)
+        return State(linear(self.cov), ntk, self.grid if grid is None else grid, self.whole, gap)
 
 
 def diagonal(v: Tensor, grid: tuple[int, ...]) -> Tensor:

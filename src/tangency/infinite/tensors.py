@@ -174,7 +174,13 @@ def _gain(call: Call, value: Any, by: Parameter) -> Field:
                 "Freeze it (train=), or give every channel its own.",
             )
         return call.build.settled(call.build.scaled(value, float(by.value)))
-    return call.build.same(Affine(float(by.value.detach().double().square().mean()), 0.0, rate), f, gaussian=False)
+    square = by.value.detach().double().square()
+    constant = float(square.max() - square.min()) == 0
+    scaled = call.build.same(Affine(float(square.mean())), f, gaussian=f.gaussian and constant)
+    factor = rate / float(square.mean()) if float(square.mean()) else 0.0
+    if not factor and rate:
+        return call.build.same(Affine(0.0, 0.0, rate), f, gaussian=False)
+    return replace(scaled, gain=factor)
 
 
 def weigh_mask(call: Call) -> Any:

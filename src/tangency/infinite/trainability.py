@@ -26,6 +26,8 @@ Activation = Dual | nn.Module | Callable[[Tensor], Tensor] | str
 FACTOR, LEAST, MOST = 1.5, 1e-30, 1e4
 # χ₁ this near to 1 counts as critical: two evaluations of the same number differ less (heuristic).
 CRITICAL = 1e-6
+# λ_min below this multiple of n·ε·λ_max is what rounding leaves after many layers (heuristic: measured about 10).
+LOST = 64
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,13 @@ class Phase:
     """Where a deep network's signals go: q* = σ_w² E[φ(√q* z)²] + σ_b², χ₁ = σ_w² E[φ'(√q* z)²], and c*.
 
     `q`: the variance that they reach (inf: they grow without end). `c`: the correlation of two inputs' signals (nan
-    where q* = 0). `chi`: χ₁, what a small difference is multiplied by in a layer; below 1 is "ordered", above "chaotic".
-    `depth`: ξ = −1/log χ_c*, layers in which correlations approach c* by a factor e (inf at the boundary).
-    `gradient_depth`: 1/|log χ₁|, those in which gradients shrink or grow by it.
+    where q* is 0, or inf unless φ(λx) = λφ(x)). `chi`: χ₁, what a small difference is multiplied by in a layer; below 1
+    is "ordered", above "chaotic". `depth`: ξ = −1/log χ_c*, layers in which correlations approach c* by a factor e (inf
+    where they do so more slowly). `gradient_depth`: 1/|log χ₁|, those in which gradients shrink or grow by it.
+
+    >>> import tangency as tg
+    >>> tg.infinite.phase("relu", w_var=1.0, b_var=0.5)
+    Phase(w_var=1.0, b_var=0.5, q=1.0, c=1.0, chi=0.5, chi_c=0.5, phase='ordered')
     """
 
     w_var: float
@@ -48,10 +54,12 @@ class Phase:
 
     @property
     def depth(self) -> float:
+        """ξ = 1/|log χ_c*|."""
         return _scale(self.chi_c)
 
     @property
     def gradient_depth(self) -> float:
+        """1/|log χ₁|."""
         return _scale(self.chi)
 
 
@@ -93,8 +101,8 @@ def _number(value: float) -> Tensor:
 def phase(activation: Activation, *, w_var: float, b_var: float = 0.0) -> Phase:
     """q*, c* and χ₁ = σ_w² E[φ'(√q* z)²] of deep networks: "ordered" (χ₁ < 1), "critical" or "chaotic" (χ₁ > 1).
 
-    `activation`: one of `tangency.infinite` (`Erf()`, `Quadrature(torch.tanh)`), or torch's (`nn.Tanh()`, "relu"). q* is
-    the fixed point that the variance comes to from 1. Cost: some hundred evaluations of the activation's moments.
+    `activation`: one of `tangency.infinite` (`Erf()`, `Quadrature(torch.tanh)`), or torch's (`nn.Tanh()`, "relu"). q*
+    is the fixed point that the variance comes to from 1. Cost: some hundred evaluations of the activation's moments.
 
     >>> from tangency.infinite import Erf, phase
     >>> found = phase(Erf(), w_var=2.0, b_var=0.0)
@@ -106,9 +114,9 @@ def phase(activation: Activation, *, w_var: float, b_var: float = 0.0) -> Phase:
     chi = layers.chi(min(max(q, LEAST), MOST))  # at a kink, what counts is the limit from q > 0
     kind: Literal["ordered", "critical", "chaotic"] = "ordered" if chi < 1 else "chaotic"
     kind = "critical" if abs(chi - 1) < CRITICAL else kind
-    if q == 0:
-        return Phase(layers.w_var, layers.b_var, q, math.nan, chi, chi, kind)
-    c, chi_c = _meeting(layers, q if q < math.inf else 1e12 if layers.dual.homogeneous else MOST)
+    c, chi_c = math.nan, chi if q == 0 else math.nan
+    if 0 < q < math.inf or (q and layers.dual.homogeneous):
+        c, chi_c = _meeting(layers, min(q, 1e12))  # so large that biases do not count
     return Phase(layers.w_var, layers.b_var, q, c, chi, chi_c, kind)
 
 
@@ -139,7 +147,7 @@ def _bisect(f: Callable[[float], float], low: float, high: float) -> float:
 
 def _meeting(layers: Layers, q: float) -> tuple[float, float]:
     """c* and χ_c*. The map of correlations is convex on [0, 1] and fixes 1, so there is at most one other one."""
-    value, slope = layers.correlation(1.0, q)
+    slope = layers.correlation(1.0, q)[1]
     steep = slope * q / layers.variance(q)  # its derivative at 1; χ₁ itself unless q still grows
     if steep <= 1 + CRITICAL:
         return 1.0, steep
@@ -181,18 +189,17 @@ def _edge(dual: Dual, q: Tensor, edge: Tensor, target: float) -> float:
         return at - plain.variance(at) / plain.chi(at)
 
     above = edge > target + 1e-15
-    found = []
+    points = [LEAST] if target == 0 and float(edge[0]) == 0 else []  # φ(0) = 0: signals that die are a fixed point
     for k in (above[1:] & ~above[:-1] & ~edge[:-1].isnan()).nonzero().flatten().tolist():
-        low, high = float(q[k]), float(q[k + 1])
-        at = low if k == 0 and target <= 0 else _bisect(lambda v: target - bias(v), low, high)
-        found.append((1 / Layers(dual, 1.0, 0.0).chi(at), at))
+        points.append(_bisect(lambda v: target - bias(v), float(q[k]), float(q[k + 1])))
+    found = [(1 / Layers(dual, 1.0, 0.0).chi(at), at) for at in points]
     stable = [w for w, at in found if _stable(Layers(dual, w, target), at)]
     return min(stable) if stable else math.nan
 
 
 def _stable(layers: Layers, q: float) -> bool:
     """Whether variances a little off q come nearer."""
-    off = 1e-3 * q + 1e-6
+    off = 1e-2 * q + 1e-3
     return layers.variance(q + off) - layers.variance(q) <= off * (1 + 1e-6)
 
 
@@ -200,8 +207,12 @@ def _stable(layers: Layers, q: float) -> bool:
 class Condition:
     """κ(Θ^(l)) = λ_max/λ_min and the mean predictor's size by depth l.
 
-    κ is inf and the predictor nan where λ_min is lost in float64's rounding (below n·ε·λ_max); both are nan where Θ
-    overflows.
+    κ is inf and the predictor nan where λ_min is lost in float64's rounding (below 64 n·ε·λ_max); both are nan where
+    Θ overflows.
+
+    >>> import tangency as tg
+    >>> tg.infinite.condition(torch.eye(3), [0], w_var=3.0, activation="relu").kappa
+    tensor([1.], dtype=torch.float64)
     """
 
     depths: tuple[int, ...]
@@ -215,7 +226,7 @@ class Condition:
 class Trainability:
     """κ(Θ^(l)) [depths, w_vars] and the mean predictor's size, beside the phase of each σ_w² and the boundary.
 
-    `critical`: σ_w² of the boundary at this σ_b²; `edge`: (σ_b², σ_w²) along it. `tg.plots.phase` draws it.
+    `critical`: σ_w² of the boundary at this σ_b²; `edge`: (σ_b², σ_w²) along it. `plots.phase` draws it.
     """
 
     activation: str
@@ -240,12 +251,12 @@ def condition(
     y: Tensor | None = None,
     progress: bool = True,
 ) -> Condition:
-    """κ(Θ^(l)) = λ_max/λ_min, how hard Θ^(l) is to train on, and ‖P(Θ^(l)) y‖, P = Θ_test,train Θ_train,train⁻¹, by depth.
+    """κ(Θ^(l)) = λ_max/λ_min, how hard it is to train, and ‖P(Θ^(l)) y‖, P = Θ_test,train Θ_train,train⁻¹, by depth l.
 
     Θ^(l) is the NTK of the network with l activations, as `infinite_ntk` has it. `predictor`: the root mean square of
     P(Θ) y over `x_test`, over that of the centred labels y; without y, the largest of all centred labels. It needs
-    x_test, and is nan without. Asymptotically (Xiao et al., table 1, n samples of equal norm): ordered, κ ~ 1/(l χ₁^l)
-    and P stays; critical, κ → (n + 2)/2 and P ~ 1/l; chaotic, κ → 1 and P ~ l (χ_c*/χ₁)^l.
+    x_test, and is nan without. Asymptotically (Xiao et al., table 1, smooth φ, n samples of equal norm): ordered,
+    κ ~ 1/(l χ₁^l) and P stays; critical, κ → (n + 2)/2 and P ~ 1/l; chaotic, κ → 1 and P ~ l (χ_c*/χ₁)^l.
     Cost: one pass over the depth, O((n + m) n) a layer, an eigendecomposition at each of `depths`.
 
     >>> from tangency.infinite import Erf, condition
@@ -284,7 +295,7 @@ def trainability(
     phases = tuple(phase(dual, w_var=w, b_var=b_var) for w in w_vars)
     *_, kappa, predictor = _walk(x, depths, w_vars, b_var, dual, x_test, y, progress)
     high = max(2 * float(b_var), 1.0)
-    at = torch.linspace(0, high, 41, dtype=torch.float64)
+    at = high * torch.linspace(0, 1, 41, dtype=torch.float64) ** 3  # it begins as a cube root
     critical = float(boundary(dual, [b_var])[0])
     name = str(dual.spec().get("name", type(dual).__name__))
     edge = (at, boundary(dual, at))
@@ -304,7 +315,7 @@ def _walk(
     b = _check.nonnegative(b_var, "b_var")
     points = x if test is None else torch.cat([x, test])
     own = w * points.square().mean(1) + b  # [w, n + m]: each sample with itself
-    gram = Gram(w[:, :, None] * (points @ x.T / x.shape[1]) + b, own, own)
+    gram = _Grams(w[:, :, None] * (points @ x.T / x.shape[1]) + b, own, own)
     gram.ntk = _diagonal(gram.cov, own)
     gram.cov = gram.ntk
     found: dict[int, tuple[Tensor, ...]] = {}
@@ -318,7 +329,7 @@ def _walk(
     return tuple(torch.stack([found[d][k] for d in depths]) for k in range(4))  # type: ignore[return-value]
 
 
-class Gram:
+class _Grams:
     """K and Θ of all samples [w, n + m] with the training samples [n], at one depth; own values beside them."""
 
     def __init__(self, cov: Tensor, own: Tensor, own_ntk: Tensor) -> None:
@@ -329,7 +340,8 @@ class Gram:
         n = self.cov.shape[-1]
         value, slope = dual.both(self.cov, self.own[:, :, None], self.own[:, None, :n])
         own_value, own_slope = dual.own(self.own)
-        assert slope is not None and own_slope is not None
+        assert slope is not None
+        assert own_slope is not None
         self.own, before = w * own_value + b, self.own_ntk
         self.own_ntk = self.own + w * own_slope * before
         self.cov = _diagonal(w[:, :, None] * value + b, self.own)
@@ -350,7 +362,7 @@ def _judged(ntk: Tensor, n: int, y: Tensor | None) -> tuple[Tensor, Tensor, Tens
     ntk = torch.where(finite[:, None, None], ntk, 0.0)
     values, vectors = torch.linalg.eigh(ntk[:, :n])
     largest, smallest = values[:, -1], values[:, 0]
-    sound = smallest > n * torch.finfo(values.dtype).eps * largest
+    sound = smallest > LOST * n * torch.finfo(values.dtype).eps * largest
     kappa = torch.where(sound, largest / smallest, torch.where(finite, math.inf, math.nan))
     size = torch.full_like(largest, math.nan)
     if ntk.shape[1] > n:
