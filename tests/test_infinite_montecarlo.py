@@ -124,6 +124,7 @@ def batch(width: int) -> nn.Sequential:
 
 torch.manual_seed(5)
 VECTORS, SERIES, IMAGES = torch.randn(3, 3), torch.randn(3, 4, 3), torch.randn(3, 3, 5, 5)
+SMALL = IMAGES[:2, :, :3, :3]
 TOKENS = torch.tensor([[1, 2, 3, 0], [2, 2, 0, 0], [4, 1, 3, 8]])
 ADJACENCY = torch.rand(3, 4, 4)
 Case = tuple[Callable[[int], nn.Module], Any, int, int, dict[str, Any]]
@@ -136,7 +137,7 @@ CASES: dict[str, Case] = {  # network, inputs, width, nets, options of the kerne
     "grouped conv": (lambda w: conv(w, groups=4, padding=1), IMAGES, 256, 16, {}),
     "circular, strided conv": (lambda w: conv(w, padding=1, stride=2, padding_mode="circular"), IMAGES, 192, 16, {}),
     "ResNet18, pre-activation": (lambda w: ResNet18(w, post=False), IMAGES[:2], 96, 10, {"w_var": 1.0}),
-    "ResNet18, post-activation": (lambda w: ResNet18(w, post=True), IMAGES[:2, :, :3, :3], 128, 16, {"samples": 512, "w_var": 1.0}),
+    "ResNet18, post-activation": (lambda w: ResNet18(w, True), SMALL, 128, 16, {"samples": 512, "w_var": 1.0}),
     "graph": (Graph, (SERIES, ADJACENCY), 512, 24, {}),
     "padded tokens": (Padded, TOKENS, 256, 24, {}),
     "gate": (Gate, VECTORS, 512, 24, {}),
@@ -184,7 +185,7 @@ def test_batch_norm_over_a_batch() -> None:
     for seed in range(20):
         tg.infinite.draw(module, seed=seed, b_var=0.0)
         params = dict(module.named_parameters())
-        jacobian = torch.func.jacrev(lambda p: torch.func.functional_call(module, p, (x,)))(params)  # noqa: B023
+        jacobian = torch.func.jacrev(lambda p: torch.func.functional_call(module, p, (x,)))(params)
         scale = tg.infinite.finite.scales(module, w_var=2.0, b_var=0.0)
         flat = {k: j.reshape(6, OUT, -1) for k, j in jacobian.items()}
         found.append(sum(scale[k] * torch.einsum("ncp,mcp->nm", j, j) / OUT for k, j in flat.items()))

@@ -95,7 +95,8 @@ class Graph(nn.Module):
     def __init__(self, nodes: list[Any]) -> None:
         super().__init__()
         self.kinds = [kind for kind, _ in nodes]
-        sizes = [4 if k == 0 else 8 for k in range(len(nodes))]
+        first = self.kinds.index("Linear")
+        sizes = [4 if k == first else 8 for k in range(len(nodes))]
         if "Flatten" in self.kinds:
             sizes[-1] = 40
         made = [

@@ -38,7 +38,9 @@ class Attend(Op):
     seed: int = 0
     mask: int | None = None  # the slot of the valid positions [T, n]
     own: ClassVar[Need] = Need.WHOLE
-    alone: ClassVar[bool] = True
+
+    def alone(self) -> bool:
+        return True
 
     def reads(self, asked: Need) -> Need:
         return Need.WHOLE if asked else asked

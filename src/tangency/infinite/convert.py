@@ -3,10 +3,11 @@
 What depends on the input alone is computed as it stands; from the first weights on, values are random fields.
 """
 
+import copy
 import hashlib
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,10 +15,12 @@ from torch import Tensor, fx, nn
 
 from ..errors import InputError, UnsupportedModule
 from ..kernel import architecture, digest
+from .calls import RANDOM, Call, Parameter
 from .fields import Builder
+from .functional import FUNCTIONS, METHODS
 from .layers import Layer
 from .modules import convert
-from .tensors import FUNCTIONS, METHODS, RANDOM, Call, Parameter
+from .twin import Twin
 from .weights import Weights
 
 
@@ -29,6 +32,8 @@ class Tracer(fx.Tracer):
         self.record_stack_traces = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, Twin):
+            return True
         own = m.__module__.startswith(("torch.nn", "torch.ao.nn"))
         return own and not isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
 
@@ -38,53 +43,88 @@ class Traced(Layer):
     """A module, by its graph."""
 
     source: nn.Module
+    root: nn.Module = field(init=False, repr=False, compare=False)  # what was traced: fx keeps constants on it
     graph: fx.Graph = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "graph", traced(self.source))
+        # A copy without depth: the modules are the user's, but fx's constants do not land on the user's model.
+        root = nn.Sequential(self.source) if _single(self.source) else copy.copy(self.source)
+        object.__setattr__(self, "root", root)
+        object.__setattr__(self, "graph", traced(root, self.source))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"source": self.source}  # the graph holds functions that pickle does not take; it is traced again
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         object.__setattr__(self, "source", state["source"])
-        object.__setattr__(self, "graph", traced(self.source))
+        self.__post_init__()
 
     def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
-        return Reading(self.source, build, weights, name).run(self.graph, value)
+        return Reading(self, build, weights, name).run(value)
 
     def module(self, width: int) -> nn.Module:
         return self.source
 
     def spec(self) -> Any:
-        own = dict(self.source.named_parameters())
-        buffers = {k: v for k, v in self.source.state_dict().items() if k not in own}
+        read = {str(n.target): attribute(self.root, str(n.target)) for n in self.graph.nodes if n.op == "get_attr"}
+        slopes = {k: m.weight for k, m in self.source.named_modules() if isinstance(m, nn.PReLU)}
+        known = {
+            **dict(self.source.named_buffers()),
+            **{k: v for k, v in read.items() if isinstance(v, Tensor)},
+            **slopes,
+        }
+        modes = "".join("t" if m.training else "e" for m in self.source.modules())
         return {
             "model": architecture(self.source),
             "forward": hashlib.sha256(str(self.graph).encode()).hexdigest()[:16],
-            "buffers": digest(buffers),
-            "training": any(m.training for m in self.source.modules()),
+            "known": digest(known),
+            "training": hashlib.sha256(modes.encode()).hexdigest()[:8] if "t" in modes and "e" in modes else modes[:1],
         }
 
     def numbers(self, weights: Weights) -> dict[str, Any]:
         """What each layer's weights were taken for."""
         fresh = replace(weights, record={})
         for name, m in self.source.named_modules():
-            weight, bias = getattr(m, "weight", None), getattr(m, "bias", None)
-            if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd)) and isinstance(weight, Tensor):
-                fan_in = weight[0].numel()
-                fresh.layer(name, fan_in, bias=bias is not None, tensors=(weight, bias))
-            elif isinstance(m, nn.Embedding):
-                fresh.layer(name, 1, bias=False, tensors=(weight, None))
+            if any(isinstance(p, nn.UninitializedParameter) for p in m.parameters(recurse=False)):
+                raise InputError(f"{name} is lazy and has no weights yet. Call the model once first.")
+            _noted(fresh, name, m)
         return fresh.record
 
 
-def traced(module: nn.Module) -> fx.Graph:
+def _single(module: nn.Module) -> bool:
+    """Whether it is one layer of torch's."""
+    return module.__module__.startswith("torch.nn") and not isinstance(module, (nn.Sequential, nn.ModuleList))
+
+
+def _noted(weights: Weights, name: str, m: nn.Module) -> None:
+    """Let the weights of one module be decided, for the record."""
+    weight, bias = getattr(m, "weight", None), getattr(m, "bias", None)
+    if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd)) and isinstance(weight, Tensor):
+        fan_in = weight.shape[0] * weight[0, 0].numel() if getattr(m, "transposed", False) else weight[0].numel()
+        weights.layer(name, fan_in, bias=bias is not None, tensors=(weight, bias))
+    elif isinstance(m, nn.Embedding):
+        weights.layer(name, 1, bias=False, tensors=(weight, None))
+    elif isinstance(m, (nn.RNNBase, nn.MultiheadAttention)):
+        for own, p in m.named_parameters(recurse=False):
+            if own.startswith(("weight", "in_proj_weight")):
+                other = getattr(m, own.replace("weight", "bias"), None)
+                label = f"{name}.{own}" if name else own
+                names = (own, own.replace("weight", "bias"))
+                weights.layer(name, p.shape[1], bias=other is not None, tensors=(p, other), names=names)
+                weights.record[label] = weights.record.pop(name or names[0])
+
+
+def attribute(root: nn.Module, target: str) -> Any:
+    value: Any = root
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def traced(root: nn.Module, module: nn.Module) -> fx.Graph:
     """The module's graph; what cannot be traced gets the line where tracing stopped."""
-    if module.__module__.startswith("torch.nn") and not isinstance(module, (nn.Sequential, nn.ModuleList)):
-        module = nn.Sequential(module)  # a single layer of torch's
     try:
-        graph = Tracer().trace(module)
+        graph = Tracer().trace(root)
     except Exception as e:
         raise UnsupportedModule(
             f"{type(module).__name__} cannot be traced by torch.fx, at {_line(e)}: {e}. Write that line without "
@@ -112,16 +152,16 @@ def _stack(node: fx.Node) -> str:
 class Reading:
     """One run over a graph: values are tensors, fields, numbers, tuples."""
 
-    def __init__(self, module: nn.Module, build: Builder, weights: Weights, name: str) -> None:
-        self.module, self.build, self.weights, self.prefix = module, build, weights, name
-        wrapped = module.__module__.startswith("torch.nn") and not isinstance(module, (nn.Sequential, nn.ModuleList))
-        self.root = nn.Sequential(module) if wrapped else module
-        self.single = wrapped
-        self.modules = dict(self.root.named_modules())
+    def __init__(self, traced: Traced, build: Builder, weights: Weights, name: str) -> None:
+        self.traced, self.build, self.weights, self.prefix = traced, build, weights, name
+        self.single = _single(traced.source)
+        self.modules = dict(traced.root.named_modules())
         self.called: dict[int, str] = {}
+        self.fixed: set[fx.Node] = set()  # known values that no input decides: they have no batch
 
-    def run(self, graph: fx.Graph, value: Any) -> Any:
+    def run(self, value: Any) -> Any:
         env: dict[fx.Node, Any] = {}
+        graph = self.traced.graph
         inputs = _inputs(graph, value)
         was = self.build.where, self.build.name
         try:
@@ -133,6 +173,10 @@ class Reading:
                 else:
                     args = fx.map_arg(node.args, lambda n: env[n])
                     kwargs = fx.map_arg(node.kwargs, lambda n: env[n])
+                    if not any(
+                        isinstance(env[n], (Tensor, *RANDOM)) and n not in self.fixed for n in node.all_input_nodes
+                    ):
+                        self.fixed.add(node)
                     env[node] = self.step(node, args, kwargs)
         finally:
             self.build.where, self.build.name = was
@@ -145,14 +189,18 @@ class Reading:
     def step(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         build = self.build
         if node.op == "get_attr":
-            return self.attribute(str(node.target))
+            return self.attribute(node)
         if node.op == "call_module":
             module = self.modules[str(node.target)]
             name = self.name(str(node.target))
             build.name, build.where = name, f"{name or 'the module'} ({type(module).__name__})"
             if not any(isinstance(v, RANDOM) for v in _leaves((args, kwargs))) and not _weighted(module):
                 return module(*args, **kwargs)
-            self.once(module, name)
+            self.once(module.parameters(), name)
+            if isinstance(module, nn.Embedding) and node.all_input_nodes[0] in self.fixed:
+                index = args[0] if args else kwargs["input"]  # a table of positions: the same for every sample
+                index = index if index.dim() > 1 and index.shape[0] == 1 else index.unsqueeze(0)
+                args, kwargs = (index.expand(build.size, *index.shape[1:]),), {}
             return convert(module, build, self.weights, name, args, kwargs)
         label = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
         build.where = f"{label} at {_stack(node)}" if _stack(node) else str(label)
@@ -171,21 +219,29 @@ class Reading:
             )
         return rule(call)
 
-    def attribute(self, target: str) -> Any:
-        value: Any = self.root
-        for part in target.split("."):
-            value = getattr(value, part)
-        return Parameter(value, self.name(target)) if isinstance(value, nn.Parameter) else value
+    def attribute(self, node: fx.Node) -> Any:
+        value, name = attribute(self.traced.root, str(node.target)), self.name(str(node.target))
+        if not isinstance(value, nn.Parameter):
+            return value
+        uses = [u for u in node.users if u.target not in (getattr, "size", "dim") or u.args[1:2] in (("T",), ("mT",))]
+        self.build.where = f"{name} (a parameter)"
+        if len(uses) > 1:
+            raise self._shared(f"{len(uses)} places")
+        self.once([value], name)
+        return Parameter(value, name)
 
-    def once(self, module: nn.Module, name: str) -> None:
+    def once(self, parameters: Iterable[nn.Parameter], name: str) -> None:
         """Shared weights correlate what they give in two places."""
-        for p in module.parameters():
+        every = list(parameters)
+        for p in every:
             if id(p) in self.called:
-                raise self.build.unsupported(
-                    f"shares its weights with {self.called[id(p)]}; such layers have no rule but nn.RNN.",
-                    "Give each call its own module.",
-                )
-        self.called |= {id(p): name for p in module.parameters()}
+                raise self._shared(self.called[id(p)])
+        self.called |= {id(p): name for p in every}
+
+    def _shared(self, where: str) -> UnsupportedModule:
+        return self.build.unsupported(
+            f"shares its weights with {where}; such layers have no rule but nn.RNN.", "Give each use its own weights."
+        )
 
 
 def _inputs(graph: fx.Graph, value: Any) -> dict[Any, Any]:

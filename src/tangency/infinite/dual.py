@@ -20,6 +20,7 @@ class Dual(ABC):
     ```
     """
 
+    exact: ClassVar[bool] = False  # both() gives own() for equal inputs, to the last bit
     homogeneous: ClassVar[bool] = False  # φ(λx) = λφ(x) for λ > 0
 
     @abstractmethod
@@ -188,6 +189,7 @@ def _sine_gap(theta: Tensor) -> Tensor:
 class Rectifier(Dual):
     """φ = negative·min(x, 0) + positive·max(x, 0): the positively homogeneous functions of degree one."""
 
+    exact: ClassVar[bool] = True
     homogeneous: ClassVar[bool] = True
 
     @property

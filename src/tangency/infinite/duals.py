@@ -96,6 +96,7 @@ class Abs(Rectifier):
 class Identity(Dual):
     """x."""
 
+    exact: ClassVar[bool] = True
     homogeneous: ClassVar[bool] = True
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
@@ -148,6 +149,8 @@ def SigmoidLike() -> Erf:  # noqa: N802
 
 class Jump(Dual):
     """A function with one value left of 0, one at 0 and one right of it; its slope is 0 almost everywhere."""
+
+    exact: ClassVar[bool] = True
 
     @property
     @abstractmethod

@@ -150,6 +150,10 @@ class Builder:
                     "Move the channels there with transpose, or mix positions by pooling or attention.",
                 )
             return f
+        if value.dim() < 2:
+            raise InputError(
+                f"{self.where}: takes [samples, features]; it was given values of shape {tuple(value.shape)}."
+            )
         channel %= value.dim() - 1
         key = ("input", id(value), channel)
         if key not in self.made:
@@ -206,7 +210,8 @@ class Builder:
             return Joint(value.of, lambda *x: fn(several(*x)), f"{label}∘{value.label}")
         parts = self.made.get(("parts", value.node))
         if parts is not None:  # channels side by side: each part by itself
-            return self.concat_channels([self.elementwise(p, fn, dual, label) for p in parts])
+            found = self.concat_channels([self.elementwise(p, fn, dual, label) for p in parts])
+            return replace(found, shape=value.shape, channel=value.channel)
         joint = self.made.get(("joint", value.node))
         if joint is not None:
             return self.elementwise(joint, fn, dual, label)
@@ -286,10 +291,12 @@ class Builder:
         if isinstance(value, Field):
             value = value if value.gaussian else self.made.get(("joint", value.node))
         if isinstance(value, Field):
-            return (value,), _itself
+            before, factor = self.made.get(("multiple", value.node), (value, 1.0))
+            return (before,), _itself if factor == 1 else lambda x: factor * x
         if isinstance(value, Lazy):
             fn, scale = value.fn, value.scale
-            return (value.of,), (lambda x: scale * fn(x)) if scale != 1 else fn
+            before, factor = self.made.get(("multiple", value.of.node), (value.of, 1.0))
+            return (before,), lambda x: scale * fn(factor * x)
         return (value.of, value.fn) if isinstance(value, Joint) else None
 
     def batch_normed(self, value: Normed, dual: Dual | None) -> Field:
@@ -307,12 +314,18 @@ class Builder:
         return found
 
     def scaled(self, value: Random, factor: float) -> Random:
+        """A multiple. That of a Gaussian field stays a function of it, for what is joined with it later."""
         if isinstance(value, Joint):
             fn = value.fn
             return replace(value, fn=lambda *x: factor * fn(*x))
         if isinstance(value, Lazy):
             return replace(value, scale=value.scale * factor)
-        return self.same(Scale(factor), self.settled(value))
+        f = self.settled(value)
+        found = self.same(Scale(factor), f)
+        if f.gaussian:
+            before, already = self.made.get(("multiple", f.node), (f, 1.0))
+            self.made["multiple", found.node] = (before, already * factor)
+        return found
 
     def weighed(self, value: Random, weights: Tensor) -> Field:
         """Times a known tensor [n, *shape] that is the same for all channels."""
@@ -425,11 +438,15 @@ class Builder:
         channel = f.channel - (drop and dim < f.channel)
         return self.same(Take(f.axis(dim), index, drop), f, shape=shape, channel=channel)
 
+    def _one_output(self, f: Field) -> Field:
+        """Outputs with a single position have none."""
+        return self.same(Regrid(()), f, shape=(f.width,), channel=0) if f.grid and prod(f.grid) == 1 else f
+
     def plan(self, value: Any, twin: bool = False) -> Plan:
         if isinstance(value, Tensor):
             raise InputError("the network's output does not depend on any weights, so it has no kernel.")
         self.settled(value)
-        last = self.settled(value).node
+        last = self._one_output(self.settled(value)).node
         if last != len(self.nodes) - 1:
             self.nodes.append(Node(Scale(1.0), (last,), "", self.nodes[last].grid))
         return Plan(tuple(self.nodes), twin)

@@ -32,7 +32,9 @@ class Sampled(Op):
     samples: int
     seed: int
     own: ClassVar[Need] = Need.DIAGONAL
-    alone: ClassVar[bool] = True
+
+    def alone(self) -> bool:
+        return True
 
     def __call__(self, states: Sequence[State], here: Here) -> State:
         first = states[0]

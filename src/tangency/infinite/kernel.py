@@ -1,7 +1,7 @@
 """Kernels of infinitely wide networks, as kernels like all others: `tg.infinite_ntk(module)`, `tg.infinite_nngp`."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _check, _tree
 from .._types import Inputs
-from ..errors import InputError
+from ..errors import InputError, ModelError
 from ..kernel import Kernel
 from .fields import Builder
 from .layers import Layer
@@ -43,6 +43,7 @@ class Infinite(Kernel):
     samples: int = 4096
     seed: int = 0
     twin: bool = False
+    seen: set[Any] = field(default_factory=set, repr=False)  # forms of inputs that were looked at
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         _check.inputs(x, name)
@@ -59,11 +60,27 @@ class Infinite(Kernel):
 
     def prepare(self, x: Inputs, memory: int | None = None) -> Ready:
         build, plan = self.read(x)
+        self._apart(x, build)
         size = _tree.size(x)
         energy = build.energy
         if energy is None:  # only indices came in
             energy = torch.zeros(size, dtype=torch.float64, device=next(v for _, v in _tree.leaves(x)).device)
         return Ready(plan, prepared(plan, Side(build.known, size, energy)))
+
+    def _apart(self, x: Inputs, build: Builder) -> None:
+        """No sample may depend on another one of its batch; looked at once for every form of inputs."""
+        form = tuple((label, tuple(v.shape[1:])) for label, v in _tree.leaves(x))
+        if form in self.seen or _tree.size(x) < 2:
+            return
+        one, _ = self.read(_tree.take(x, slice(0, 1)))
+        for slot, v in build.known.items():
+            alone, among = one.known[slot][..., 0].double(), v[..., 0].double()
+            if not torch.allclose(alone, among, rtol=1e-9, atol=1e-12, equal_nan=True):
+                raise ModelError(
+                    "what forward() computes of one sample's input depends on the others of its batch. Normalise the "
+                    "data beforehand, and reduce over other axes than the batch."
+                )
+        self.seen.add(form)
 
     def pair(self, a: Ready, b: Ready, workspace: int | None = None) -> Tensor:
         return self._moments(a, b, (self.get,), workspace)[self.get]
@@ -100,8 +117,7 @@ class Infinite(Kernel):
 
     def _moments(self, a: Ready, b: Ready, want: tuple[str, ...], workspace: int | None) -> dict[str, Tensor]:
         """Block by block, each small enough for the cache; the upper half only where both sides are the same."""
-        if [node.grid for node in a.plan.nodes] != [node.grid for node in b.plan.nodes]:
-            raise InputError("x and y have different shapes, which give different networks. Give both alike.")
+        _same_network(a, b)
         plan, same, tangent = a.plan, a is b, "ntk" in want
         if plan.batchwise:
             return self._at_once(a, b, want)
@@ -113,11 +129,11 @@ class Infinite(Kernel):
             state = self._tile(plan, a.side.rows(i), b.side.rows(j), tangent, i.start - j.start if same else None)
             for name, out in found.items():
                 tile = _arranged(self._asked(state, name, plan), p, half)
+                tile = _mirrored(tile, half) if same and j.start == i.start else tile
                 out[(i, slice(None), j) if half == 2 else (i, j)] = tile
-                if same:  # blocks that overlap the diagonal hold both halves, which are alike
-                    out[(j, slice(None), i) if half == 2 else (j, i)] = (
-                        tile.permute(2, 3, 0, 1) if half == 2 else tile.T
-                    )
+                if same:
+                    turned = tile.permute(2, 3, 0, 1) if half == 2 else tile.T
+                    out[(j, slice(None), i) if half == 2 else (j, i)] = turned
         if same and not plan.exact_diagonal:
             own, each = self._own(a, tangent), torch.arange(a.side.size, device=a.side.energy.device)
             for name, out in found.items():
@@ -186,6 +202,25 @@ class Infinite(Kernel):
         }
 
 
+def _same_network(a: Ready, b: Ready) -> None:
+    shapes = [{slot: tuple(v.shape[:-1]) for slot, v in r.side.known.items()} for r in (a, b)]
+    grids = [[node.grid for node in r.plan.nodes] for r in (a, b)]
+    if shapes[0] != shapes[1] or grids[0] != grids[1]:
+        raise InputError(
+            "the samples of x and of y have different shapes, so they are no inputs of one network. Give both alike."
+        )
+
+
+def _mirrored(tile: Tensor, half: int) -> Tensor:
+    """A block that begins on the diagonal, its square symmetric to the last bit: the upper half counts."""
+    rows = tile.shape[0]
+    square = tile[:, :rows] if half == 1 else tile[:, :, :rows]
+    flat = square.reshape(square.shape[:half].numel(), -1)
+    flat = flat.triu() + flat.triu(1).T
+    rest = tile[:, rows:] if half == 1 else tile[:, :, rows:]
+    return torch.cat([flat.reshape(square.shape), rest], half)
+
+
 def _arranged(v: Tensor, p: int, half: int) -> Tensor:
     """[*grid, *grid, i, j] as [i, s, j, t]."""
     return v if half == 1 else v.reshape(p, p, *v.shape[-2:]).permute(2, 0, 3, 1)
@@ -198,7 +233,7 @@ def _blocks(
     most = CACHE if device == "cpu" else GPU
     room = most if workspace is None else max(8, min(most, workspace // ALIVE))
     pairs = max(1, room // (8 * plan.cell()))
-    columns = max(1, min(m, int(2 * pairs**0.5), pairs))
+    columns = max(1, min(m, int(2 * pairs**0.5), pairs))  # at least as many as rows: one block holds the diagonal's
     rows = max(1, min(n, pairs // columns))
     for i in range(0, n, rows):
         for j in range(i if same else 0, m, columns):

@@ -51,6 +51,12 @@ def each(value: Pair, dims: int, what: str = "size") -> tuple[int, ...]:
     return found
 
 
+def takes(build: Builder, needed: int | None, given: int) -> None:
+    """A module's own input size, if it is known."""
+    if needed is not None and needed != given:
+        raise InputError(f"{build.where}: takes {needed} features or channels; it was given {given}.")
+
+
 @dataclass(frozen=True)
 class Linear(Layer):
     """Wx + b on the last axis. w_var and b_var: its own, else the kernel's; `width`: the finite layer's, if fixed."""
@@ -63,6 +69,7 @@ class Linear(Layer):
 
     def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
         f = build.field(value, -1)
+        takes(build, getattr(self.of, "in_features", None), f.width)
         tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
         op = weights.layer(name, f.width, bias=self.bias, own=(self.w_var, self.b_var), tensors=tensors)
         return build.affine(f, self.width or f.width, op)
@@ -98,12 +105,16 @@ class Conv(Layer):
             return tuple((r // 2, r - r // 2) for r in reach)
         return tuple((p, p) for p in each(self.padding, dims, "padding"))
 
-    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+    def grow(
+        self, build: Builder, value: Any, weights: Weights, name: str, names: tuple[str, str] = ("weight", "bias")
+    ) -> Field:
         dims = len(self.size)
         f = build.field(value, 0)
+        takes(build, getattr(self.of, "in_channels", None), f.width)
         if len(f.grid) != dims:
             raise InputError(f"{build.where}: a convolution over {dims} axes was given values of shape {f.shape}.")
-        if self.groups > 1 and (isinstance(value, Tensor) or f.width == self.groups):
+        joined = ("parts", f.node) in build.made
+        if self.groups > 1 and (isinstance(value, Tensor) or f.width == self.groups or joined):
             raise build.unsupported(
                 "has groups that see few channels each, so its outputs are not alike and Gaussian in the limit.",
                 "Give each group infinitely many channels (groups > 1 with several channels each, not on the input).",
@@ -117,14 +128,8 @@ class Conv(Layer):
         build.mask = None if build.mask is None else centres(build.mask, op.size, op.stride, op.padding, grid)
         tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
         patch = prod(self.size)
-        affine = weights.layer(
-            name,
-            f.width // self.groups * patch,
-            patch=patch,
-            bias=self.bias,
-            own=(self.w_var, self.b_var),
-            tensors=tensors,
-        )
+        fan_in, own = f.width // self.groups * patch, (self.w_var, self.b_var)
+        affine = weights.layer(name, fan_in, patch=patch, bias=self.bias, own=own, tensors=tensors, names=names)
         found = build.affine(patched, self.width or f.width, affine)
         return build.same(Apart(), found) if self.local else found
 
@@ -167,6 +172,9 @@ class Embedding(Layer):
     def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
         if not isinstance(value, Tensor) or value.is_floating_point():
             raise InputError(f"{build.where}: an Embedding takes integer inputs; it was given {_kind(value)}.")
+        rows = self.count if self.count is not None else getattr(self.of, "num_embeddings", None)
+        if rows is not None and (int(value.min()) < 0 or int(value.max()) >= rows):
+            raise InputError(f"{build.where}: indices {int(value.min())} to {int(value.max())} into {rows} rows.")
         f = build.table(value, self.width or 1, self.padding)
         tensor = getattr(self.of, "weight", None)
         if tensor is not None and self.padding is not None:
@@ -289,6 +297,7 @@ class LayerNorm(Layer):
     positions: bool = False
     eps: float = 1e-5
     affine: bool = False
+    shift: bool = True  # RMSNorm has a scale alone
 
     def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
         f = build.field(value, self.channel)
@@ -302,6 +311,7 @@ class LayerNorm(Layer):
         if not self.affine:
             return f
         scale, shift = (weights.rate(f"{name}.{p}" if name else p) for p in ("weight", "bias"))
+        shift = shift if self.shift else 0.0
         f = build.same(Affine(1.0, 0.0, 0.0, shift), f) if shift else f
         return replace(f, gain=scale)
 
@@ -318,7 +328,8 @@ class Serial(Layer):
     >>> import torch, tangency as tg
     >>> from tangency.infinite import Linear, Relu, Serial
     >>> k = tg.infinite_ntk(Serial(Linear(w_var=2.0), Relu(), Linear(w_var=1.0)))
-    >>> k(torch.eye(2))
+    >>> k(torch.eye(2)).shape
+    torch.Size([2, 2])
     """
 
     layers: tuple[Any, ...]

@@ -1,6 +1,6 @@
 """`tg.infinite_ntk` and `tg.infinite_nngp`: from a module or layers to a kernel."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -97,6 +97,12 @@ def _made(
     twin = isinstance(network, Twin)
     network = network.first if isinstance(network, Twin) else network
     trained: Callable[[str], bool] = _trained(network, train)
+    if isinstance(network, nn.Module):
+        known = {*(n for n, _ in network.named_modules()), *(n for n, _ in network.named_parameters())}
+        for what, given in (("w_var", w_var), ("b_var", b_var), ("lr", lr)):
+            for key in given if isinstance(given, Mapping) else ():
+                if key not in known:
+                    raise InputError(f"{what}= names {key!r}, which is no layer.{_check.suggest(key, known)}")
     weights = Weights(w_var, b_var, how, trained, lr)
     layer = as_layer(network)
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:

@@ -5,15 +5,18 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..errors import InputError
+from .calls import Call
 from .duals import ABRelu, LeakyRelu
 from .fields import Builder, Field, Lazy, Normed
 from .layers import AvgPool, Conv, Dropout, Embedding, LayerNorm, Linear, each
 from .ops import Affine
 from .positions import Pad, Total
 from .quadrature import recognize
-from .tensors import Call, flatten
+from .tensors import flatten
+from .twin import Twin
 from .weights import Weights
 
 Reader = Callable[[Any, Builder, Weights, str, Any], Any]
@@ -31,7 +34,12 @@ NO_LIMIT: dict[type, str] = {
         "GroupNorm(1, …)",
     ),
     **dict.fromkeys((nn.Bilinear,), "Products of two inputs by one weight have no rule; multiply two Linear layers"),
-    **dict.fromkeys((nn.Softmax, nn.LogSoftmax), "A softmax over channels has no limit; leave it to the loss"),
+    **dict.fromkeys(
+        (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d),
+        "A softmax over channels has no limit; leave it to the loss",
+    ),
+    nn.GLU: "Gate by two layers, a(x) * torch.sigmoid(b(x)), or by h.chunk(2, dim)",
+    Twin: "Give Twin(network) itself to infinite_ntk",
 }
 
 
@@ -73,7 +81,7 @@ class _Args(tuple[Any, ...]):
 
 def _elementwise(module: nn.Module) -> bool:
     """Whether torch files it under activations and it has no parameters."""
-    plain = not any(True for _ in module.parameters())
+    plain = not any(True for _ in module.parameters()) and not (isinstance(module, nn.RReLU) and module.training)
     return plain and type(module).__module__ == "torch.nn.modules.activation"
 
 
@@ -147,8 +155,14 @@ def _dropout(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -
 
 @reads(nn.LayerNorm, nn.RMSNorm)
 def _layer_norm(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    if isinstance(args[0], Tensor):
+        return _of_input(m, build, weights, name, args[0])
     f = build.settled(args[0])
     over = len(m.normalized_shape)
+    if tuple(m.normalized_shape) != f.shape[len(f.shape) - over :]:
+        raise InputError(
+            f"{build.where}: normalises {tuple(m.normalized_shape)}; it was given values of shape {f.shape}."
+        )
     dims = range(len(f.shape) - over, len(f.shape))
     if f.channel not in dims or (over > 1 and over != len(f.shape)):
         raise build.unsupported(
@@ -157,7 +171,19 @@ def _layer_norm(m: Any, build: Builder, weights: Weights, name: str, args: _Args
         )
     eps = m.eps if m.eps is not None else torch.finfo(torch.float32).eps
     affine = bool(m.elementwise_affine)
-    return LayerNorm(f.channel, over > 1, eps, affine).grow(build, f, weights, name)
+    shift = affine and getattr(m, "bias", None) is not None
+    return LayerNorm(f.channel, over > 1, eps, affine, shift).grow(build, f, weights, name)
+
+
+def _of_input(m: nn.Module, build: Builder, weights: Weights, name: str, x: Tensor) -> Tensor:
+    """A norm of the input itself is known, unless it has trained parameters: they are not infinitely many."""
+    if any(weights.rate(f"{name}.{p}" if name else p) for p, _ in m.named_parameters()):
+        raise build.unsupported(
+            "normalises the input with a scale or shift that is trained.",
+            "Freeze it (train=), use affine=False, or put a Linear or Conv layer before it.",
+        )
+    found: Tensor = m.double()(x) if next(m.parameters(), x).dtype != x.dtype else m(x)
+    return found
 
 
 @reads(nn.GroupNorm)
@@ -167,11 +193,17 @@ def _group_norm(m: nn.GroupNorm, build: Builder, weights: Weights, name: str, ar
             "normalises over groups of channels.",
             "Use GroupNorm(1, …): with infinitely many channels all groups agree.",
         )
+    if isinstance(args[0], Tensor):
+        return _of_input(m, build, weights, name, args[0])
     return LayerNorm(0, True, m.eps, m.affine).grow(build, args[0], weights, name)
 
 
 @reads(nn.modules.batchnorm._BatchNorm)
 def _batch_norm(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    if isinstance(args[0], Tensor):
+        if m.training or not m.track_running_stats:
+            raise build.unsupported("normalises the input over the batch.", "Normalise the data beforehand.")
+        return _of_input(m, build, weights, name, args[0])
     f = build.settled(args[0])
     if not m.training and m.track_running_stats:
         return _running(m, build, weights, name, f)
@@ -203,6 +235,10 @@ def _prelu(m: nn.PReLU, build: Builder, weights: Weights, name: str, args: Any) 
     if float(slopes.max() - slopes.min()) > 0:
         raise build.unsupported("has different slopes.", "At initialisation they are one number: 0.25 by default.")
     value, dual = args[0], LeakyRelu(float(slopes[0]))
+    if isinstance(value, Tensor):
+        if rate:
+            raise build.unsupported("trains slopes on the input itself.", "Put a Linear or Conv layer before it.")
+        return dual(value)
     if rate and m.num_parameters == 1:
         raise build.unsupported(
             "trains one slope for all channels, whose gradient has no limit.",

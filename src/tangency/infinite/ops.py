@@ -22,11 +22,14 @@ class Op:
 
     own: ClassVar[Need] = Need.NOTHING
     carries_gap: ClassVar[bool] = False  # whether nearly equal inputs stay exact through it
-    alone: ClassVar[bool] = False  # whether a sample with itself is another matter than two that are equal
     batchwise: ClassVar[bool] = False  # whether it mixes the samples of a batch
 
     def reads(self, asked: Need) -> Need:
         return asked
+
+    def alone(self) -> bool:
+        """Whether a sample with itself is computed otherwise than two that are equal."""
+        return False
 
     def rounds(self) -> bool:
         """Whether the last bits depend on which pairs are computed together (sums in an order of torch's choice)."""
@@ -166,6 +169,9 @@ class Activation(Op):
     own: ClassVar[Need] = Need.DIAGONAL
     carries_gap: ClassVar[bool] = True
 
+    def alone(self) -> bool:
+        return not self.dual.exact
+
     def __call__(self, states: Sequence[State], here: Here) -> State:
         (s,) = states
         slope = s.ntk is not None
@@ -236,7 +242,9 @@ class Dropout(Op):
     """
 
     keep: float
-    alone: ClassVar[bool] = True
+
+    def alone(self) -> bool:
+        return True
 
     def __call__(self, states: Sequence[State], here: Here) -> State:
         (s,) = states

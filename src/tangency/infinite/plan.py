@@ -72,7 +72,7 @@ class Plan:
         rounded: set[int] = set()
         for k, node in enumerate(self.nodes):
             touched = any(j in rounded for j in node.inputs)
-            if node.op.alone or (node.op.own and touched):
+            if node.op.alone() or (node.op.own and touched):
                 return False
             if touched or node.op.rounds():
                 rounded.add(k)

@@ -31,6 +31,9 @@ class Recur(Op):
     backward: bool = False
     own: ClassVar[Need] = Need.DIAGONAL
 
+    def alone(self) -> bool:
+        return not self.dual.exact
+
     def __call__(self, states: Sequence[State], here: Here) -> State:
         (s,) = states
         s = self._turned(s)

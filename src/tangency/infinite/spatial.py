@@ -160,8 +160,7 @@ def _upsample(m: nn.Upsample, build: Builder, weights: Weights, name: str, args:
     """Interpolation is a matrix over each axis: what it does to the identity."""
     f = build.field(args[0], 0)
     dims = len(f.grid)
-    factor = each(m.scale_factor, dims) if m.size is None else None  # type: ignore[arg-type]
-    size = each(m.size, dims) if factor is None else tuple(int(n * s) for n, s in zip(f.grid, factor, strict=True))  # type: ignore[arg-type]
+    size = each(m.size, dims) if m.size is not None else _grown(f.grid, m.scale_factor)
     mode = {"bilinear": "linear", "trilinear": "linear"}.get(m.mode, m.mode)
     if mode not in ("nearest", "linear", "nearest-exact"):
         raise build.unsupported(f"interpolates by {m.mode!r}.", "Use nearest or (bi-, tri-)linear.")
@@ -171,6 +170,11 @@ def _upsample(m: nn.Upsample, build: Builder, weights: Weights, name: str, args:
         eye = torch.eye(n, dtype=torch.float64).unsqueeze(0)
         matrices[axis] = F.interpolate(eye, size=k, mode=mode, align_corners=corners)[0].T
     return resampled(build, f, matrices)
+
+
+def _grown(grid: tuple[int, ...], factor: Any) -> tuple[int, ...]:
+    factors = tuple(factor) if isinstance(factor, (tuple, list)) else (factor,) * len(grid)
+    return tuple(int(n * float(s)) for n, s in zip(grid, factors, strict=True))
 
 
 @dataclass(frozen=True)

@@ -1,234 +1,15 @@
-"""What forward() does to tensors between the layers: arithmetic, shapes, indexing, sums over positions."""
+"""What forward() does to the shapes of tensors: reshaping, indexing, sums over positions, joining."""
 
-import operator
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from .fields import Builder, Field, Joint, Lazy, Normed
-from .ops import Affine
-from .positions import Aggregate, Pad, Permute, Total
-from .quadrature import recognize
-from .weights import Weights
-
-RANDOM = (Field, Lazy, Joint, Normed)
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of the module, used as a value or as weights."""
-
-    value: nn.Parameter
-    name: str
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call in forward(): its arguments, and the plan being built."""
-
-    build: Builder
-    weights: Weights
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    label: str
-
-    def get(self, position: int, name: str, default: Any = None) -> Any:
-        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
-
-    def field(self, position: int = 0) -> Field:
-        return self.build.settled(self.args[position])
-
-    def dims(self, given: Any, f: Field) -> tuple[int, ...]:
-        """Axes of a tensor with its batch, as axes of the field's shape."""
-        every = len(f.shape) + 1
-        found = tuple(d % every for d in ((given,) if isinstance(given, int) else tuple(given)))
-        if 0 in found:
-            raise self.build.unsupported("acts along the batch.", "Samples must not mix: leave axis 0 alone.")
-        return tuple(d - 1 for d in found)
-
-
-def elementwise(call: Call, target: Callable[..., Any], method: str | None = None) -> Any:
-    value, rest, kwargs = call.args[0], call.args[1:], {k: v for k, v in call.kwargs.items() if k != "inplace"}
-    dual = recognize(target, *rest, **kwargs)
-    return call.build.elementwise(value, partial(_apply, target, rest, kwargs), dual, method or call.label)
-
-
-def _apply(target: Callable[..., Any], rest: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> Tensor:
-    found: Tensor = target(x, *rest, **kwargs)
-    return found
-
-
-# Arithmetic
-
-
-def _origin(value: Any) -> tuple[Field, Callable[[Tensor], Tensor]] | None:
-    """The Gaussian field that a value is an elementwise function of."""
-    if isinstance(value, Lazy):
-        fn, scale = value.fn, value.scale
-        return value.of, (lambda x: scale * fn(x)) if scale != 1 else fn
-    if isinstance(value, Field) and value.gaussian:
-        return value, lambda x: x
-    return None
-
-
-def _together(a: Any, b: Any, op: Callable[[Tensor, Tensor], Tensor], label: str) -> Lazy | None:
-    """Two elementwise functions of one field, joined: a function of it."""
-    left, right = _origin(a), _origin(b)
-    if left is None or right is None or left[0].node != right[0].node:
-        return None
-    f, g = left[1], right[1]
-    return Lazy(left[0], None, lambda x: op(f(x), g(x)), label=label)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, (bool, int, float)):
-        return float(value)
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad:
-        return float(value)
-    return None
-
-
-def plus(call: Call, sign: float = 1.0) -> Any:
-    a, b = call.args[0], call.get(1, "other")
-    factor = float(call.kwargs.get("alpha", 1.0))
-    if not isinstance(a, RANDOM):
-        a, b, swapped = b, a, True
-    else:
-        swapped = False
-    shift = _number(b)
-    if shift is not None:
-        if shift == 0:
-            return a
-        own = -1.0 if swapped and sign < 0 else 1.0
-        by = shift if swapped else sign * factor * shift
-        return call.build.elementwise(a, lambda x: own * x + by, None, call.label)
-    if isinstance(b, RANDOM):
-        joined = _together(a, b, lambda x, y: x + sign * factor * y, call.label)
-        if joined is not None:
-            return joined
-        return call.build.sum([a, call.build.scaled(b, factor) if factor != 1 else b])
-    return call.build.sum([a, _beside(call, b, a)])
-
-
-def _beside(call: Call, value: Any, like: Any) -> Any:
-    """A known tensor or a parameter, broadcast to the shape of a random value."""
-    shape = like.shape
-    if isinstance(value, Parameter):
-        sizes = [1] * (len(shape) - value.value.dim()) + list(value.value.shape)
-        sizes = sizes[-len(shape) :]
-        if sizes[like.channel] != shape[like.channel]:
-            raise call.build.unsupported(
-                f"adds the parameter {value.name}, which is not one number per channel.",
-                "Give it the channels' size on their axis.",
-            )
-        f = call.build.drawn(tuple(sizes), like.channel)
-        f = call.build.affine(f, f.width, call.weights.value(value.name, value.value))
-        for dim, (have, want) in enumerate(zip(sizes, shape, strict=True)):
-            if have != want:
-                f = call.build.take(f, dim, (0,) * want, drop=False)
-        return f
-    return value.expand(call.build.size, *shape) if value.dim() <= len(shape) + 1 else value
-
-
-def times(call: Call, divide: bool = False) -> Any:
-    a, b = call.args[0], call.get(1, "other")
-    build = call.build
-    if not isinstance(a, RANDOM) and not divide:
-        a, b = b, a
-    factor = _number(b)
-    if not isinstance(a, RANDOM) or (divide and isinstance(b, RANDOM)):
-        joined = _together(a, b, torch.div, call.label) if isinstance(a, RANDOM) else None
-        if joined is None:
-            raise build.unsupported("divides by a random value.", "Use a norm layer, or multiply.")
-        return joined
-    if factor is not None:
-        return build.scaled(a, 1 / factor if divide else factor)
-    if isinstance(b, RANDOM):
-        return _together(a, b, torch.mul, call.label) or build.product([a, b])
-    if isinstance(b, Parameter):
-        return _gain(call, a, b)
-    known = (b.reciprocal() if divide else b).double()
-    shape = (build.size, *a.shape)
-    aligned = known.reshape(*[1] * (len(shape) - known.dim()), *known.shape)
-    if aligned.shape[1 + a.channel] != 1:
-        raise build.unsupported(
-            "multiplies each channel by a number of its own.", "Give the factor size 1 on the channels' axis."
-        )
-    return build.weighed(a, aligned.expand(build.size, *aligned.shape[1:]))
-
-
-def _gain(call: Call, value: Any, by: Parameter) -> Field:
-    """Each channel times a parameter of its own (LayerScale)."""
-    f = call.build.settled(value)
-    rate = call.weights.rate(by.name)
-    if by.value.numel() == 1 and f.width != 1:
-        if rate:
-            raise call.build.unsupported(
-                f"multiplies all channels by one trained number ({by.name}), whose gradient has no limit.",
-                "Freeze it (train=), or give every channel its own.",
-            )
-        return call.build.settled(call.build.scaled(value, float(by.value)))
-    square = by.value.detach().double().square()
-    constant = float(square.max() - square.min()) == 0
-    scaled = call.build.same(Affine(float(square.mean())), f, gaussian=f.gaussian and constant)
-    factor = rate / float(square.mean()) if float(square.mean()) else 0.0
-    if not factor and rate:
-        return call.build.same(Affine(0.0, 0.0, rate), f, gaussian=False)
-    return replace(scaled, gain=factor)
-
-
-def weigh_mask(call: Call) -> Any:
-    """masked_fill(mask, 0)."""
-    value, mask, fill = call.args[0], call.get(1, "mask"), call.get(2, "value")
-    if _number(fill) != 0:
-        raise call.build.unsupported(f"fills random values with {fill}.", "Fill with 0, or use key_padding_mask.")
-    return times(replace(call, args=(value, (~mask).double()), kwargs={}))
-
-
-def matmul(call: Call) -> Any:
-    """A known matrix over positions times values (graphs), or values times a parameter (a linear layer)."""
-    a, b = call.args[0], call.get(1, "mat2", call.kwargs.get("other"))
-    build = call.build
-    if isinstance(b, Parameter) and isinstance(a, (*RANDOM, Tensor)):
-        return _linear(call, a, b, None, b.value.shape[0], b.value.shape[1])
-    if not isinstance(a, Tensor) or not isinstance(b, RANDOM):
-        raise build.unsupported(
-            "multiplies two random values as matrices.",
-            "Use nn.MultiheadAttention, or SelfAttention of tangency.infinite.",
-        )
-    f = build.settled(b)
-    if len(f.shape) != 2 or f.channel != 1:
-        raise build.unsupported(f"aggregates values of shape {f.shape}.", "Needed: [batch, nodes, channels].")
-    matrix = a.to_dense() if a.layout != torch.strided else a  # moments over positions are dense in any case
-    matrix = (matrix if matrix.dim() == 3 else matrix.expand(build.size, *matrix.shape)).double()
-    slot = build.slot(matrix.movedim(0, -1))
-    return build.same(Aggregate(slot), f, shape=(matrix.shape[1], f.width))
-
-
-def linear(call: Call) -> Any:
-    """F.linear with parameters."""
-    value, weight, bias = call.args[0], call.get(1, "weight"), call.get(2, "bias")
-    if not isinstance(weight, Parameter):
-        raise call.build.unsupported("has weights that are no parameter.", "Use nn.Linear.")
-    rows = weight.value.shape[0] if weight.value.dim() == 2 else 1
-    return _linear(call, value, weight, bias, weight.value.shape[-1], rows)
-
-
-def _linear(call: Call, value: Any, weight: Parameter, bias: Parameter | None, fan_in: int, width: int) -> Field:
-    f = call.build.field(value, -1)
-    names = (weight.name, bias.name if bias is not None else weight.name + ".bias")
-    tensors = (weight.value, None if bias is None else bias.value)
-    op = call.weights.layer("", fan_in, bias=bias is not None, tensors=tensors, names=names)
-    return call.build.affine(f, width, op)
-
-
-# Shapes
+from ..errors import InputError
+from .calls import RANDOM, Call, Parameter
+from .fields import Field
+from .positions import Pad, Permute, Total
 
 
 def reshape(call: Call) -> Field:
@@ -289,13 +70,25 @@ def flatten(call: Call) -> Field:
     return reshape(replace(call, args=(f, tuple(new)), kwargs={}))
 
 
-def permute(call: Call) -> Field:
+def permute(call: Call) -> Any:
+    if isinstance(call.args[0], Parameter):
+        return _turned(call)
     f = call.field()
     given = call.args[1] if len(call.args) == 2 and not isinstance(call.args[1], int) else call.args[1:]
     return _permuted(call, f, tuple(given) or tuple(call.kwargs["dims"]))
 
 
-def transpose(call: Call) -> Field:
+def _turned(call: Call) -> Parameter:
+    """A parameter's transpose."""
+    value: Parameter = call.args[0]
+    if value.value.dim() != 2:
+        raise call.build.unsupported(f"turns the axes of the parameter {value.name}.", "Store it in that order.")
+    return replace(value, value=value.value.T)
+
+
+def transpose(call: Call) -> Any:
+    if isinstance(call.args[0], Parameter):
+        return _turned(call)
     f = call.field()
     order = list(range(len(f.shape) + 1))
     a, b = call.get(1, "dim0") % len(order), call.get(2, "dim1") % len(order)
@@ -334,7 +127,7 @@ def squeeze(call: Call) -> Field:
 
 
 def reduce(call: Call, mean: bool) -> Field:
-    f = call.field()
+    f = call.build.settled(call.get(0, "input"))
     given = call.get(1, "dim", call.kwargs.get("axis"))
     if given is None:
         raise call.build.unsupported("reduces everything to one number.", "Name the positions' axes: dim=…")
@@ -356,6 +149,8 @@ def reduce(call: Call, mean: bool) -> Field:
 
 def getitem(call: Call) -> Any:
     value, index = call.args[0], call.args[1]
+    if isinstance(value, Parameter):
+        return replace(value, value=value.value[index])
     if not isinstance(value, RANDOM):
         return value[index]
     f = call.field()
@@ -373,6 +168,8 @@ def getitem(call: Call) -> Any:
         elif isinstance(item, int):
             if dim == f.channel:
                 raise call.build.unsupported("picks one channel.", "Use a Linear layer as read-out.")
+            if not -f.shape[dim] <= item < f.shape[dim]:
+                raise InputError(f"{call.build.where}: index {item} of {f.shape[dim]} positions.")
             f = call.build.take(f, dim, (item % f.shape[dim],), drop=True)
         else:
             raise call.build.unsupported(f"indexes by {item!r}.", "Use numbers and slices.")
@@ -407,7 +204,7 @@ def _token(call: Call, value: Any, like: Any) -> Any:
         return value
     shape = tuple(value.value.shape[-len(like.shape) :])
     f = call.build.drawn(shape, like.channel)
-    return call.build.affine(f, f.width, call.weights.value(value.name, value.value))
+    return call.build.affine(f, f.width, call.weights.value(value.name, value.value, value.factor))
 
 
 def pad(call: Call) -> Field:
@@ -436,8 +233,11 @@ def shape_of(call: Call) -> Any:
 def attribute(call: Call) -> Any:
     value, name = call.args[0], call.args[1]
     if isinstance(value, Parameter):
-        found = getattr(value.value, name)
-        return found
+        if name in ("T", "mT"):
+            return replace(value, value=value.value.mT if value.value.dim() > 1 else value.value)
+        if name in ("shape", "ndim", "dtype", "device"):
+            return getattr(value.value, name)
+        raise call.build.unsupported(f"reads .{name} of the parameter {value.name}.", "Use it as it is.")
     if name == "shape":
         return torch.Size((call.build.size, *value.shape))
     if name == "ndim":
@@ -450,45 +250,13 @@ def attribute(call: Call) -> Any:
 
 
 def unchanged(call: Call) -> Any:
-    value = call.args[0]
-    if isinstance(value, Parameter) or len(call.args) == 1 or isinstance(value, RANDOM):
+    return call.args[0]
+
+
+def repeat(call: Call) -> Any:
+    """A parameter repeated for each sample of the batch."""
+    value, sizes = call.args[0], call.args[1:]
+    sizes = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else tuple(sizes)
+    if isinstance(value, Parameter) and all(n == 1 for n in sizes[1:]):
         return value
-    return value
-
-
-ELEMENTWISE: tuple[Any, ...] = (
-    torch.relu, torch.tanh, torch.sigmoid, torch.erf, torch.sin, torch.cos, torch.exp, torch.abs, torch.sign,
-    torch.square, torch.pow, torch.sqrt, torch.clamp, torch.expm1, torch.log1p, torch.atan, torch.sinh, torch.cosh,
-    torch.asinh, torch.selu, torch.celu, torch.relu_, torch.tanh_, torch.sigmoid_, operator.pow, torch.special.erf,
-    torch.special.expit, F.relu, F.relu6, F.leaky_relu, F.elu, F.celu, F.selu, F.gelu, F.silu, F.mish,
-    F.softplus, F.softsign, F.logsigmoid, F.tanhshrink, F.softshrink, F.hardshrink, F.hardtanh, F.hardswish,
-    F.hardsigmoid, F.threshold, F.tanh, F.sigmoid,
-)  # fmt: skip
-ELEMENTWISE_METHODS = {
-    name: getattr(torch, name)
-    for name in ("relu", "tanh", "sigmoid", "erf", "sin", "cos", "exp", "abs", "sign", "square", "pow", "clamp", "sqrt")
-}
-METHODS: dict[str, Callable[[Call], Any]] = {
-    "view": reshape, "reshape": reshape, "flatten": flatten, "permute": permute, "transpose": transpose,
-    "swapaxes": transpose, "unsqueeze": unsqueeze, "squeeze": squeeze, "size": shape_of, "bmm": matmul,
-    "matmul": matmul, "masked_fill": weigh_mask, "mul": times, "mul_": times, "add": plus, "add_": plus,
-    "sub": partial(plus, sign=-1.0), "div": partial(times, divide=True),
-    "neg": lambda c: c.build.scaled(c.args[0], -1.0),
-    "mean": partial(reduce, mean=True), "sum": partial(reduce, mean=False), "dim": lambda c: len(c.args[0].shape) + 1,
-    **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as", "expand", "expand_as"), unchanged),
-}  # fmt: skip
-METHODS |= {name: partial(elementwise, target=fn, method=name) for name, fn in ELEMENTWISE_METHODS.items()}
-
-FUNCTIONS: dict[Any, Callable[[Call], Any]] = {
-    operator.add: plus, operator.iadd: plus, torch.add: plus,
-    operator.sub: partial(plus, sign=-1.0), torch.sub: partial(plus, sign=-1.0),
-    operator.mul: times, operator.imul: times, torch.mul: times,
-    operator.truediv: partial(times, divide=True), torch.div: partial(times, divide=True),
-    operator.neg: lambda c: c.build.scaled(c.args[0], -1.0), torch.neg: lambda c: c.build.scaled(c.args[0], -1.0),
-    operator.matmul: matmul, torch.matmul: matmul, torch.bmm: matmul, torch.sparse.mm: matmul, torch.mm: matmul,
-    operator.getitem: getitem, getattr: attribute, F.linear: linear,
-    torch.reshape: reshape, torch.flatten: flatten, torch.permute: permute, torch.transpose: transpose,
-    torch.swapaxes: transpose, torch.unsqueeze: unsqueeze, torch.squeeze: squeeze, torch.cat: cat, torch.concat: cat,
-    torch.mean: partial(reduce, mean=True), torch.sum: partial(reduce, mean=False), F.pad: pad,
-}  # fmt: skip
-FUNCTIONS |= {fn: partial(elementwise, target=fn) for fn in ELEMENTWISE}
+    raise call.build.unsupported("repeats values.", "Use expand along the batch, or index.")

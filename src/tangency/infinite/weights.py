@@ -43,7 +43,7 @@ class Weights:
     ) -> Affine:
         """The numbers of one layer whose window of `patch` positions is summed before it."""
         w_name, b_name = (f"{name}.{n}" if name else n for n in names)
-        w_var, b_var, note = self._variances(name, w_name, fan_in, own, tensors, bias)
+        w_var, b_var, note = self._variances(w_name, b_name, fan_in, own, tensors, bias)
         lr_w = by_name(self.lr, w_name, "lr") if self.trained(w_name) else 0.0
         lr_b = by_name(self.lr, b_name, "lr") if bias and self.trained(b_name) else 0.0
         standard = self.parametrization == "standard"
@@ -53,8 +53,8 @@ class Weights:
 
     def _variances(
         self,
-        name: str,
         w_name: str,
+        b_name: str,
         fan_in: int,
         own: tuple[float | None, float | None],
         tensors: tuple[Tensor | None, Tensor | None],
@@ -71,18 +71,19 @@ class Weights:
                 of_bias = detect(tensors[1], fan_in, bias=True)
                 b_var, note["bias init"] = of_bias.variance, of_bias.label
         else:
-            w_var, b_var = by_name(self.w_var, w_name, "w_var"), by_name(self.b_var, w_name, "b_var")
+            w_var = by_name(self.w_var, w_name, "w_var")
+            b_var = by_name(self.b_var, b_name, "b_var") if bias else 0.0
         w_var = w_var if own[0] is None else own[0]
         b_var = b_var if own[1] is None else own[1]
         return w_var, b_var if bias else 0.0, note
 
-    def value(self, name: str, tensor: Tensor) -> Affine:
-        """The numbers of a parameter that is used as a value."""
+    def value(self, name: str, tensor: Tensor, factor: float = 1.0) -> Affine:
+        """The numbers of a parameter, or a multiple of it, that is used as a value."""
         found = detect(tensor, 1)
         lr = by_name(self.lr, name, "lr") if self.trained(name) else 0.0
         rate = 1.0 if self.parametrization == "standard" else found.variance
         self.record[name] = {"variance": found.variance, "lr": lr, "init": found.label}
-        return Affine(found.variance, 0.0, lr * rate)
+        return Affine(found.variance * factor**2, 0.0, lr * rate * factor**2)
 
     def rate(self, name: str) -> float:
         """How fast a parameter of order 1 moves (a norm's scale or shift): its learning rate."""
