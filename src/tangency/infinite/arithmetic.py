@@ -113,7 +113,7 @@ def times(call: Call, divide: bool = False) -> Any:
         return _together(call, a, b, torch.mul) or build.product([a, b])
     if isinstance(b, Parameter):
         return _gain(call, a, b)
-    known = (b.reciprocal() if divide else b).double()
+    known = b.double().reciprocal() if divide else b.double()
     shape = (build.size, *a.shape)
     aligned = known.reshape(*[1] * (len(shape) - known.dim()), *known.shape)
     if aligned.shape[1 + a.channel] != 1:

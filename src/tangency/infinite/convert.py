@@ -224,9 +224,11 @@ class Reading:
         if not isinstance(value, nn.Parameter):
             return value
         uses = [u for u in node.users if u.target not in (getattr, "size", "dim") or u.args[1:2] in (("T",), ("mT",))]
-        self.build.where = f"{name} (a parameter)"
+        at = _stack(uses[-1]) if uses else ""
+        label = getattr(uses[-1].target, "__name__", str(uses[-1].target)) if uses else name
+        self.build.where = f"{label} at {at}" if at else f"{name} (a parameter)"
         if len(uses) > 1:
-            raise self._shared(f"{len(uses)} places")
+            raise self._shared(f"{len(uses)} uses of {name}")
         self.once([value], name)
         return Parameter(value, name)
 

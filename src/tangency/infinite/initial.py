@@ -18,13 +18,17 @@ class Detected:
     label: str
 
 
-def candidates(tensor: Tensor, fan_in: int, bias: bool) -> list[tuple[str, float, bool]]:
-    """(name, variance, uniform?) of torch's initialisations for a tensor of this shape."""
-    default = [("torch's default", 1 / (3 * fan_in), True)]
-    if bias:
+def candidates(tensor: Tensor, weight: Tensor | None) -> list[tuple[str, float, bool]]:
+    """(name, variance, uniform?) of torch's initialisations for a tensor of this shape, or the bias of such a weight."""
+    shaped = tensor if weight is None else weight
+    fan_in, fan_out = fans(shaped)
+    default = [
+        ("torch's default", 1 / (3 * fan_in), True),
+        ("torch's default of RNNs", 1 / (3 * shaped.shape[0]), True),
+    ]
+    if weight is not None:
         return default
-    fan_out = tensor.shape[0] * tensor[0, 0].numel() if tensor.dim() >= 2 else tensor.shape[0]
-    named = []
+    named = [("xavier_uniform_ of queries, keys and values", 2 / (fan_in + 3 * fan_out), True)]
     for kind, uniform in (("normal", False), ("uniform", True)):
         named += [
             (f"kaiming_{kind}_, fan_in", 2 / fan_in, uniform),
@@ -36,11 +40,19 @@ def candidates(tensor: Tensor, fan_in: int, bias: bool) -> list[tuple[str, float
     return [*default, *named, ("normal_(0, 1)", 1.0, False), ("normal_(0, 0.02)", 0.02**2, False)]
 
 
-def detect(tensor: Tensor, fan_in: int, *, bias: bool = False) -> Detected:
-    """The named initialisation that the tensor's statistics fit, else its mean square.
+def fans(tensor: Tensor) -> tuple[int, int]:
+    """Fan-in and fan-out as nn.init has them."""
+    if tensor.dim() < 2:
+        return max(1, tensor.numel()), max(1, tensor.numel())
+    window = tensor[0, 0].numel()
+    return tensor.shape[1] * window, tensor.shape[0] * window
+
+
+def detect(tensor: Tensor, weight: Tensor | None = None) -> Detected:
+    """The named initialisation that the tensor's statistics fit, else its mean square; `weight`: it is its bias.
 
     >>> layer = torch.nn.Linear(300, 400)
-    >>> detect(layer.weight, 300).label
+    >>> detect(layer.weight).label
     "torch's default"
     """
     with torch.no_grad():
@@ -52,7 +64,7 @@ def detect(tensor: Tensor, fan_in: int, *, bias: bool = False) -> Detected:
             return Detected(square, f"constant {float(v[0]):g}")
         largest, count = float(v.abs().max()), len(v)
     best: tuple[float, Detected] | None = None
-    for name, variance, uniform in candidates(tensor, fan_in, bias):
+    for name, variance, uniform in candidates(tensor, weight):
         spread = sqrt((0.8 if uniform else 2.0) / count)  # of the sample variance, relative: kurtosis − 1
         off = abs(square / variance - 1) / spread
         bounded = largest <= sqrt(3 * variance) * (1 + 1e-6)

@@ -64,11 +64,11 @@ class Weights:
         if self.w_var == "init":
             if tensors[0] is None:
                 raise InputError("w_var='init' reads a module's weights; layers have none. Give numbers.")
-            found: Detected = detect(tensors[0], fan_in)
+            found: Detected = detect(tensors[0])
             w_var, note["init"] = found.variance * fan_in, found.label
             b_var = 0.0
             if tensors[1] is not None:
-                of_bias = detect(tensors[1], fan_in, bias=True)
+                of_bias = detect(tensors[1], tensors[0])
                 b_var, note["bias init"] = of_bias.variance, of_bias.label
         else:
             w_var = by_name(self.w_var, w_name, "w_var")
@@ -79,7 +79,7 @@ class Weights:
 
     def value(self, name: str, tensor: Tensor, factor: float = 1.0) -> Affine:
         """The numbers of a parameter, or a multiple of it, that is used as a value."""
-        found = detect(tensor, 1)
+        found = detect(tensor)
         lr = by_name(self.lr, name, "lr") if self.trained(name) else 0.0
         rate = 1.0 if self.parametrization == "standard" else found.variance
         self.record[name] = {"variance": found.variance, "lr": lr, "init": found.label}
