@@ -334,7 +334,7 @@ def test_stated_error_with_kinks() -> None:
     assert measured(table, Relu().both) <= 3 * table.error()
     assert table.error() < 1e-10
     hard = Quadrature(HARD)
-    assert hard.method == "polar"
+    assert hard.method == "quadrature"
     assert hard.kinks == pytest.approx(HARD.kinks, abs=1e-9)
     assert measured(hard, HARD.both) <= 3 * hard.error()
     assert hard.error() < 1e-3

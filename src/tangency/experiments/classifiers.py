@@ -42,7 +42,7 @@ class Plan:
     few_costs: tuple[float, ...] = tuple(10.0**k for k in range(-2, 3))
     trees: int = 500
     layers: tuple[int, ...] = (1, 2, 3)  # hidden layers of the networks
-    # Of each, the smaller stops early, as noisy labels want it; three times the larger diverges (tried on nine sets).
+    # Of each, the smaller stops early, as noisy labels want it; three times the larger diverges (tried on eight sets).
     he_rates: tuple[float, ...] = (0.003, 0.1)
     ntk_rates: tuple[float, ...] = (0.3, 10.0)
     width: int = 256

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import InputError, UnsupportedModule
 from .duals import Dual, Identity, Relu
 from .joint import Sampled
-from .ops import Activation, Add, Affine, BatchNormalize, Drawn, Input, Mix, Multiply, Op, Same, Scale, Weigh
+from .ops import Activation, Add, Affine, BatchNormalize, Drawn, Input, Mix, Multiply, Op, Same, Scale, Weigh, products
 from .plan import Node, Plan
 from .positions import Join, Regrid, Take, Trace
 from .quadrature import Quadrature
@@ -169,7 +169,8 @@ class Builder:
         shape = tuple(value.shape[1:])
         moved = value.double().movedim(0, -1).movedim(channel, -2)  # [*grid, channels, n]
         slot = self.slot(moved)
-        energy = moved.square().mean(-2).flatten(0, -2).mean(0) if moved.dim() > 2 else moved.square().mean(0)
+        energy = products(moved, moved, moved.dim() - 2, whole=False, zipped=True) / shape[channel]
+        energy = energy.flatten(0, -2).mean(0) if energy.dim() > 1 else energy
         self.energy = energy if self.energy is None else self.energy + energy
         grid = (*shape[:channel], *shape[channel + 1 :])
         node = self.add(Input(slot, grid, shape[channel]), (), grid)

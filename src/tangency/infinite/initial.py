@@ -19,7 +19,7 @@ class Detected:
 
 
 def candidates(tensor: Tensor, weight: Tensor | None) -> list[tuple[str, float, bool]]:
-    """(name, variance, uniform?) of torch's initialisations for a tensor of this shape, or the bias of such a weight."""
+    """(name, variance, uniform?) of torch's initialisations for a tensor of this shape, or for such a weight's bias."""
     shaped = tensor if weight is None else weight
     fan_in, fan_out = fans(shaped)
     default = [

@@ -1,8 +1,7 @@
 """Kernels of infinitely wide networks, as kernels like all others: `tg.infinite_ntk(module)`, `tg.infinite_nngp`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, Literal
 
 import torch
@@ -12,17 +11,15 @@ from .. import _check, _tree
 from .._types import Inputs
 from ..errors import InputError, ModelError
 from ..kernel import Kernel
+from .assemble import Tile, blocks
 from .fields import Builder
 from .layers import Layer
 from .plan import Plan, near, prepared, run
 from .state import Pairs, Side, State
 from .weights import Weights
 
-# Bytes of one state of a block of pairs: a few of them lie in a core's cache (heuristic).
-CACHE = 1 << 20
-GPU = 1 << 28
-# States alive at a time in the loop, at most (heuristic): inputs, outputs, temporaries, for cov and ntk.
-ALIVE = 8
+# Pairs within a block are taken one by one where a sample's inputs are at most so many times its moments (heuristic).
+NARROW = 8
 
 
 @dataclass
@@ -111,57 +108,50 @@ class Infinite(Kernel):
         a = self.prepare(self.ready(x))
         if a.plan.batchwise:
             return self.pair(a, a).diagonal()
-        own = self._own(a, self.get == "ntk").diagonal() if a.plan.nodes[-1].grid else self._own(a, self.get == "ntk")
-        v = self._asked(own, self.get, a.plan)
+        own = self._own(a, self.get == "ntk")
+        v = Tile(a.plan, 0, 0, (), own.cov).value(own.diagonal() if own.whole else own, self.get)
         return v.flatten(0, -2).T if v.dim() > 1 else v
 
     def _moments(self, a: Ready, b: Ready, want: tuple[str, ...], workspace: int | None) -> dict[str, Tensor]:
         """Block by block, each small enough for the cache; the upper half only where both sides are the same."""
         _same_network(a, b)
-        plan, same, tangent = a.plan, a is b, "ntk" in want
+        plan, same, tangent, n, m = a.plan, a is b, "ntk" in want, a.side.size, b.side.size
         if plan.batchwise:
             return self._at_once(a, b, want)
-        p = prod(plan.nodes[-1].grid)
-        shape = (a.side.size, p, b.side.size, p) if plan.nodes[-1].grid else (a.side.size, b.side.size)
-        found = {name: a.side.energy.new_empty(shape) for name in want}
-        half = len(shape) // 2
-        for i, j in _blocks(plan, a.side.size, b.side.size, workspace, same, a.side.energy.device.type):
-            state = self._tile(plan, a.side.rows(i), b.side.rows(j), tangent, i.start - j.start if same else None)
-            for name, out in found.items():
-                tile = _arranged(self._asked(state, name, plan), p, half)
-                tile = _mirrored(tile, half) if same and j.start == i.start else tile
-                out[(i, slice(None), j) if half == 2 else (i, j)] = tile
-                if same:
-                    turned = tile.permute(2, 3, 0, 1) if half == 2 else tile.T
-                    out[(j, slice(None), i) if half == 2 else (j, i)] = turned
+        out, each = Tile(plan, n, m, want, a.side.energy), torch.arange(max(n, m), device=a.side.energy.device)
+        small = same and sum(v.numel() for v in a.side.known.values()) <= NARROW * n * plan.cell()
+        for i, j in blocks(plan, n, m, workspace, same, a.side.energy.device.type):
+            if small and i.start == j.start:  # each pair of the square once, one by one
+                first, second = (
+                    torch.triu_indices(i.stop - i.start, i.stop - i.start, device=a.side.energy.device) + i.start
+                )
+                meet = Pairs(a.side.rows(first), a.side.rows(second), zipped=True)
+                out.pairs(first, second, self._met(plan, meet, tangent, first == second))
+                j = slice(i.stop, j.stop)
+            if j.start < j.stop:
+                meet = Pairs(a.side.rows(i), b.side.rows(j))
+                alone = each[i].unsqueeze(1) == each[j] if same and i.start == j.start else None
+                out.block(i, j, self._met(plan, meet, tangent, alone), mirror=same)
         if same and not plan.exact_diagonal:
-            own, each = self._own(a, tangent), torch.arange(a.side.size, device=a.side.energy.device)
-            for name, out in found.items():
-                v = self._asked(own, name, plan)
-                if half == 2:
-                    out[each, :, each] = v.reshape(p, p, -1).permute(2, 0, 1)
-                else:
-                    out[each, each] = v
-        return found
+            out.pairs(each[:n], each[:n], self._own(a, tangent))
+        return out.found
 
-    def _asked(self, state: State, name: str, plan: Plan) -> Tensor:
-        if name == "ntk":
-            return torch.zeros_like(state.cov) if state.ntk is None else state.ntk
-        return torch.zeros_like(state.cov) if plan.twin else state.cov
+    def _met(self, plan: Plan, pairs: Pairs, tangent: bool, alone: Tensor | None) -> State:
+        """The output's moments; of pairs whose inputs nearly coincide again, from their differences.
 
-    def _tile(self, plan: Plan, a: Side, b: Side, tangent: bool, diagonal: int | None) -> State:
-        """All pairs of two blocks; those whose inputs nearly coincide again, from their differences."""
+        `alone`: where samples meet themselves, which is exact or for the caller to see to.
+        """
         seen: list[Tensor] | None = [] if plan.exact_near else None
-        state = run(plan, Pairs(a, b), plan.cross, tangent, inputs=seen)
+        state = run(plan, pairs, plan.cross, tangent, inputs=seen)
         assert state is not None
-        close = near(seen, a, b, diagonal) if seen else None
+        close = near(seen, pairs, alone) if seen else None
         if close is None:
             return state
-        i, j = close.unbind(1)
-        few = run(plan, Pairs(a.rows(i), b.rows(j), zipped=True), plan.cross, tangent)
-        assert few is not None
-        ntk = None if state.ntk is None or few.ntk is None else state.ntk.index_put((i, j), few.ntk)
-        return State(state.cov.index_put((i, j), few.cov), ntk, state.grid)
+        few = Pairs(pairs.a.rows(close[0]), pairs.b.rows(close[-1]), zipped=True, gaps=True)
+        again = run(plan, few, plan.cross, tangent)
+        assert again is not None
+        ntk = None if state.ntk is None or again.ntk is None else state.ntk.index_put(close, again.ntk)
+        return State(state.cov.index_put(close, again.cov), ntk, state.grid)
 
     def _own(self, a: Ready, tangent: bool) -> State:
         """Each sample with itself."""
@@ -179,7 +169,8 @@ class Infinite(Kernel):
         side = Side(a.side.known, a.side.size, a.side.energy)
         state = run(a.plan, Pairs(side, side), a.plan.cross, "ntk" in want, record=True)
         assert state is not None
-        return {name: self._asked(state, name, a.plan) for name in want}
+        tile = Tile(a.plan, 0, 0, (), state.cov)
+        return {name: tile.value(state, name) for name in want}
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
         _, plan = self.read(_tree.take(x, slice(0, 1)))
@@ -209,32 +200,3 @@ def _same_network(a: Ready, b: Ready) -> None:
         raise InputError(
             "the samples of x and of y have different shapes, so they are no inputs of one network. Give both alike."
         )
-
-
-def _mirrored(tile: Tensor, half: int) -> Tensor:
-    """A block that begins on the diagonal, its square symmetric to the last bit: the upper half counts."""
-    rows = tile.shape[0]
-    square = tile[:, :rows] if half == 1 else tile[:, :, :rows]
-    flat = square.reshape(square.shape[:half].numel(), -1)
-    flat = flat.triu() + flat.triu(1).T
-    rest = tile[:, rows:] if half == 1 else tile[:, :, rows:]
-    return torch.cat([flat.reshape(square.shape), rest], half)
-
-
-def _arranged(v: Tensor, p: int, half: int) -> Tensor:
-    """[*grid, *grid, i, j] as [i, s, j, t]."""
-    return v if half == 1 else v.reshape(p, p, *v.shape[-2:]).permute(2, 0, 3, 1)
-
-
-def _blocks(
-    plan: Plan, n: int, m: int, workspace: int | None, same: bool, device: str
-) -> Iterator[tuple[slice, slice]]:
-    """Blocks of pairs whose states lie in the cache; from the diagonal on where both sides are the same."""
-    most = CACHE if device == "cpu" else GPU
-    room = most if workspace is None else max(8, min(most, workspace // ALIVE))
-    pairs = max(1, room // (8 * plan.cell()))
-    columns = max(1, min(m, int(2 * pairs**0.5), pairs))  # at least as many as rows: one block holds the diagonal's
-    rows = max(1, min(n, pairs // columns))
-    for i in range(0, n, rows):
-        for j in range(i if same else 0, m, columns):
-            yield slice(i, min(i + rows, n)), slice(j, min(j + columns, m))

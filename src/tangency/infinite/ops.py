@@ -67,7 +67,7 @@ class Input(Op):
     def __call__(self, states: Sequence[State], here: Here) -> State:
         x, y = here.known(self.slot)
         d, whole, pairs = len(self.grid), here.whole(self.grid), here.pairs
-        gap = ((x - y).square().sum(d) / (2 * x.shape[d])) if pairs.zipped and not pairs.same and not whole else None
+        gap = (x - y).square().sum(d) / (2 * x.shape[d]) if pairs.gaps and not whole else None
         return State(products(x, y, d, whole, pairs.zipped) / x.shape[d], None, self.grid, whole, gap)
 
 
@@ -75,7 +75,9 @@ def products(x: Tensor, y: Tensor, d: int, whole: bool, zipped: bool) -> Tensor:
     """Σ over channels of x[*S, c, i] y[*T, c, j], at equal positions if not whole, at equal samples if zipped."""
     if x.shape[d] > SHORT:
         if not whole:
-            return (x * y).sum(d) if zipped else torch.matmul(x.movedim(-1, -2), y)
+            if zipped:  # a norm takes no room for the squares
+                return torch.linalg.vector_norm(x, dim=d).square() if x is y else (x * y).sum(d)
+            return torch.matmul(x.movedim(-1, -2), y)
         left, right = x.reshape(-1, *x.shape[d:]), y.reshape(-1, *y.shape[d:])
         out = torch.einsum("scn,tcn->stn" if zipped else "sci,tcj->stij", left, right)
         return out.reshape(*x.shape[:d], *y.shape[:d], *out.shape[2:])

@@ -136,7 +136,8 @@ def run(
             here = Here(pairs, node.inputs, needs[k], tangent)
             states[k] = node.op([states[j].at(reads) for j in node.inputs], here).at(needs[k])
             if inputs is not None and isinstance(node.op, Input):
-                inputs.append(states[k].cov.flatten(0, -3).mean(0) if node.grid else states[k].cov)
+                cov = states[k].cov
+                inputs.append(cov.flatten(0, len(node.grid) - 1).mean(0) if node.grid else cov)
         for j in node.inputs:
             if last[j] == k:
                 states.pop(j, None)
@@ -157,14 +158,14 @@ def prepared(plan: Plan, side: Side) -> Side:
     return side
 
 
-def near(cosines: Sequence[Tensor], a: Side, b: Side, diagonal: int | None) -> Tensor | None:
-    """Which pairs have nearly parallel inputs: [count, 2], or None if there is none.
+def near(cosines: Sequence[Tensor], pairs: Pairs, alone: Tensor | None) -> tuple[Tensor, ...] | None:
+    """Which pairs have nearly parallel inputs (rows and columns, or places of pairs one by one); None if there is none.
 
-    `diagonal`: where a sample meets itself (column − row), which is no such pair.
+    `alone`: where a sample meets itself, which is no such pair.
     """
     total = torch.stack(list(cosines)).sum(0) if len(cosines) > 1 else cosines[0]
-    bound = (1 - NEAR) ** 2 * a.energy.unsqueeze(1) * b.energy
-    close = total.square() >= bound
-    if diagonal is not None:
-        close.diagonal(diagonal).fill_(False)
-    return close.nonzero() if bool(close.any()) else None
+    left, right = pairs.spread(pairs.a.energy, pairs.b.energy, 0, whole=False)
+    close = total.square() >= (1 - NEAR) ** 2 * left * right
+    if alone is not None:
+        close &= ~alone
+    return close.nonzero(as_tuple=True) if bool(close.any()) else None

@@ -3,7 +3,8 @@
 A smooth function is expanded in Hermite polynomials once per variance (Mehler): with a_k(p) = E[φ(√p z)h_k(z)],
 E[φ(u)φ(v)] = Σ a_k(p)a_k(q)ρᵏ. That costs three passes over the pairs per term, needs φ on O(n) points only, and is
 positive definite by construction. A function with kinks has coefficients that fall too slowly, above all near ρ = 1,
-where kernels live: see `polar.py` and, for the piecewise linear ones, `piecewise.py`.
+where kernels live, and so has tanh(√p z) for large p. What the coefficients leave out is known, so each pair for which
+it is too much goes to `piecewise.py` if φ is straight far out, or to `polar.py`.
 """
 
 import copy
@@ -18,26 +19,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import InputError
 from .dual import TWO_PI, Dual, Pair, Pointwise, recording, root
 from .duals import Abs, Cos, Erf, Exp, Gelu, Identity, LeakyRelu, Monomial, Relu, Sign, Sin
-from .piecewise import PiecewiseLinear
-from .polar import derivative, interpolate, line, polar
+from .piecewise import PiecewiseLinear, integrate
+from .polar import derivative, interpolate, line, nested, pieces
 
-_CHUNK = 4096  # variances expanded at once; 4096 × 400 points in float64 are 13 MB
+_CHUNK = 2**21  # values of φ at once in an expansion: 16 MB
 _ROWS = 64  # rows summed at once: 64 × 256 pairs stay in the cache
+_TABLE = 16.0  # the largest variance in a table
+_WORST = 1e-6  # a larger error is refused
 _LADDER = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 @functools.lru_cache(maxsize=8)
-def _hermite(degree: int, step: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Points z and the matrix of h_k(z)·weight, k < degree, of the trapezoidal rule against the normal density."""
-    count = round((12.5 + math.sqrt(degree) / 8) / step)  # h_k grows: its product with the density ends later
-    z = np.arange(-count, count + 1) * step
+def _hermite(degree: int, level: float, kink: bool, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Points z and the matrix of h_k(z)·weight, k < degree, of a rule against the normal density: φ(√p z), p ≤ level.
+
+    Trapezoidal; for a function with a kink at 0 pieces of Gauss–Legendre, of length 1/2 but shorter near 0.
+    """
+    end, fine = 12.5 + math.sqrt(degree) / 8, max(1.0, math.sqrt(level) / 4)  # h_k grows: its product ends later
+    if kink:
+        near = [0.0, *(0.5 / 3**k for k in range(1 + math.ceil(math.log(4 * fine, 3))))]
+        right = torch.tensor(sorted({*near, *np.arange(0.5, end + 0.5, 0.5).tolist()}), dtype=torch.float64)
+        points, widths = pieces(torch.cat([-right[1:].flip(0), right]), 16)
+        z, weight = points.numpy(), widths.numpy()
+    else:
+        count = round(end * 12 * fine)
+        z, weight = np.arange(-count, count + 1) / (12 * fine), np.full(2 * count + 1, 1 / (12 * fine))
     half = np.exp(-z * z / 4) / TWO_PI**0.25
     rows = [half, z * half]
     for k in range(1, degree - 1):
         rows.append((z * rows[k] - math.sqrt(k) * rows[k - 1]) / math.sqrt(k + 1))
-    table = np.stack(rows[:degree], axis=1) * (half * step)[:, None]
+    table = np.stack(rows[:degree], axis=1) * (half * weight)[:, None]
     return torch.from_numpy(z).to(device, dtype), torch.from_numpy(table).to(device, dtype)
 
 
@@ -90,7 +104,7 @@ def _level(p: Tensor, q: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Quadrature(Dual):
-    """The dual of an elementwise function: a Hermite expansion if it is smooth, polar quadrature if it has kinks.
+    """The dual of an elementwise function: a Hermite expansion if it is smooth, quadrature if it has kinks.
 
     ```python
     dual = Quadrature(torch.tanh)
@@ -101,7 +115,13 @@ class Quadrature(Dual):
     bring the tail Σ_{k>K} a_k² below `tolerance`·E[φ²] for all variances up to the next power of 4. `nodes`:
     Gauss–Legendre points per smooth piece. Methods and their cost for a tile of n × m:
     "expansion", three passes per term; "table" (the only kink is 0), a product of [n, 24] and [24, m] for each of 28
-    terms, and a second or so for the first tile; "polar" (other kinks), some thousand evaluations of φ per pair.
+    terms, and a second or so for the first tile; "quadrature" (other kinks), see below.
+
+    With `refine`, pairs that the expansion leaves above its tolerance and pairs beyond the table (variances above 16)
+    are integrated, like all those of a function with other kinks: 10 to 100 μs each for a function that is straight far
+    from 0 (Tanh, SiLU, ELU …), 0.2 to 1 ms near ρ = ±1 or at small variances with kinks, up to 5 ms for any other
+    function. Where even that leaves an error above 1e-6, which it measures once per power of 4, `both` raises an
+    InputError.
     """
 
     fn: Callable[[Tensor], Tensor] = field(repr=False)
@@ -110,6 +130,7 @@ class Quadrature(Dual):
     degree: int = 512
     nodes: int = 16
     tolerance: float = 1e-10
+    refine: bool = True
 
     def __post_init__(self) -> None:
         name = self.name or getattr(self.fn, "__name__", type(self.fn).__name__)
@@ -119,8 +140,8 @@ class Quadrature(Dual):
 
     @property
     def method(self) -> str:
-        """What `both` does: "expansion", "table" or "polar"."""
-        return "polar" if any(self.kinks or ()) else "table" if self.kinks else "expansion"
+        """What `both` begins with: "expansion", "table" or "quadrature"."""
+        return "quadrature" if any(self.kinks or ()) else "table" if self.kinks else "expansion"
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.fn(x)
@@ -130,12 +151,7 @@ class Quadrature(Dual):
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
         p, q = _narrow(p), _narrow(q)
-        if self.method == "polar":
-            return polar(self.fn, self.kinks or (), self.nodes, c, p, q, slope)
-        level = _level(p, q)
-        if self.method == "table":
-            return interpolate(self.fn, self.nodes, level, c, p, q, slope)
-        return _expanded(self, level, c, p, q, slope)
+        return _moments(self, c, p, q, slope, check=True)
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
         x, w = line(self.kinks or (), p, 2 * self.nodes)
@@ -154,13 +170,13 @@ class Quadrature(Dual):
         found: dict[str, Any] = {"name": self.name, "method": self.method, "kinks": list(self.kinks or ())}
         if isinstance(self.fn, functools.partial):
             found["options"] = self.fn.keywords
-        rule = {"degree": self.degree, "nodes": self.nodes, "tolerance": self.tolerance}
+        rule = {"degree": self.degree, "nodes": self.nodes, "tolerance": self.tolerance, "refine": self.refine}
         return found | rule | {"error": self.error(), "error_p_max": 4.0}
 
 
 def HermiteExpansion(fn: Callable[[Tensor], Tensor], degree: int = 512, name: str = "") -> Quadrature:  # noqa: N802
-    """`Quadrature` by expansion, also of a function with kinks (its tail is then what `error` states)."""
-    return Quadrature(fn, name, kinks=(), degree=degree)
+    """`Quadrature` by expansion only, also of a function with kinks (its tail is then what `error` states)."""
+    return Quadrature(fn, name, kinks=(), degree=degree, refine=False)
 
 
 def _variances(p_max: float) -> Tensor:
@@ -169,39 +185,76 @@ def _variances(p_max: float) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _stated(dual: Quadrature, p_max: float) -> float:
-    """Expansion: the tail left (a bound, by Cauchy–Schwarz) or the rule's error. Else: against a finer polar rule."""
-    p = _variances(p_max)
+    """Expansion: the tail left (a bound, by Cauchy–Schwarz) or the rule's error. Else: against twice as many points."""
+    if dual.method == "expansion":
+        level = 4.0 ** max(0, math.ceil(math.log(p_max, 4) - 1e-12))
+        if not dual.refine or _terms(dual, level)[1]:
+            return _tail(dual, p_max, level)
+    worst, ends = (
+        dual.tolerance if dual.method == "expansion" else 1e-12,
+        p_max * torch.tensor([0.03, 0.5, 1.0], dtype=torch.float64),
+    )
+    i, j = torch.triu_indices(3, 3).unbind()
+    rho = torch.tensor([-1.0, -0.6, 0.3, 0.97, 0.9999, 1.0], dtype=torch.float64)[:, None]
+    c, p, q = (each.reshape(-1) for each in torch.broadcast_tensors(rho * (ends[i] * ends[j]).sqrt(), ends[i], ends[j]))
     with torch.no_grad():
-        owns = dual.own(p)
-        if dual.method == "expansion":
-            level = _level(p, p)
-            terms, worst = _terms(dual, level), 1e-14
-            for order, own in zip((False, True), owns, strict=True):
-                assert own is not None
-                a, energy = _coefficients(dual, p, level, terms, order)
-                finer = _coefficients(dual, p, 4 * max(level, 16.0), terms, order)[0]  # half the step, or less
-                off = torch.stack(
-                    [energy - a.square().sum(-1), energy - own, 2 * (a - finer).norm(dim=-1) * own.sqrt()]
-                )
-                worst = max(worst, float((off.abs() / own.clamp(min=1e-300)).max()))
-            return worst
-        rho = torch.tensor([-1.0, -0.6, 0.3, 0.9, 0.99, 0.9999, 1.0], dtype=torch.float64)[:, None, None]
-        first, second = p[:, None], p[None, :]
-        c = rho * (first * second).sqrt()
-        fine = polar(dual.fn, dual.kinks or (), dual.nodes + dual.nodes // 2, c, first, second, True)
-        worst = 1e-14
-        for coarse, better, own in zip(dual.both(c, first, second), fine, owns, strict=True):
-            assert coarse is not None and better is not None and own is not None  # noqa: PT018
-            scale = (own[:, None] * own[None, :]).sqrt().clamp(min=1e-300)
-            worst = max(worst, float(((coarse - better).abs() / scale).max()))
-        return worst
+        fine = nested(dual.fn, dual.kinks or (), 2 * dual.nodes, c, p, q, True)
+        parts = zip(_moments(dual, c, p, q, True, check=False), fine, dual.own(p), dual.own(q), strict=True)
+        for coarse, better, a, b in parts:
+            assert coarse is not None and better is not None and a is not None and b is not None  # noqa: PT018
+            off = (coarse - better).abs() / (a * b).sqrt().clamp(min=1e-300)
+            worst = max(worst, float(off.nan_to_num(math.inf, math.inf).max()))
+    return worst
+
+
+def _tail(dual: Quadrature, p_max: float, level: float) -> float:
+    """What an expansion leaves out at variances up to p_max, or the error of its coefficients."""
+    p, worst, terms = _variances(p_max), 1e-14, _terms(dual, level)[0]
+    with torch.no_grad():
+        for order, own in zip((False, True), dual.own(p), strict=True):
+            assert own is not None
+            a, energy = _coefficients(dual, p, level, terms, order)
+            finer = _coefficients(dual, p, 4 * max(level, 16.0), terms, order)[0]  # half the step, or less
+            off = torch.stack([energy - a.square().sum(-1), energy - own, 2 * (a - finer).norm(dim=-1) * own.sqrt()])
+            worst = max(worst, float((off.abs() / own.clamp(min=1e-300)).max()))
+    return worst
+
+
+def _moments(dual: Quadrature, c: Tensor, p: Tensor, q: Tensor, slope: bool, check: bool) -> Pair:
+    """What is fast for all pairs, then `integrate` for those where it is not good enough."""
+    level, hard = _level(p, q), None
+    found: Pair | None = None
+    if dual.method == "table" and level <= _TABLE:
+        found = interpolate(dual.fn, dual.nodes, level, c, p, q, slope)
+    elif dual.method != "quadrature":
+        found, hard = _expanded(dual, level, c, p, q, slope)
+        small = torch.maximum(p, q).broadcast_to(c.shape) <= _TABLE
+        if dual.method == "table" and hard is not None and bool((hard & small).any()):
+            table = interpolate(dual.fn, dual.nodes, _TABLE, c, p, q, slope)
+            second = None if table[1] is None or found[1] is None else torch.where(small, table[1], found[1])
+            found, hard = (torch.where(small, table[0], found[0]), second), hard & ~small
+    if found is not None and (hard is None or not bool(hard.any())):
+        return found
+    if check and (error := _stated(dual, level)) > _WORST:
+        raise InputError(
+            f"The moments of {dual.name} at a variance of {float(torch.maximum(p.max(), q.max())):.3g} are right to "
+            f"{error:.0e} only, and {_WORST:.0e} is needed. Give it smaller variances: normalise the inputs, put a "
+            "LayerNorm before it, or lower w_var."
+        )
+    full = torch.broadcast_tensors(c, p, q)
+    if found is None or hard is None:
+        value, second = integrate(dual.fn, dual.kinks or (), dual.nodes, slope, *(each.reshape(-1) for each in full))
+        return value.reshape(full[0].shape), None if second is None else second.reshape(full[0].shape)
+    better = integrate(dual.fn, dual.kinks or (), dual.nodes, slope, *(each[hard] for each in full))
+    value = found[0].index_put((hard,), better[0])
+    return value, None if found[1] is None or better[1] is None else found[1].index_put((hard,), better[1])
 
 
 def _coefficients(dual: Quadrature, p: Tensor, level: float, terms: int, order: bool) -> tuple[Tensor, Tensor]:
     """a_k(p), k < terms, of φ (or of φ') in a new last dimension; and E[φ²] by the same rule."""
-    z, table = _hermite(terms, 1 / (12 * max(1.0, math.sqrt(level) / 4)), p.dtype, p.device)
+    z, table = _hermite(terms, level, bool(dual.kinks), p.dtype, p.device)
     found, energy = [], []
-    for part in p.reshape(-1).split(_CHUNK):
+    for part in p.reshape(-1).split(max(1, _CHUNK // len(z))):
         x = root(part)[:, None] * z
         y = derivative(dual.fn, x) if order else dual.fn(x)
         found.append(y @ table)
@@ -210,32 +263,43 @@ def _coefficients(dual: Quadrature, p: Tensor, level: float, terms: int, order: 
 
 
 @functools.lru_cache(maxsize=256)
-def _terms(dual: Quadrature, level: float) -> int:
-    """The first rung at which the tails of φ and φ' are below the tolerance for variances up to `level`, or the cap."""
+def _terms(dual: Quadrature, level: float) -> tuple[int, bool]:
+    """The first rung at which the tails of φ and φ' are below the tolerance for variances up to `level`, or the cap.
+
+    And whether they are.
+    """
     p, rungs = _variances(level), [*(k for k in _LADDER if k < dual.degree), dual.degree]
     with torch.no_grad():
         full = [_coefficients(dual, p, level, dual.degree, order) for order in (False, True)]
     tails = [(1 - a.square().cumsum(-1) / energy.clamp(min=1e-300)[:, None]).amax(0) for a, energy in full]
-    return next((k for k in rungs if max(float(tail[k - 1]) for tail in tails) < dual.tolerance), dual.degree)
+    found = next((k for k in rungs if max(float(tail[k - 1]) for tail in tails) < dual.tolerance), None)
+    return found or dual.degree, found is not None
 
 
-def _expanded(dual: Quadrature, level: float, c: Tensor, p: Tensor, q: Tensor, slope: bool) -> Pair:
-    """Σ a_k(p)a_k(q)ρᵏ for φ and for φ', by rows of the tile."""
-    terms = _terms(dual, level)
-    factors = [
-        [_coefficients(dual, each, level, terms, order)[0] for each in (p, q)] for order in (False, True)[: 1 + slope]
-    ]
+def _expanded(
+    dual: Quadrature, level: float, c: Tensor, p: Tensor, q: Tensor, slope: bool
+) -> tuple[Pair, Tensor | None]:
+    """Σ a_k(p)a_k(q)ρᵏ for φ and for φ', by rows of the tile; and where the terms left out may be too much."""
+    terms, enough = _terms(dual, level)
     scale = root(p * q)
     rho = torch.where(scale > 0, c / torch.where(scale > 0, scale, 1.0), 0.0).clamp(-1.0, 1.0)
+    factors, hard = [], None
+    for order in (False, True)[: 1 + slope]:
+        (a, first), (b, second) = (_coefficients(dual, each, level, terms, order) for each in (p, q))
+        factors.append((a, b))
+        if dual.refine and not enough:  # Cauchy–Schwarz
+            tails = [1 - x.detach().square().sum(-1) / own.clamp(min=1e-300) for x, own in ((a, first), (b, second))]
+            bound = rho.detach().abs() ** terms * root(tails[0]) * root(tails[1])
+            hard = bound > dual.tolerance if hard is None else hard | (bound > dual.tolerance)
     parity, sums = _parity(dual.fn), []
-    for order, (a, b) in enumerate(factors):
-        start, stride = (0, 1) if parity == 0 else (int(parity == -1) ^ order, 2)
+    for k, (a, b) in enumerate(factors):
+        start, stride = (0, 1) if parity == 0 else (int(parity == -1) ^ k, 2)
         if recording(c, p, q) or rho.ndim < 2:
             sums.append(_series(rho, a, b, start, stride))
         else:
             rows = range(0, rho.shape[-2], _ROWS)
             sums.append(torch.cat([_series(*_rows(i, rho, a, b), start, stride) for i in rows], -2))
-    return sums[0], sums[1] if slope else None
+    return (sums[0], sums[1] if slope else None), hard
 
 
 def _rows(start: int, rho: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -276,8 +340,7 @@ def _smooth(fn: Callable[..., Tensor], name: str) -> Callable[..., Dual]:
 
 def _kinked(fn: Callable[..., Tensor], name: str, kinks: Callable[..., tuple[float, ...]]) -> Callable[..., Dual]:
     def make(**options: Any) -> Dual:
-        at = kinks(**options)  # beyond 0 the pieces are not analytic: more points, 1e-9 instead of 1e-7 for Hardswish
-        return Quadrature(functools.partial(fn, **options) if options else fn, name, at, nodes=24 if any(at) else 16)
+        return Quadrature(functools.partial(fn, **options) if options else fn, name, kinks(**options))
 
     return make
 
