@@ -159,12 +159,16 @@ def test_agrees_with_neural_tangents(name: str) -> None:
             if theirs.dim() == 4:
                 theirs = theirs.permute(0, 2, 1, 3)
             scale = float(theirs.abs().max())
-            off = (got - theirs).abs() / max(scale, 1e-300)
             assert got.shape == theirs.shape
+            off = (got - theirs).abs() / max(scale, 1e-300)
+            off = off.amax((1, 3)) if off.dim() == 4 else off
             # Where an input meets itself, theirs is good to half the digits only, as the script measured.
-            bound = 1e-7 + 10 * error["same_input"]
-            assert float(off.max()) < bound, f"{what}_{which}: {float(off.max()):.1e}"
-            assert float(off.flatten().quantile(0.5)) < 1e-9, f"{what}_{which}: median {float(off.median()):.1e}"
+            itself = (
+                torch.eye(*off.shape, dtype=torch.bool) if which == "11" else torch.zeros_like(off, dtype=torch.bool)
+            )
+            itself[1, 0] |= which == "12"  # x2[0] is a copy of x1[1]
+            assert float(off[~itself].max()) < 1e-9, f"{what}_{which}: {float(off[~itself].max()):.1e}"
+            assert float(off[itself].max()) < 1e-8 + 4 * error["same_input"], f"{what}_{which}: {off[itself]}"
 
 
 def test_there_are_many() -> None:

@@ -126,7 +126,12 @@ def _explain_options(commands: Any) -> None:
         "--out", type=Path, help="folder for what is finished: the same command goes on where it was stopped"
     )
     reproduce.add_argument("--quick", action="store_true", help="small, on bundled data, under a minute: does it run?")
-    reproduce.add_argument("--seeds", type=_positive, default=3, help="networks to train (surrogate-table1), repeats of the folds (uci); default: 3")
+    reproduce.add_argument(
+        "--seeds",
+        type=_positive,
+        default=3,
+        help="networks to train (surrogate-table1), repeats of the folds (uci); default: 3",
+    )
     reproduce.add_argument("--kernels", type=_names, default=(), help="some of the kernels, with commas (tables 2, 3)")
     reproduce.set_defaults(run=_reproduce)
     for command in (demo, explain, reproduce):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._types import Inputs
 from .errors import InputError
-from .kernel import Empirical, Kernel, Prepared
+from .kernel import Kernel, Prepared
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ class ScaleKernel(_Combined):
 class CosineKernel(_Combined):
     """k(x, y) / √(k(x, x) k(y, y)); the diagonal of a batch with itself is exactly 1."""
 
-    kernel: Empirical
+    kernel: Kernel
 
     @property
     def inner(self) -> tuple[Kernel, ...]:
@@ -181,8 +181,11 @@ def cosine(kernel: Kernel) -> CosineKernel:
     tensor([1., 1.])
     """
     _is_kernel(kernel, "tg.cosine")
-    if not isinstance(kernel, Empirical):
-        raise InputError(f"tg.cosine takes an empirical kernel; it was given a {type(kernel).__name__}.")
+    if type(kernel).prepared_diag is Kernel.prepared_diag:
+        raise InputError(
+            f"tg.cosine takes an empirical or infinite kernel; it was given a {type(kernel).__name__}. Take the cosine "
+            "first."
+        )
     return CosineKernel(kernel)
 
 

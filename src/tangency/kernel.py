@@ -67,6 +67,10 @@ class Kernel(ABC):
         """Raise NonFiniteError naming the first sample of a prepared batch that is not finite, if there is one."""
         return None
 
+    def prepared_diag(self, a: Prepared) -> Tensor:
+        """`diag` of a prepared batch."""
+        raise InputError(f"{type(self).__name__} gives no diagonal of a prepared batch, so it has no cosine.")
+
     def __call__(self, x: Inputs, y: Inputs | None = None) -> Tensor:
         """The Gram matrix of x with y (with itself if y is left out), all at once; `tg.compute` goes by blocks."""
         a, b = self._prepared(x, y)

@@ -105,7 +105,9 @@ class Infinite(Kernel):
         return torch.stack(found).std(0)
 
     def diag(self, x: Inputs) -> Tensor:
-        a = self.prepare(self.ready(x))
+        return self.prepared_diag(self.prepare(self.ready(x)))
+
+    def prepared_diag(self, a: Ready) -> Tensor:
         if a.plan.batchwise:
             return self.pair(a, a).diagonal()
         own = self._own(a, self.get == "ntk")

@@ -122,7 +122,7 @@ def _nested_chunk(
     pair, z, w = pair[:, None].expand_as(z).reshape(-1), z.reshape(-1), w.reshape(-1)
     mean, sd = lean[pair] * z, sd[pair]
     thin = float(sd.detach().max()) <= _THIN
-    if thin and not kinks:
+    if thin and not kinks and float(b.detach().min()) >= 1.0:
         y = torch.arange(-9.5, 10.0, dtype=a.dtype, device=a.device) * 0.8
         row, weights = torch.arange(len(z), device=a.device), _normal(y) / _normal(y).sum()
     else:
