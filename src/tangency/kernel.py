@@ -229,8 +229,8 @@ class Empirical(Kernel):
             "parameters": list(network.train),
             "weights": digest({k: v for k, v in state.items() if k in own}),
             "buffers": digest({k: v for k, v in state.items() if k not in own}),
-            "outputs": _describe(network.outputs),
-            "head": _describe(network.head),
+            "outputs": describe(network.outputs),
+            "head": describe(network.head),
             "dtype": network.precision or str(next(network.model.parameters()).dtype).removeprefix("torch."),
             "layers": None if layers is None else list(layers),
             "bias": getattr(self.features, "bias", None),
@@ -251,7 +251,7 @@ def digest(state: Mapping[str, Tensor]) -> str:
     return h.hexdigest()[:16]
 
 
-def _describe(thing: object) -> Any:
+def describe(thing: object) -> Any:
     """A head, or what picks the outputs, as a JSON value; functions by their code and what they close over."""
     if thing is None or isinstance(thing, (int, str)):
         return thing

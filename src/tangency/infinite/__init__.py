@@ -10,6 +10,7 @@ torch.Size([4, 4])
 """
 
 from .attend import SelfAttention
+from .compose import Concat, Product, Serial, Sum
 from .convergence import Convergence, Trained, Training, convergence
 from .duals import (
     ABRelu,
@@ -37,7 +38,6 @@ from .finite import draw, empirical_nngp, empirical_ntk, readout_nngp
 from .kernel import Infinite
 from .layers import (
     AvgPool,
-    Concat,
     Conv,
     Dropout,
     Embedding,
@@ -47,9 +47,6 @@ from .layers import (
     Layer,
     LayerNorm,
     Linear,
-    Product,
-    Serial,
-    Sum,
     SumPool,
 )
 from .make import infinite_nngp, infinite_ntk

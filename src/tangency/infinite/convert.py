@@ -19,7 +19,7 @@ from .calls import RANDOM, Call, Parameter
 from .fields import Builder
 from .functional import FUNCTIONS, METHODS
 from .layers import Layer
-from .modules import convert
+from .modules import as_known, convert
 from .twin import Twin
 from .weights import Weights
 
@@ -195,7 +195,7 @@ class Reading:
             name = self.name(str(node.target))
             build.name, build.where = name, f"{name or 'the module'} ({type(module).__name__})"
             if not any(isinstance(v, RANDOM) for v in _leaves((args, kwargs))) and not _weighted(module):
-                return module(*args, **kwargs)
+                return as_known(module, *args, **kwargs)
             self.once(module.parameters(), name)
             if isinstance(module, nn.Embedding) and node.all_input_nodes[0] in self.fixed:
                 index = args[0] if args else kwargs["input"]  # a table of positions: the same for every sample

@@ -8,8 +8,8 @@ from torch import nn
 
 from .. import _check
 from ..errors import InputError
+from .compose import as_layer
 from .kernel import Infinite
-from .layers import as_layer
 from .twin import Twin
 from .weights import Number, Parametrization, Weights, checked
 

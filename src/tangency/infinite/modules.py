@@ -1,5 +1,6 @@
 """torch's modules as layers: one small reader for each type."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -182,8 +183,14 @@ def _of_input(m: nn.Module, build: Builder, weights: Weights, name: str, x: Tens
             "normalises the input with a scale or shift that is trained.",
             "Freeze it (train=), use affine=False, or put a Linear or Conv layer before it.",
         )
-    found: Tensor = m.double()(x) if next(m.parameters(), x).dtype != x.dtype else m(x)
-    return found
+    return as_known(m, x)
+
+
+def as_known(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A module's output for known inputs, in float64; the user's module stays as it is."""
+    if any(v.is_floating_point() and v.dtype != torch.float64 for v in module.state_dict().values()):
+        module = copy.deepcopy(module).double()
+    return module(*args, **kwargs)
 
 
 @reads(nn.GroupNorm)

@@ -33,13 +33,15 @@ _LADDER = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 @functools.lru_cache(maxsize=8)
-def _hermite(degree: int, level: float, kink: bool, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def _hermite(
+    degree: int, level: float, graded: bool, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Points z and the matrix of h_k(z)·weight, k < degree, of a rule against the normal density: φ(√p z), p ≤ level.
 
-    Trapezoidal; for a function with a kink at 0 pieces of Gauss–Legendre, of length 1/2 but shorter near 0.
+    Trapezoidal; `graded`, for a kink at 0 or a large level: pieces of Gauss–Legendre, 1/2 long but shorter near 0.
     """
     end, fine = 12.5 + math.sqrt(degree) / 8, max(1.0, math.sqrt(level) / 4)  # h_k grows: its product ends later
-    if kink:
+    if graded:
         near = [0.0, *(0.5 / 3**k for k in range(1 + math.ceil(math.log(4 * fine, 3))))]
         right = torch.tensor(sorted({*near, *np.arange(0.5, end + 0.5, 0.5).tolist()}), dtype=torch.float64)
         points, widths = pieces(torch.cat([-right[1:].flip(0), right]), 16)
@@ -190,21 +192,31 @@ def _stated(dual: Quadrature, p_max: float) -> float:
         level = 4.0 ** max(0, math.ceil(math.log(p_max, 4) - 1e-12))
         if not dual.refine or _terms(dual, level)[1]:
             return _tail(dual, p_max, level)
-    worst, ends = (
-        dual.tolerance if dual.method == "expansion" else 1e-12,
-        p_max * torch.tensor([0.03, 0.5, 1.0], dtype=torch.float64),
-    )
-    i, j = torch.triu_indices(3, 3).unbind()
-    rho = torch.tensor([-1.0, -0.6, 0.3, 0.97, 0.9999, 1.0], dtype=torch.float64)[:, None]
+    moments = functools.partial(_moments, dual, check=False)
+    return max(dual.tolerance if dual.method == "expansion" else 1e-12, _off(dual, p_max, moments))
+
+
+def _off(dual: Quadrature, p_max: float, moments: Callable[..., Pair]) -> float:
+    """The largest error of some moments, relative to own ones, against quadrature with twice as many points."""
+    worst, ends = 0.0, p_max * torch.tensor([1e-3, 0.03, 0.5, 1.0], dtype=torch.float64)
+    i, j = torch.triu_indices(4, 4).unbind()
+    rho = torch.tensor([-1.0, -0.6, 0.3, 0.97, 0.9999], dtype=torch.float64)[:, None]
     c, p, q = (each.reshape(-1) for each in torch.broadcast_tensors(rho * (ends[i] * ends[j]).sqrt(), ends[i], ends[j]))
     with torch.no_grad():
         fine = nested(dual.fn, dual.kinks or (), 2 * dual.nodes, c, p, q, True)
-        parts = zip(_moments(dual, c, p, q, True, check=False), fine, dual.own(p), dual.own(q), strict=True)
-        for coarse, better, a, b in parts:
+        for coarse, better, a, b in zip(moments(c, p, q, True), fine, dual.own(p), dual.own(q), strict=True):
             assert coarse is not None and better is not None and a is not None and b is not None  # noqa: PT018
             off = (coarse - better).abs() / (a * b).sqrt().clamp(min=1e-300)
             worst = max(worst, float(off.nan_to_num(math.inf, math.inf).max()))
     return worst
+
+
+@functools.lru_cache(maxsize=256)
+def _tabled(dual: Quadrature, level: float) -> bool:
+    """Whether the table for variances up to `level` is good: it is for ELU, not for Softsign."""
+    if dual.method != "table" or level > _TABLE:
+        return False
+    return _off(dual, level, functools.partial(interpolate, dual.fn, dual.nodes, level)) < 1e-8
 
 
 def _tail(dual: Quadrature, p_max: float, level: float) -> float:
@@ -224,12 +236,12 @@ def _moments(dual: Quadrature, c: Tensor, p: Tensor, q: Tensor, slope: bool, che
     """What is fast for all pairs, then `integrate` for those where it is not good enough."""
     level, hard = _level(p, q), None
     found: Pair | None = None
-    if dual.method == "table" and level <= _TABLE:
+    if _tabled(dual, level):
         found = interpolate(dual.fn, dual.nodes, level, c, p, q, slope)
     elif dual.method != "quadrature":
         found, hard = _expanded(dual, level, c, p, q, slope)
         small = torch.maximum(p, q).broadcast_to(c.shape) <= _TABLE
-        if dual.method == "table" and hard is not None and bool((hard & small).any()):
+        if dual.method == "table" and hard is not None and bool((hard & small).any()) and _tabled(dual, _TABLE):
             table = interpolate(dual.fn, dual.nodes, _TABLE, c, p, q, slope)
             second = None if table[1] is None or found[1] is None else torch.where(small, table[1], found[1])
             found, hard = (torch.where(small, table[0], found[0]), second), hard & ~small
@@ -252,7 +264,7 @@ def _moments(dual: Quadrature, c: Tensor, p: Tensor, q: Tensor, slope: bool, che
 
 def _coefficients(dual: Quadrature, p: Tensor, level: float, terms: int, order: bool) -> tuple[Tensor, Tensor]:
     """a_k(p), k < terms, of φ (or of φ') in a new last dimension; and E[φ²] by the same rule."""
-    z, table = _hermite(terms, level, bool(dual.kinks), p.dtype, p.device)
+    z, table = _hermite(terms, level, bool(dual.kinks) or level > 256.0, p.dtype, p.device)
     found, energy = [], []
     for part in p.reshape(-1).split(max(1, _CHUNK // len(z))):
         x = root(part)[:, None] * z

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InputError
+from .compose import Serial, as_layer, inside
 from .fields import Builder, Field
-from .layers import Layer, Pair, Serial, Times, as_layer, each, inside
+from .layers import Layer, Pair, Times, each
 from .modules import reads
 from .ops import Affine
 from .positions import Patch, Resample, Spread
