@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/infinite.py [--cases fc,flat8,…] [--repeats 5]
 
 Each runs in a process of its own on the same inputs; time is the least over repeats, memory the process's peak while
-the kernel is computed less what it held before (inputs, compiled code). Writes results/infinite.json and prints a table. The first run makes .venv-peers.
+the kernel is computed less what it held before (inputs, compiled code). Writes results/infinite.json and prints a
+table. The first run makes .venv-peers.
 """
 
 import argparse

@@ -46,8 +46,22 @@ class Field:
         return dim - (dim > self.channel)
 
 
+class _OfField:
+    """Something of the form of the field that it is of."""
+
+    of: Field
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape
+
+    @property
+    def channel(self) -> int:
+        return self.of.channel
+
+
 @dataclass(frozen=True)
-class Lazy:
+class Lazy(_OfField):
     """scale·φ(field), elementwise."""
 
     of: Field
@@ -57,14 +71,6 @@ class Lazy:
     label: str = ""
     inner: Dual | None = None  # ∂φ/∂(a parameter of each channel's own), with its rate
     rate: float = 0.0
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.of.shape
-
-    @property
-    def channel(self) -> int:
-        return self.of.channel
 
 
 @dataclass(frozen=True)
@@ -85,21 +91,13 @@ class Joint:
 
 
 @dataclass(frozen=True)
-class Normed:
+class Normed(_OfField):
     """BatchNorm of a Gaussian field, waiting for what follows: ReLU, or something linear."""
 
     of: Field
     eps: float
     rates: tuple[float, float]  # of gamma and beta
     name: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.of.shape
-
-    @property
-    def channel(self) -> int:
-        return self.of.channel
 
 
 Random = Field | Lazy | Joint | Normed

@@ -1,0 +1,44 @@
+"""What both workers of benchmarks/infinite.py share: inputs, options, time, memory. Needs numpy only."""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def inputs(case: str) -> np.ndarray:
+    """Vectors, or images [n, channels, height, width]."""
+    shape = (5000, 784) if case == "fc" else (32, 3, int(case[4:]), int(case[4:]))
+    return np.random.default_rng(0).standard_normal(shape)
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--case", required=True)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
+
+
+def resident(field: str) -> int:
+    """Bytes: VmRSS now, or VmHWM, the most since it was reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(row for row in lines if row.startswith(field + ":")).split()[1]) * 1024
+
+
+def measured(run: Callable[[], Any], args: argparse.Namespace, **more: Any) -> None:
+    """Time `run`, warm, and its peak memory; write report and kernel."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    before, times, k = resident("VmRSS"), [], None
+    for _ in range(args.repeats):
+        k = None
+        start = time.perf_counter()
+        k = run()
+        times.append(time.perf_counter() - start)
+    report = {"seconds": min(times), "all": times, "bytes": resident("VmHWM") - before, **more}
+    (args.out / "report.json").write_text(json.dumps(report))
+    np.save(args.out / "kernel.npy", np.asarray(k))
