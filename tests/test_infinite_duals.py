@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 from torch import Tensor, nn
 
+from tangency.errors import InputError
 from tangency.infinite.duals import (
     ABRelu,
     Abs,
@@ -455,3 +456,138 @@ def test_refusals_say_what_is_needed() -> None:
         Hermite(-1)
     with pytest.raises(ValueError, match="one slope more than kinks"):
         PiecewiseLinear((0.0,), (1.0,))
+
+
+# Large variances.
+
+
+def conditional(fn: Callable[[Tensor], Tensor], kinks: tuple[float, ...], rho: float, p: float, q: float) -> float:
+    """E[fn(u)E[fn(v)|u]], p ≥ q, by panels that crowd to 0, to the kinks, and to where E[fn(v)|u] has them."""
+    x, w = np.polynomial.legendre.leggauss(12)
+    grid, sd, lean = np.sinh(np.linspace(-8.0, 8.0, 49)), math.sqrt(q * (1 - rho) * (1 + rho)), rho * math.sqrt(q / p)
+    layer = np.array([-8.0, -5.0, -3.0, -1.5, 0.0, 1.5, 3.0, 5.0, 8.0])
+
+    def panels(breaks: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        breaks = np.sort(np.clip(breaks, low, high), -1)
+        width = np.diff(breaks, axis=-1)[..., None]
+        points, weights = breaks[..., :-1, None] + width * (x + 1) / 2, width * w / 2
+        return points.reshape(*breaks.shape[:-1], -1), weights.reshape(*breaks.shape[:-1], -1)
+
+    near = np.concatenate([[t, *((t + layer * sd) / lean)] for t in (0.0, *kinks)])
+    breaks, end = np.concatenate([grid, near, np.linspace(-9.5, 9.5, 13) * math.sqrt(p)]), np.array(9.5 * math.sqrt(p))
+    u, wu = panels(breaks, -end, end)
+    wu = wu * np.exp(-u * u / (2 * p)) / math.sqrt(2 * math.pi * p)
+    u, wu = u[wu > 1e-20], wu[wu > 1e-20]
+    mean = lean * u[:, None]
+    v, wv = panels(
+        np.concatenate([np.tile([*grid, *kinks], (len(u), 1)), mean + sd * layer], 1), mean - 8 * sd, mean + 8 * sd
+    )
+    wv = wv * np.exp(-(((v - mean) / sd) ** 2) / 2) / (sd * math.sqrt(2 * math.pi))
+    at = [(fn(tensor(each)).numpy(), each)[0] for each in (u, v)]
+    return float((wu * at[0] * (wv * at[1]).sum(1)).sum())
+
+
+WIDE = [(64.0, 64.0), (1e4, 1024.0), (256.0, 0.5)]
+STRAIGHT: list[tuple[nn.Module, tuple[float, ...]]] = [
+    *((each, ()) for each in (nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.Softplus(), nn.Mish(), nn.GELU("tanh"))),
+    *((nn.ELU(), (0.0,)), (nn.Hardswish(), (-3.0, 3.0)), (nn.Hardtanh(), (-1.0, 1.0)), (nn.Softsign(), (0.0,))),
+]
+
+
+@pytest.mark.parametrize(("module", "kinks"), STRAIGHT, ids=repr)
+def test_large_variances(module: nn.Module, kinks: tuple[float, ...]) -> None:
+    """An expansion of tanh to 512 terms was off by 0.5 at the variance 1024."""
+    dual = recognize(module)
+    assert dual is not None
+    for (p, q), rho in zip([*WIDE, *WIDE], [0.4, 0.97, 1 - 1e-5, 1 - 1e-5, -(1 - 1e-8), -0.9], strict=True):
+        found = dual.both(tensor([[rho * math.sqrt(p * q)]]), tensor([[p]]), tensor([[q]]))
+        parts = (dual, functools.partial(derivative, dual))
+        for fn, got, a, b in zip(parts, found, dual.own(tensor(p)), dual.own(tensor(q)), strict=True):
+            assert got is not None
+            assert a is not None
+            assert b is not None
+            wanted = conditional(fn, kinks, rho, p, q)
+            assert abs(float(got) - wanted) <= 1e-8 * max(abs(wanted), math.sqrt(float(a * b))), (p, q, rho)
+
+
+@pytest.mark.parametrize("module", [each for each, _ in STRAIGHT[:-1]], ids=repr)
+def test_copies_have_their_own_moments(module: nn.Module) -> None:
+    dual = recognize(module)
+    assert dual is not None
+    for size in (1e-6, 1e-3, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 1e4):
+        p = tensor([[size]])
+        for got, own in zip(dual.both(p, p, p), dual.own(p), strict=True):
+            torch.testing.assert_close(got, own, rtol=1e-10, atol=0.0)
+
+
+@pytest.mark.parametrize("module", [nn.Tanh(), nn.Softplus(), nn.ELU()], ids=repr)
+@pytest.mark.parametrize("scale", [1.0, 3.0, 30.0])
+def test_near_copies_stay_positive_semidefinite(module: nn.Module, scale: float) -> None:
+    dual = recognize(module)
+    assert dual is not None
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 1, 20, dtype=torch.float64, generator=generator)
+    x = (x + 1e-8 * torch.randn(5, 6, 20, dtype=torch.float64, generator=generator)).reshape(30, 20)
+    k = x @ x.T * scale**2 / 20 + 0.1
+    p = k.diagonal()
+    for got, own in zip(dual.both(k, p[:, None], p[None, :]), dual.own(p), strict=True):
+        assert got is not None
+        assert own is not None
+        values = torch.linalg.eigvalsh(got - got.diagonal().diag() + own.diag())
+        assert values[0] >= -1e-12 * values.sum()
+
+
+@pytest.mark.parametrize("module", [nn.Tanh(), nn.ELU(), nn.Hardswish()], ids=repr)
+def test_gradients_at_large_variances(module: nn.Module) -> None:
+    dual = recognize(module)
+    assert dual is not None
+    inputs = (tensor([[30.0, -40.0, 66.9, 0.5]]), tensor([[64.0]]), tensor([[70.0, 50.0, 70.0, 0.3]]))
+    inputs = tuple(each.requires_grad_() for each in inputs)
+    assert torch.autograd.gradcheck(lambda *x: dual.both(*x), inputs, rtol=1e-4, atol=1e-8)
+    ends = [tensor([[64.0, 0.0, -64.0]]), tensor([[64.0]]), tensor([[64.0, 0.0, 64.0]])]
+    ends = [each.requires_grad_() for each in ends]
+    value, slope = dual.both(*ends)
+    assert slope is not None
+    grads = torch.autograd.grad(value.sum() + slope.sum(), ends, retain_graph=True)
+    assert all(each.isfinite().all() for each in grads)
+    by_c = torch.autograd.grad(value.sum(), ends[0])[0]
+    torch.testing.assert_close(by_c[0, 0], dual.own(tensor(64.0))[1], rtol=1e-9, atol=0.0)
+
+
+def test_a_tile_of_small_and_large_variances() -> None:
+    """Every pair by itself gives the same: what is chosen for the tile does not show."""
+    generator = torch.Generator().manual_seed(0)
+    x = (
+        torch.randn(7, 4, dtype=torch.float64, generator=generator)
+        * tensor([0.0, 1e-3, 0.3, 1.0, 4.0, 20.0, 90.0])[:, None]
+    )
+    x[5] = 20 * x[3]
+    k = x @ x.T
+    p = k.diagonal()
+    for module in (nn.Tanh(), nn.ELU(), nn.Hardswish()):
+        dual = recognize(module)
+        assert dual is not None
+        whole = dual.both(k, p[:, None], p[None, :])
+        assert dual.both(k, p[:, None], p[None, :], slope=False)[1] is None
+        for i, j in itertools.product(range(7), range(7)):
+            one = dual.both(k[i, j], p[i], p[j])
+            for got, alone, own in zip(whole, one, dual.own(p), strict=True):
+                assert got is not None
+                assert alone is not None
+                assert own is not None
+                assert float((got[i, j] - alone).abs()) <= 1e-8 * float((own[i] * own[j]).sqrt()) + 1e-15
+        single = dual.both(k.float(), p[:, None].float(), p[None, :].float())[0]
+        assert single.dtype == torch.float32
+        assert single.isfinite().all()
+
+
+def test_what_cannot_be_integrated_is_refused() -> None:
+    fast = Quadrature(lambda x: x * torch.sin(x), name="swing")
+    assert fast.error(1.0) < 1e-10
+    with pytest.raises(InputError, match=r"swing at a variance of 1e\+03 .* normalise the inputs.* lower w_var"):
+        fast.both(tensor([[900.0]]), tensor([[1000.0]]), tensor([[1000.0]]))
+    p = tensor([[64.0]])
+    slope, own = HermiteExpansion(torch.tanh).both(p, p, p)[1], SMOOTH.own(p)[1]  # by request: no refinement
+    assert slope is not None
+    assert own is not None
+    assert float(slope) < 0.999 * float(own)

@@ -61,11 +61,19 @@ class Tile:
         return torch.cat([flat.reshape(square.shape), rest], half)
 
 
-def blocks(plan: Plan, n: int, m: int, workspace: int | None, same: bool, device: str) -> Iterator[tuple[slice, slice]]:
-    """Blocks of pairs whose states lie in the cache; from the diagonal on where both sides are the same."""
+def blocks(
+    plan: Plan, n: int, m: int, workspace: int | None, same: bool, triangle: bool, device: str
+) -> Iterator[tuple[slice, slice]]:
+    """Blocks of pairs whose states lie in the cache; from the diagonal on where both sides are the same.
+
+    `triangle`: pairs of a block on the diagonal are taken once each.
+    """
     most = CACHE.get(device, CACHE["cuda"])
     room = most if workspace is None else max(8, min(most, workspace // ALIVE))
     pairs = max(1, room // (8 * plan.cell()))
+    if triangle and n * (n + 1) // 2 <= 2 * pairs:  # all of it at once, one by one
+        yield slice(0, n), slice(0, n)
+        return
     columns = max(1, min(m, int(2 * pairs**0.5), pairs))
     rows = max(1, min(n, columns, pairs // columns))  # one block holds all of a row block's diagonal
     for i in range(0, n, rows):

@@ -110,10 +110,9 @@ def determinant(c: Tensor, p: Tensor, q: Tensor) -> Tensor:
 
 def dead_pairs(p: Tensor, q: Tensor) -> Tensor | None:
     """Where a variance is 0; None when nowhere. On a GPU the mask is always made: asking would wait for the device."""
-    pdead_pairs, qdead_pairs = p <= 0, q <= 0
-    if not p.is_cuda and not bool(pdead_pairs.any()) and not bool(qdead_pairs.any()):
+    if not p.is_cuda and p.numel() and q.numel() and float(p.amin()) > 0 and float(q.amin()) > 0:
         return None
-    return pdead_pairs | qdead_pairs
+    return (p <= 0) | (q <= 0)
 
 
 def at_rest(a: float, f: float) -> float:

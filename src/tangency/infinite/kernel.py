@@ -122,7 +122,7 @@ class Infinite(Kernel):
             return self._at_once(a, b, want)
         out, each = Tile(plan, n, m, want, a.side.energy), torch.arange(max(n, m), device=a.side.energy.device)
         small = same and sum(v.numel() for v in a.side.known.values()) <= NARROW * n * plan.cell()
-        for i, j in blocks(plan, n, m, workspace, same, a.side.energy.device.type):
+        for i, j in blocks(plan, n, m, workspace, same, small, a.side.energy.device.type):
             if small and i.start == j.start:  # each pair of the square once, one by one
                 first, second = (
                     torch.triu_indices(i.stop - i.start, i.stop - i.start, device=a.side.energy.device) + i.start

@@ -22,7 +22,7 @@ REACH = 9.5  # standard deviations: the weight beyond is 1e-20, so a growth like
 _PAIRS = 512  # pairs integrated at once: the points of one angle of them stay in the cache
 _NARROW, _WIDE = 16, 4  # pairs at once in `nested`: some 1e5 values of φ
 _BREAKS = tuple(0.5 * 4.0**k for k in range(20))
-_THIN = 0.25  # a standard deviation in which φ is nearly a parabola: 20 points of the trapezoidal rule
+_THIN = 0.5  # a standard deviation in which φ is nearly a parabola: 20 points of the trapezoidal rule
 _OWN = 48  # Chebyshev points in √p for φ²
 _SIDE, _TURN = 20, 24  # Chebyshev points in √p and in θ; heuristic: 1e-10 for ELU, 1e-7 for Softsign, at p ≤ 4
 
@@ -82,7 +82,7 @@ def angle(c: Tensor, p: Tensor, q: Tensor) -> Tensor:
 def nested(fn: Function, kinks: tuple[float, ...], nodes: int, c: Tensor, p: Tensor, q: Tensor, slope: bool) -> Pair:
     """E[φ(u)E[φ(v)|u]], and with φ', for flat c, p, q; u is the one with the larger variance.
 
-    Cost: some thousand evaluations of φ per pair where √(q(1 − ρ²)) ≤ 1/4, ten times as many elsewhere.
+    Cost: some thousand evaluations of φ per pair where √(q(1 − ρ²)) ≤ 1/2, ten times as many elsewhere.
     """
     theta, a, b = angle(c, p, q), root(torch.maximum(p, q)), root(torch.minimum(p, q))
     second = functools.partial(derivative, fn)
