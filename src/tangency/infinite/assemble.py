@@ -1,6 +1,7 @@
 """Blocks of pairs put together to one tile of the Gram matrix."""
 
 from collections.abc import Iterator
+from functools import cache
 from math import prod
 
 import torch
@@ -10,15 +11,26 @@ from .plan import Plan
 from .state import State
 
 # Bytes of one state of a block of pairs: a few of them lie in a core's cache, or keep a GPU busy (heuristic).
-CACHE = {"cpu": 1 << 20, "cuda": 1 << 28}
+CACHE = {"cpu": 1 << 19, "cuda": 1 << 28}
 # States alive at a time in the loop, at most (heuristic): inputs, outputs, temporaries, for cov and ntk.
 ALIVE = 8
+
+
+@cache
+def keep_memory() -> None:
+    """Let malloc keep what blocks free. Without this every block is paged in anew, at about the cost of its arithmetic.
+
+    glibc returns blocks above a limit to the system at once, and raises the limit when one is freed (mallopt(3),
+    M_MMAP_THRESHOLD); 31 MB is just below what it takes note of. Nothing is touched, so nothing is used.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8)
 
 
 class Tile:
     """The moments asked for as they fill: [n, m], or [n, s, m, t] where the outputs have positions."""
 
     def __init__(self, plan: Plan, n: int, m: int, want: tuple[str, ...], like: Tensor) -> None:
+        keep_memory()
         self.plan, self.positions = plan, prod(plan.nodes[-1].grid)
         self.wide = len(plan.nodes[-1].grid) > 0
         shape = (n, self.positions, m, self.positions) if self.wide else (n, m)
@@ -71,7 +83,7 @@ def blocks(
     most = CACHE.get(device, CACHE["cuda"])
     room = most if workspace is None else max(8, min(most, workspace // ALIVE))
     pairs = max(1, room // (8 * plan.cell()))
-    if triangle and n * (n + 1) // 2 <= 2 * pairs:  # all of it at once, one by one
+    if triangle and n * (n + 1) // 2 <= 4 * pairs:  # all of it at once, one by one
         yield slice(0, n), slice(0, n)
         return
     columns = max(1, min(m, int(2 * pairs**0.5), pairs))

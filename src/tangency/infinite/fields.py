@@ -6,6 +6,7 @@ moments), or `Lazy` (an elementwise function of a Field, not yet applied: functi
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -234,7 +235,7 @@ class Builder:
         key = ("lazy", id(value))
         if key not in self.made:
             dual = value.dual or Quadrature(value.fn, name=value.label)
-            zero = float(dual.mean(torch.ones((), dtype=torch.float64)).abs()) < 1e-12
+            zero = centered(dual)
             inner = _turned(dual) if value.of.gain else value.inner
             op = Activation(dual, inner, value.of.gain or value.rate)
             f = self.same(op, value.of, gaussian=False, centered=zero, gain=0.0)
@@ -453,6 +454,12 @@ class Builder:
 
 def _itself(x: Tensor) -> Tensor:
     return x
+
+
+@lru_cache(maxsize=256)
+def centered(dual: Dual) -> bool:
+    """Whether E φ(u) = 0 (an odd function)."""
+    return float(dual.mean(torch.ones((), dtype=torch.float64)).abs()) < 1e-12
 
 
 def _turned(dual: Dual) -> Dual:

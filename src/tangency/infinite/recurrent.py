@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from .duals import Dual, Relu
-from .fields import Builder, Field
+from .fields import Builder, Field, centered
 from .layers import Layer
 from .modules import reads
 from .ops import Affine, Dropout, Op
@@ -130,8 +130,7 @@ class RNN(Layer):
             own = (self.w_var, self.b_var)
             numbers.append(weights.layer(name, fan_in, bias=self.bias, own=own, tensors=tensors, names=names))
         node = build.add(Recur(self.dual, numbers[0], numbers[1], back), (f,), f.grid)
-        zero = float(self.dual.mean(torch.ones((), dtype=torch.float64)).abs()) < 1e-12
-        return Field(node, (*f.grid, width), 1, gaussian=False, centered=zero, sources=frozenset([node]))
+        return Field(node, (*f.grid, width), 1, gaussian=False, centered=centered(self.dual), sources=frozenset([node]))
 
     def module(self, width: int) -> nn.Module:
         raise InputError("an RNN's finite form needs its input size: nn.RNN(inputs, width, batch_first=True).")
