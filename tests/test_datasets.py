@@ -335,7 +335,7 @@ def idx_bytes(array: np.ndarray) -> bytes:
 def test_idx_round_trip(kind: str, shape: tuple[int, ...], packed: bool, tmp_path: Path) -> None:
     want = (np.random.default_rng(0).normal(size=shape) * 50).astype(kind)
     file = tmp_path / "any.name"
-    file.write_bytes(gzip.compress(idx_bytes(want)) if packed else idx_bytes(want))
+    file.write_bytes(gzip.compress(idx_bytes(want), mtime=0) if packed else idx_bytes(want))
     got = idx(str(file))
     assert tuple(got.shape) == shape
     assert got.numpy().dtype == want.dtype
@@ -344,7 +344,7 @@ def test_idx_round_trip(kind: str, shape: tuple[int, ...], packed: bool, tmp_pat
 
 def test_refused_idx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = idx_bytes(np.arange(6, dtype=np.int32).reshape(2, 3))
-    packed = gzip.compress(good)
+    packed = gzip.compress(good, mtime=0)
     file = tmp_path / "file"
     for content, message in [
         (b"", "begins with nothing; needed: an IDX file"),
@@ -401,7 +401,7 @@ def write_mnist(folder: Path, packed: bool = False) -> dict[str, np.ndarray]:
         arrays[f"{part}-labels-idx1"] = rng.permutation(n).astype(np.uint8) % 10
     for name, array in arrays.items():
         raw = idx_bytes(array)
-        (folder / f"{name}-ubyte{'.gz' * packed}").write_bytes(gzip.compress(raw) if packed else raw)
+        (folder / f"{name}-ubyte{'.gz' * packed}").write_bytes(gzip.compress(raw, mtime=0) if packed else raw)
     return arrays
 
 
@@ -616,7 +616,7 @@ def test_csv(table: Callable[..., Labelled]) -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        lambda t: gzip.compress(t.encode()),
+        lambda t: gzip.compress(t.encode(), mtime=0),
         lambda t: b"\xef\xbb\xbf" + t.encode(),
         lambda t: t.replace("\n", "\r\n"),
         lambda t: t.replace(",", ";"),
@@ -737,7 +737,7 @@ MANY = "".join(f"word{k},{k % 2}\n" for k in range(1001))
         ("word,kind\n" + MANY, {}, "column 'word' has 1001 different words, as text or identifiers have. Leave it out"),
         ("kind,word\n" + MANY, {"categorical": ["word"]}, "target 'kind' has 1001 different values, as a quantity has"),
         (b"a,kind\n1,\xff\n", {}, r"is not UTF-8 \(byte 9: invalid start byte\); needed: text in UTF-8"),
-        (gzip.compress(FRUIT.encode())[:-9], {}, "is truncated: its gzip stream ends early"),
+        (gzip.compress(FRUIT.encode(), mtime=0)[:-9], {}, "is truncated: its gzip stream ends early"),
     ],
 )
 def test_refused_tables(text: str, options: dict[str, Any], message: str, table: Callable[..., Labelled]) -> None:
