@@ -95,9 +95,9 @@ class Infinite(Kernel):
         return self.finite(found["nngp"], a, b), self.finite(found["ntk"], a, b)
 
     def error(self, x: Inputs, y: Inputs | None = None, *, repeats: int = 8) -> Tensor:
-        """The standard error of k(x, y) where expectations are drawn (softmax attention): from other seeds; else 0.
+        """The standard error of k(x, y) where expectations are drawn, from as many other seeds; 0 where none is.
 
-        Cost: `repeats` times k(x, y).
+        Drawn are softmax attention and activations of sums that are not Gaussian. Cost: `repeats` times k(x, y).
         """
         if repeats < 2:
             raise InputError(f"repeats={repeats}; needed: at least 2.")
