@@ -10,10 +10,15 @@ from torch import Tensor, nn
 
 from tangency.errors import InputError
 from tangency.infinite import batchnorm
-from tangency.infinite.batchnorm import affine, normalized, slopes
+from tangency.infinite.batchnorm import normalized, slopes
 
 D = torch.float64
 PHI = [pytest.param(True, id="relu"), pytest.param(False, id="identity")]
+
+
+def affine(cov: Tensor, *, relu: bool, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
+    """What a trained scale and shift add to the tangent kernel."""
+    return normalized(cov, relu=relu, eps=eps)[0], slopes(cov, relu=relu)
 
 
 def problem(n: int, d: int = 50, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -30,8 +30,8 @@ def normalized(
     """E[y yᵀ] and E[J Θ Jᵀ] for y = φ(z), z = Gh/√(‖Gh‖²/n + ε), J = ∂y/∂h, h ~ N(0, Σ); φ is ReLU or the identity.
 
     `cov` is Σ, the covariance of one channel over the n samples of the batch; `ntk` is Θ, its tangent kernel, or None;
-    scale and shift are 1 and 0 (`affine` has their part), the variance is the biased one, as torch.nn.BatchNorm1d in
-    training mode. ε is treated exactly. With ε = 0 the tangent kernel is infinite where GΣG has rank 1 or 2 (so for
+    scale and shift are 1 and 0 (trained, they add the first moment returned, and `slopes`), the variance is the biased
+    one, as torch.nn.BatchNorm1d in training mode. ε is treated exactly. With ε = 0 the tangent kernel is infinite where GΣG has rank 1 or 2 (so for
     up to three samples), as E[1/‖Gh‖²] is; ε > 0 makes it finite, and decides it.
     Eigenvalues of GΣG up to 8n·(rounding of Σ's type)·max Σ_ii count as 0, so equal samples are equal; a sample that is
     the mean of its batch so far has z = 0, where ReLU has slope 0, as in torch. Computed in float64, given in Σ's type.
@@ -51,21 +51,6 @@ def normalized(
     theta = _centre(ntk.double()) / batch.scale
     tangent = _relu_tangent(batch, theta) if relu else _linear_tangent(batch, theta)
     return _forward(batch, relu).to(cov.dtype), _symmetric(tangent).to(cov.dtype)
-
-
-def affine(
-    cov: Float[Tensor, "n n"], *, relu: bool, eps: float = 1e-5
-) -> tuple[Float[Tensor, "n n"], Float[Tensor, "n n"]]:
-    """What training γ and β adds to the tangent kernel of y = φ(γz + β) at γ = 1, β = 0: E[yyᵀ] and E[φ'(z)φ'(z)ᵀ].
-
-    φ'(z)·z = y for ReLU and the identity, so the part of γ is the first value of `normalized`; that of β is `slopes`.
-
-    >>> import torch
-    >>> gamma, beta = affine(torch.eye(2, dtype=torch.float64), relu=True, eps=0.0)  # z is (1, -1) or (-1, 1)
-    >>> print(beta.tolist())
-    [[0.5, 0.0], [0.0, 0.5]]
-    """
-    return normalized(cov, relu=relu, eps=eps)[0], slopes(cov, relu=relu)
 
 
 def slopes(cov: Float[Tensor, "n n"], *, relu: bool) -> Float[Tensor, "n n"]:
