@@ -31,8 +31,8 @@ def normalized(
 
     `cov` is Σ, the covariance of one channel over the n samples of the batch; `ntk` is Θ, its tangent kernel, or None;
     scale and shift are 1 and 0 (trained, they add the first moment returned, and `slopes`), the variance is the biased
-    one, as torch.nn.BatchNorm1d in training mode. ε is treated exactly. With ε = 0 the tangent kernel is infinite where GΣG has rank 1 or 2 (so for
-    up to three samples), as E[1/‖Gh‖²] is; ε > 0 makes it finite, and decides it.
+    one, as torch.nn.BatchNorm1d in training mode. ε is treated exactly. With ε = 0 the tangent kernel is infinite where
+    GΣG has rank 1 or 2 (so for up to three samples), as E[1/‖Gh‖²] is; ε > 0 makes it finite, and decides it.
     Eigenvalues of GΣG up to 8n·(rounding of Σ's type)·max Σ_ii count as 0, so equal samples are equal; a sample that is
     the mean of its batch so far has z = 0, where ReLU has slope 0, as in torch. Computed in float64, given in Σ's type.
     Differentiable in Θ, and in Σ where the eigenvalues of GΣG are distinct.
