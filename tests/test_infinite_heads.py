@@ -231,6 +231,19 @@ def test_monte_carlo_is_that_of_the_definition(sizes: tuple[int, int]) -> None:
     assert ((found - mean).abs() < 4 * error).all()
 
 
+def errors(
+    cov: Tensor, ntk: Tensor | None, cov1: Tensor, cov2: Tensor, *, repeats: int = 8, seed: int = 0, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Standard errors of `softmax` with the same arguments: the spread over `repeats` seeds, so many times the cost.
+
+    Draws that are orthogonal to one another vary together, so their own spread would say too much.
+    """
+    found = [heads.softmax(cov, ntk, cov1, cov2, seed=seed + k, **options) for k in range(repeats)]
+    nngp = torch.stack([a for a, _ in found]).std(0)
+    theta = [b for _, b in found if b is not None]
+    return nngp, torch.stack(theta).std(0) if theta else None
+
+
 def test_errors_fall_as_stated() -> None:
     """At least as the root of the number of draws, and faster until all directions are drawn; `errors` says it."""
     x, y = inputs(2, 4, seed=1), inputs(2, 4, seed=2)
@@ -242,7 +255,7 @@ def test_errors_fall_as_stated() -> None:
     for k in range(2):
         assert size[1][k] < size[0][k] / 8**0.5 * 1.2
         assert size[2][k] < size[0][k] / 64**0.5 * 0.6
-    stated = kernel(x, y, heads.errors, upstream=1.0, samples=1024, **VARS)
+    stated = kernel(x, y, errors, upstream=1.0, samples=1024, **VARS)
     for k in range(2):
         assert 0.6 < stated[k].square().mean().sqrt() / size[2][k] < 1.6
 
@@ -337,7 +350,7 @@ def test_causal_looks_back_only() -> None:
     changed = torch.cat([x[:, :3], inputs(2, 1, seed=5)], 1)
     options = {"samples": 2048, "causal": True, **VARS}
     a, b = kernel(x, x, **options), kernel(changed, changed, **options)
-    error = kernel(x, x, heads.errors, **options)
+    error = kernel(x, x, errors, **options)
     for k in range(2):
         gap = (a[k] - b[k])[..., :3, :3]
         assert (gap.abs() <= 6 * error[k][..., :3, :3] + 1e-9).all()  # 6: eight repeats know an error to a quarter
@@ -349,7 +362,7 @@ def test_positions_can_be_permuted() -> None:
     order = torch.tensor([2, 0, 3, 1])
     options = {"samples": 2048, "upstream": 1.0, **VARS}
     there = kernel(x[:, order], y, **options)
-    error = kernel(x, y, heads.errors, **options)
+    error = kernel(x, y, errors, **options)
     for a, b, e in zip(kernel(x, y, **options), there, error, strict=True):
         assert ((a[:, :, order] - b).abs() < 8 * e[:, :, order]).all()
         assert e.max() < 0.05 * a.abs().max()
@@ -358,7 +371,7 @@ def test_positions_can_be_permuted() -> None:
 def test_positive_up_to_the_error() -> None:
     x = inputs(4, 4)
     options = {"samples": 1024, "upstream": 1.0, **VARS}
-    error = kernel(x, x, heads.errors, **options)
+    error = kernel(x, x, errors, **options)
     for v, e in zip(kernel(x, x, **options), error, strict=True):
         flat, noise = (u.transpose(1, 2).reshape(16, 16) for u in (v, e))
         torch.testing.assert_close(flat, flat.mT, rtol=1e-8, atol=1e-8)

@@ -156,3 +156,26 @@ def test_the_users_module_stays_as_it_is() -> None:
     for k, v in net.state_dict().items():
         assert v.dtype == before[k][0]
         assert torch.equal(v, before[k][1])
+
+
+def test_samples_one_by_one_go_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pooled net's diagonal needs all pairs of positions of a sample, so only some samples are held at a time."""
+    from tangency.infinite import plan
+
+    x = torch.randn(7, 2, 4, 4, dtype=torch.float64)
+    pooled = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 8, 2), nn.ReLU())
+    k = tg.infinite_ntk(nn.Sequential(*pooled, nn.Flatten(), nn.Linear(8, 1)))
+    whole = k.diag(x), k(x)
+    sizes: list[int] = []
+    run = plan.run
+
+    def watched(p: object, pairs: plan.Pairs, *args: object, **options: object) -> object:
+        sizes.append(pairs.a.size)
+        return run(p, pairs, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(plan, "SINGLES", 3 * 8 * 16 * 16)
+    monkeypatch.setattr(plan, "run", watched)
+    parts = k.diag(x), k(x)
+    assert max(sizes) == 3
+    for a, b in zip(parts, whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-14)

@@ -26,6 +26,12 @@ def keep_memory() -> None:
     torch.empty(31 << 20, dtype=torch.uint8)
 
 
+def moment(plan: Plan, state: State, name: str) -> Tensor:
+    """The output's "nngp" or "ntk"; a network and its twin cancel at the start."""
+    asked = state.ntk if name == "ntk" else None if plan.twin else state.cov
+    return torch.zeros_like(state.cov) if asked is None else asked
+
+
 class Tile:
     """The moments asked for as they fill: [n, m], or [n, s, m, t] where the outputs have positions."""
 
@@ -36,16 +42,11 @@ class Tile:
         shape = (n, self.positions, m, self.positions) if self.wide else (n, m)
         self.found = {name: like.new_empty(shape) for name in want}
 
-    def value(self, state: State, name: str) -> Tensor:
-        """The moment by its name; a network and its twin cancel at the start."""
-        asked = state.ntk if name == "ntk" else None if self.plan.twin else state.cov
-        return torch.zeros_like(state.cov) if asked is None else asked
-
     def block(self, i: slice, j: slice, state: State, mirror: bool) -> None:
         """All pairs of two blocks; `mirror`: the other half too."""
         p = self.positions
         for name, out in self.found.items():
-            v = self.value(state, name)
+            v = moment(self.plan, state, name)
             tile = v.reshape(p, p, *v.shape[-2:]).permute(2, 0, 3, 1) if self.wide else v
             tile = self._symmetric(tile) if mirror and i.start == j.start else tile
             out[(i, slice(None), j) if self.wide else (i, j)] = tile
@@ -56,7 +57,7 @@ class Tile:
         """Pairs one by one, and their mirror images."""
         p = self.positions
         for name, out in self.found.items():
-            v = self.value(state, name)
+            v = moment(self.plan, state, name)
             if self.wide:
                 each = v.reshape(p, p, -1).permute(2, 0, 1)
                 out[i, :, j], out[j, :, i] = each, each.transpose(1, 2)

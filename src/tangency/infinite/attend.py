@@ -17,7 +17,7 @@ from .modules import convert, reads
 from .ops import Affine, Op
 from .quadrature import recognize
 from .state import Here, Need, State
-from .weights import Weights
+from .weights import Weights, dotted
 
 Mechanism = Literal["softmax", "identity", "relu", "abs"]
 Scaling = Literal["sqrt", "linear"]
@@ -73,7 +73,7 @@ class Attend(Op):
             "samples": self.samples, "seed": self.seed, "rates": rates, "biases": tuple(a.b_var for a in four),
             "bias_rates": tuple(a.b_rate for a in four), "causal": self.causal, "tangent": here.tangent,
         }  # fmt: skip
-        if here.pairs.same and here.pairs.zipped:
+        if here.pairs.same:
             return heads.own(cov, ntk, mask=masks[0], **options)
         return heads.softmax(cov, ntk, left, right, mask1=masks[0], mask2=masks[1], **options)
 
@@ -174,7 +174,7 @@ def attention(
         )
     )
     out = m.out_proj
-    label = f"{name}.out_proj" if name else "out_proj"
+    label = dotted(name, "out_proj")
     o = weights.layer(label, size, bias=out.bias is not None, tensors=(out.weight, out.bias))
     slot = None
     if padding is not None:
@@ -196,12 +196,12 @@ def block(
     m: nn.TransformerEncoderLayer, build: Builder, weights: Weights, name: str, value: Any, padding: Any, causal: bool
 ) -> Any:
     def inner(part: str, x: Any) -> Any:
-        label = f"{name}.{part}" if name else part
+        label = dotted(name, part)
         build.name, build.where = label, f"{label} ({type(getattr(m, part)).__name__})"
         return convert(getattr(m, part), build, weights, label, (x,), {})
 
     def attend(x: Any) -> Any:
-        label = f"{name}.self_attn" if name else "self_attn"
+        label = dotted(name, "self_attn")
         build.name, build.where = label, f"{label} (MultiheadAttention)"
         return inner("dropout1", attention(m.self_attn, build, weights, label, x, padding, causal))
 
@@ -223,10 +223,10 @@ def _encoder(m: nn.TransformerEncoder, build: Builder, weights: Weights, name: s
     options = {**dict(zip(order, args[1:], strict=False)), **args.named}
     causal, value = _is_causal(build, options), args[0]
     for k, layer in enumerate(m.layers):
-        label = ".".join(part for part in (name, "layers", str(k)) if part)
+        label = dotted(name, "layers", str(k))
         value = block(layer, build, weights, label, value, options.get("src_key_padding_mask"), causal)
     if m.norm is None:
         return value
-    label = f"{name}.norm" if name else "norm"
+    label = dotted(name, "norm")
     build.name, build.where = label, f"{label} ({type(m.norm).__name__})"
     return convert(m.norm, build, weights, label, (value,), {})

@@ -11,7 +11,7 @@ from ..errors import InputError
 from .duals import Dual
 from .fields import Builder
 from .layers import Layer
-from .weights import Weights
+from .weights import Weights, dotted
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Serial(Layer):
 
     def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
         for k, layer in enumerate(self.layers):
-            value = inside(build, layer, value, weights, f"{name}.{k}" if name else str(k))
+            value = inside(build, layer, value, weights, dotted(name, str(k)))
         return value
 
     def module(self, width: int) -> nn.Module:
@@ -77,7 +77,7 @@ class _Branches(Layer):
         found, mask, masks = [], build.mask, []
         for k, layer in enumerate(self.layers):
             build.mask = mask
-            found.append(inside(build, layer, value, weights, f"{name}.{k}" if name else str(k)))
+            found.append(inside(build, layer, value, weights, dotted(name, str(k))))
             masks.append(build.mask)
         build.mask = masks[0]
         return found

@@ -21,7 +21,7 @@ from .functional import FUNCTIONS, METHODS
 from .layers import Layer
 from .modules import as_known, convert
 from .twin import Twin
-from .weights import Weights
+from .weights import Weights, dotted
 
 
 class Tracer(fx.Tracer):
@@ -108,10 +108,9 @@ def _noted(weights: Weights, name: str, m: nn.Module) -> None:
         for own, p in m.named_parameters(recurse=False):
             if own.startswith(("weight", "in_proj_weight")):
                 other = getattr(m, own.replace("weight", "bias"), None)
-                label = f"{name}.{own}" if name else own
                 names = (own, own.replace("weight", "bias"))
                 weights.layer(name, p.shape[1], bias=other is not None, tensors=(p, other), names=names)
-                weights.record[label] = weights.record.pop(name or names[0])
+                weights.record[dotted(name, own)] = weights.record.pop(name or names[0])
 
 
 def attribute(root: nn.Module, target: str) -> Any:
@@ -184,7 +183,7 @@ class Reading:
 
     def name(self, target: str) -> str:
         target = target.removeprefix("0") if self.single else target
-        return ".".join(part for part in (self.prefix, target) if part)
+        return dotted(self.prefix, target)
 
     def step(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         build = self.build
@@ -204,7 +203,7 @@ class Reading:
             return convert(module, build, self.weights, name, args, kwargs)
         label = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
         build.where = f"{label} at {_stack(node)}" if _stack(node) else str(label)
-        build.name = ".".join(part for part in (self.prefix, node.name) if part)
+        build.name = dotted(self.prefix, node.name)
         call = Call(build, self.weights, args, kwargs, str(label))
         if not any(isinstance(v, (*RANDOM, Parameter)) for v in _leaves((args, kwargs))):
             if node.op == "call_method":

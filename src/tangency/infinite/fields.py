@@ -330,7 +330,7 @@ class Builder:
     def weighed(self, value: Random, weights: Tensor) -> Field:
         """Times a known tensor [n, *shape] that is the same for all channels."""
         f = self.settled(value)
-        moved = weights.double().expand(weights.shape[0], *weights.shape[1:]).movedim(0, -1).select(f.channel, 0)
+        moved = weights.double().movedim(0, -1).select(f.channel, 0)
         return self.same(Weigh(self.slot(moved.expand(*f.grid, moved.shape[-1]))), f)
 
     def masked(self, value: Any) -> Any:

@@ -122,10 +122,6 @@ def refused(what: str, instead: str) -> Callable[[Call], Any]:
     return read
 
 
-def _embedding(call: Call) -> Any:
-    raise call.build.unsupported("reads a table by a function.", "Use nn.Embedding.")
-
-
 ELEMENTWISE: tuple[Any, ...] = (
     torch.relu, torch.tanh, torch.sigmoid, torch.erf, torch.sin, torch.cos, torch.exp, torch.abs, torch.sign,
     torch.square, torch.sqrt, torch.clamp, torch.expm1, torch.log1p, torch.atan, torch.sinh, torch.cosh,
@@ -166,6 +162,7 @@ FUNCTIONS: dict[Any, Callable[[Call], Any]] = {
 FUNCTIONS |= {fn: partial(elementwise, target=fn) for fn in ELEMENTWISE}
 
 POOL = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+NO_TABLE = refused("reads a table by a function.", "Use nn.Embedding.")
 NO_MAX = refused("has no known infinite-width limit.", "Use average pooling or strides.")
 NO_SOFTMAX = refused(
     "is a softmax of random values.", "Leave the last one to the loss; for attention use nn.MultiheadAttention."
@@ -178,7 +175,7 @@ FUNCTIONS |= {
     F.adaptive_avg_pool3d: as_module(nn.AdaptiveAvgPool3d, "output_size"),
     F.interpolate: as_module(nn.Upsample, "size", "scale_factor", "mode", "align_corners"),
     F.dropout: dropout, F.layer_norm: layer_norm, F.conv1d: conv, F.conv2d: conv, F.conv3d: conv,
-    torch.conv1d: conv, torch.conv2d: conv, torch.conv3d: conv, torch.chunk: chunk, F.glu: glu, F.embedding: _embedding,
+    torch.conv1d: conv, torch.conv2d: conv, torch.conv3d: conv, torch.chunk: chunk, F.glu: glu, F.embedding: NO_TABLE,
     F.max_pool1d: NO_MAX, F.max_pool2d: NO_MAX, F.max_pool3d: NO_MAX, torch.max_pool2d: NO_MAX, torch.amax: NO_MAX,
     torch.max: NO_MAX, F.softmax: NO_SOFTMAX, torch.softmax: NO_SOFTMAX, F.log_softmax: NO_SOFTMAX,
     torch.log_softmax: NO_SOFTMAX,

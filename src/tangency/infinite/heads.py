@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -176,19 +175,6 @@ def own(
         heads = _own_heads(layer, roots, allowed[index], draws, cov1.dtype)
         found.append(_mean(_Part(cov1, ntk1, tangent).at(index), heads, 2 * layer.base))
     return _assemble(layer, cov1, ntk1, [torch.cat(v) for v in zip(*found, strict=True)], tangent)
-
-
-def errors(
-    cov: Tensor, ntk: Tensor | None, cov1: Tensor, cov2: Tensor, *, repeats: int = 8, seed: int = 0, **options: Any
-) -> Moments:
-    """Standard errors of `softmax` with the same arguments: the spread over `repeats` seeds, so many times the cost.
-
-    Draws that are orthogonal to one another vary together, so their own spread would say too much.
-    """
-    found = [softmax(cov, ntk, cov1, cov2, seed=seed + k, **options) for k in range(repeats)]
-    nngp = torch.stack([a for a, _ in found]).std(0)
-    theta = [b for _, b in found if b is not None]
-    return nngp, torch.stack(theta).std(0) if theta else None
 
 
 @dataclass(frozen=True)

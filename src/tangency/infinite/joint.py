@@ -38,7 +38,7 @@ class Sampled(Op):
 
     def __call__(self, states: Sequence[State], here: Here) -> State:
         first = states[0]
-        alone = here.pairs.same and here.pairs.zipped and not first.whole
+        alone = here.pairs.same and not first.whole
         sides = []
         for k, s in enumerate(states):
             p, q = (s.cov, s.cov) if alone else here.pairs.spread(*here.own(k), len(s.grid), s.whole)
@@ -82,15 +82,6 @@ class Sampled(Op):
             rate * (d * u * v).sum(0) for rate, d, u, v in zip(self.gains, each, left, right, strict=True) if rate
         )
         return (g * h).sum(0), [d.sum(0) for d in each], more
-
-    def spec(self) -> dict[str, Any]:
-        return {
-            "op": "Sampled",
-            "function": self.label,
-            "gains": list(self.gains),
-            "samples": self.samples,
-            "seed": self.seed,
-        }
 
 
 def _factors(c: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

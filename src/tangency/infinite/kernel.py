@@ -11,10 +11,10 @@ from .. import _check, _tree
 from .._types import Inputs
 from ..errors import InputError, ModelError
 from ..kernel import Kernel
-from .assemble import Tile, blocks
+from .assemble import Tile, blocks, moment
 from .fields import Builder
 from .layers import Layer
-from .plan import Plan, near, prepared, run
+from .plan import Plan, near, portions, prepared, run
 from .state import Pairs, Side, State
 from .weights import Weights
 
@@ -111,7 +111,7 @@ class Infinite(Kernel):
         if a.plan.batchwise:
             return self.pair(a, a).diagonal()
         own = self._own(a, self.get == "ntk")
-        v = Tile(a.plan, 0, 0, (), own.cov).value(own.diagonal() if own.whole else own, self.get)
+        v = moment(a.plan, own.diagonal() if own.whole else own, self.get)
         return v.flatten(0, -2).T if v.dim() > 1 else v
 
     def _moments(self, a: Ready, b: Ready, want: tuple[str, ...], workspace: int | None) -> dict[str, Tensor]:
@@ -157,9 +157,14 @@ class Infinite(Kernel):
 
     def _own(self, a: Ready, tangent: bool) -> State:
         """Each sample with itself."""
-        state = run(a.plan, Pairs(a.side, a.side, zipped=True, same=True), a.plan.cross, tangent)
-        assert state is not None
-        return state
+        found = []
+        for part in portions(a.plan, a.side, a.plan.cross):
+            state = run(a.plan, Pairs(part, part, zipped=True, same=True), a.plan.cross, tangent)
+            assert state is not None
+            found.append(state)
+        ntks = [s.ntk for s in found if s.ntk is not None]
+        cov, ntk = torch.cat([s.cov for s in found], -1), torch.cat(ntks, -1) if ntks else None
+        return replace(found[0], cov=cov, ntk=ntk, gap=None)
 
     def _at_once(self, a: Ready, b: Ready, want: tuple[str, ...]) -> dict[str, Tensor]:
         """A network that mixes the samples of a batch: the batch with itself, whole."""
@@ -171,8 +176,7 @@ class Infinite(Kernel):
         side = Side(a.side.known, a.side.size, a.side.energy)
         state = run(a.plan, Pairs(side, side), a.plan.cross, "ntk" in want, record=True)
         assert state is not None
-        tile = Tile(a.plan, 0, 0, (), state.cov)
-        return {name: tile.value(state, name) for name in want}
+        return {name: moment(a.plan, state, name) for name in want}
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
         _, plan = self.read(_tree.take(x, slice(0, 1)))

@@ -325,7 +325,7 @@ class LayerNorm(Layer):
         f = build.same(Normalize(axes, self.eps, mask), f)
         if not self.affine:
             return f
-        scale, shift = (weights.rate(f"{name}.{p}" if name else p) for p in ("weight", "bias"))
+        scale, shift = weights.rates(name)
         shift = shift if self.shift else 0.0
         f = build.same(Affine(1.0, 0.0, 0.0, shift), f) if shift else f
         return replace(f, gain=scale)

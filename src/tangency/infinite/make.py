@@ -11,7 +11,7 @@ from ..errors import InputError
 from .compose import as_layer
 from .kernel import Infinite
 from .twin import Twin
-from .weights import Number, Parametrization, Weights, checked
+from .weights import Number, Parametrization, Weights, checked, within
 
 Variance = Number | Literal["init"]
 
@@ -23,7 +23,7 @@ class Named:
     names: tuple[str, ...] | None
 
     def __call__(self, name: str) -> bool:
-        return self.names is None or any(name == n or name.startswith(n + ".") for n in self.names)
+        return self.names is None or any(within(name, n) for n in self.names)
 
 
 def infinite_ntk(

@@ -12,13 +12,13 @@ from ..errors import InputError
 from .calls import Call
 from .duals import ABRelu, LeakyRelu
 from .fields import Builder, Field, Lazy, Normed
-from .layers import AvgPool, Conv, Dropout, Embedding, LayerNorm, Linear, each
+from .layers import AvgPool, Conv, Dropout, Embedding, GlobalAvgPool, LayerNorm, Linear, each
 from .ops import Affine
-from .positions import Pad, Total
+from .positions import Pad
 from .quadrature import recognize
 from .tensors import flatten
 from .twin import Twin
-from .weights import Weights
+from .weights import Weights, dotted
 
 Reader = Callable[[Any, Builder, Weights, str, Any], Any]
 READERS: dict[type, Reader] = {}
@@ -135,8 +135,7 @@ def _adaptive(m: Any, build: Builder, weights: Weights, name: str, args: _Args) 
         raise build.unsupported(f"makes {want} of {f.grid} positions by unequal windows.", "Use sizes that divide.")
     size = tuple(n // w for w, n in zip(want, f.grid, strict=True))
     if all(w == 1 for w in want):
-        total = build.same(Total(tuple(range(len(f.grid)))), f, shape=(f.width,), channel=0)
-        return build.regrid(total, (f.width, *want), 0)
+        return build.regrid(GlobalAvgPool().grow(build, f, weights, name), (f.width, *want), 0)
     return AvgPool(size).grow(build, f, weights, name)
 
 
@@ -178,7 +177,7 @@ def _layer_norm(m: Any, build: Builder, weights: Weights, name: str, args: _Args
 
 def _of_input(m: nn.Module, build: Builder, weights: Weights, name: str, x: Tensor) -> Tensor:
     """A norm of the input itself is known, unless it has trained parameters: they are not infinitely many."""
-    if any(weights.rate(f"{name}.{p}" if name else p) for p, _ in m.named_parameters()):
+    if any(weights.rate(dotted(name, p)) for p, _ in m.named_parameters()):
         raise build.unsupported(
             "normalises the input with a scale or shift that is trained.",
             "Freeze it (train=), use affine=False, or put a Linear or Conv layer before it.",
@@ -219,7 +218,7 @@ def _batch_norm(m: Any, build: Builder, weights: Weights, name: str, args: _Args
             "uses the statistics of the batch; their limit is known after a Linear layer, without positions.",
             "Use LayerNorm or GroupNorm(1, …), or model.eval() for the statistics of initialisation.",
         )
-    rates = (weights.rate(f"{name}.weight"), weights.rate(f"{name}.bias")) if m.affine else (0.0, 0.0)
+    rates = weights.rates(name) if m.affine else (0.0, 0.0)
     return Normed(f, m.eps, rates, name)
 
 
@@ -230,14 +229,14 @@ def _running(m: Any, build: Builder, weights: Weights, name: str, f: Field) -> A
         raise build.unsupported(
             "has running statistics of its own training.", "Reset them (reset_running_stats), or use GroupNorm(1, …)."
         )
-    rates = (weights.rate(f"{name}.weight"), weights.rate(f"{name}.bias")) if m.affine else (0.0, 0.0)
+    rates = weights.rates(name) if m.affine else (0.0, 0.0)
     return replace(build.same(Affine(1 / (1 + m.eps), 0.0, 0.0, rates[1]), f), gain=rates[0])
 
 
 @reads(nn.PReLU)
 def _prelu(m: nn.PReLU, build: Builder, weights: Weights, name: str, args: Any) -> Any:
     """A slope of each channel's own is a parameter; its derivative is min(x, 0)."""
-    rate = weights.rate(f"{name}.weight" if name else "weight")
+    rate = weights.rate(dotted(name, "weight"))
     slopes = m.weight.detach().double()
     if float(slopes.max() - slopes.min()) > 0:
         raise build.unsupported("has different slopes.", "At initialisation they are one number: 0.25 by default.")

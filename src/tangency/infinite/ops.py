@@ -5,9 +5,9 @@ asked of its output, and `own` how much of each side's covariance with itself (a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,18 +38,6 @@ class Op:
     def __call__(self, states: Sequence[State], here: Here) -> State:
         """The moments of its output from those of its inputs."""
         raise NotImplementedError
-
-    def spec(self) -> dict[str, Any]:
-        """Its name and numbers, as JSON values."""
-        found: dict[str, Any] = {"op": type(self).__name__}
-        for f in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, f.name)
-            found[f.name] = value.spec() if isinstance(value, Dual) else _json(value)
-        return found
-
-
-def _json(value: Any) -> Any:
-    return [_json(v) for v in value] if isinstance(value, (tuple, list)) else value
 
 
 @dataclass(frozen=True)
@@ -178,7 +166,7 @@ class Activation(Op):
         (s,) = states
         slope = s.ntk is not None
         added = here.tangent and self.inner is not None and self.rate > 0
-        if here.pairs.same and here.pairs.zipped and not s.whole:
+        if here.pairs.same and not s.whole:
             cov, factor = self.dual.own(s.cov, slope=slope)
             more = self.inner.own(s.cov, slope=False)[0] if added and self.inner else None
             return State(cov, self._tangent(_times(s.ntk, factor), more), s.grid)
@@ -250,7 +238,7 @@ class Dropout(Op):
 
     def __call__(self, states: Sequence[State], here: Here) -> State:
         (s,) = states
-        if not (here.pairs.same and here.pairs.zipped):
+        if not here.pairs.same:
             return replace(s, gap=None)
         if not s.whole:
             return s.map(lambda v: v / self.keep)
@@ -271,10 +259,8 @@ class BatchNormalize(Op):
 
     def __call__(self, states: Sequence[State], here: Here) -> State:
         (s,) = states
-        zero = torch.zeros_like(s.cov)
-        cov, ntk = normalized(
-            s.cov, s.ntk if s.ntk is not None or not here.tangent else zero, relu=self.relu, eps=self.eps
-        )
+        below = torch.zeros_like(s.cov) if s.ntk is None and here.tangent else s.ntk
+        cov, ntk = normalized(s.cov, below, relu=self.relu, eps=self.eps)
         if here.tangent and ntk is not None:
             ntk = ntk + self.scale_rate * cov
             ntk = ntk + self.shift_rate * slopes(s.cov, relu=self.relu) if self.shift_rate else ntk

@@ -1,6 +1,6 @@
 """A network as a list of operations on moments, and the loop that runs it over pairs of samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,6 +14,8 @@ from .state import Here, Need, Pairs, Side, State
 # Pairs of samples whose inputs' cosine is within this of ±1 are computed again from their difference (heuristic: the
 # angle of the others is good to 1e-13).
 NEAR = 1e-6
+# Bytes of one state of samples one by one (heuristic).
+SINGLES = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Plan:
     def sides(self) -> list[Need]:
         return self.asked(Need.NOTHING, sides=True)
 
-    @property
+    @cached_property
     def batchwise(self) -> bool:
         """Whether the moments of one sample depend on the others of its batch (BatchNorm)."""
         return any(node.op.batchwise for node in self.nodes)
@@ -85,14 +87,10 @@ class Plan:
             need == Need.WHOLE and node.grid for need, node in zip(self.cross, self.nodes, strict=True)
         )
 
-    def cell(self) -> int:
-        """Numbers per pair of samples in the largest state."""
-        sizes = [
-            prod(node.grid) ** (2 if need == Need.WHOLE else 1)
-            for need, node in zip(self.cross, self.nodes, strict=True)
-            if need
-        ]
-        return max(sizes)
+    def cell(self, needs: Sequence[Need] | None = None) -> int:
+        """Numbers per pair of samples in the largest state (by default of all that the output needs)."""
+        asked = zip(self.cross if needs is None else needs, self.nodes, strict=True)
+        return max((prod(node.grid) ** (2 if need == Need.WHOLE else 1) for need, node in asked if need), default=1)
 
     def own(self) -> int:
         """Numbers per sample that a side keeps of its own moments."""
@@ -102,6 +100,7 @@ class Plan:
                 total += sum(prod(self.nodes[j].grid) ** int(node.op.own) for j in node.inputs)
         return total
 
+    @cached_property
     def last_use(self) -> list[int]:
         last = list(range(len(self.nodes)))
         for k, node in enumerate(self.nodes):
@@ -125,7 +124,7 @@ def run(
     `record`: keep each side's own moments where a layer reads them. `inputs` collects the inputs' own products.
     """
     states: dict[int, State] = {}
-    last = plan.last_use()
+    last = plan.last_use
     for k, node in enumerate(plan.nodes):
         reads = node.op.reads(needs[k])
         if record:
@@ -153,9 +152,19 @@ def _keep(side: Side, node: int, state: State, pairs: Pairs) -> None:
 
 def prepared(plan: Plan, side: Side) -> Side:
     """The side with its own moments: what activations, norms and attention need to know of each sample alone."""
-    if not plan.batchwise:
-        run(plan, Pairs(side, side, zipped=True, same=True), plan.sides, tangent=False, record=True)
-    return side
+    if plan.batchwise:
+        return side
+    found = list(portions(plan, side, plan.sides))
+    for part in found:
+        run(plan, Pairs(part, part, zipped=True, same=True), plan.sides, tangent=False, record=True)
+    own = {node: torch.cat([part.own[node] for part in found], -1) for node in found[0].own}
+    return Side(side.known, side.size, side.energy, own)
+
+
+def portions(plan: Plan, side: Side, needs: Sequence[Need]) -> Iterator[Side]:
+    """The samples, so many at a time that their moments one by one take no more than SINGLES bytes."""
+    step = max(1, SINGLES // (8 * plan.cell(needs)))
+    return (side.rows(slice(k, k + step)) for k in range(0, side.size, step))
 
 
 def near(cosines: Sequence[Tensor], pairs: Pairs, alone: Tensor | None) -> tuple[Tensor, ...] | None:

@@ -37,7 +37,7 @@ class Recur(Op):
     def __call__(self, states: Sequence[State], here: Here) -> State:
         (s,) = states
         s = self._turned(s)
-        alone = here.pairs.same and here.pairs.zipped and not s.whole
+        alone = here.pairs.same and not s.whole
         left, right = (self._variances(v.flip(0) if self.backward else v) for v in here.own())
         covs: list[Tensor] = []
         ntks: list[Tensor] = []

@@ -15,7 +15,7 @@ from .layers import Layer, Pair, Times, each
 from .modules import reads
 from .ops import Affine
 from .positions import Patch, Resample, Spread
-from .weights import Weights
+from .weights import Weights, dotted
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Positions(Layer):
     def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
         f = build.settled(value)
         p = build.drawn(f.shape, f.channel)
-        rate = weights.rate(f"{name}.weight") * (1.0 if weights.parametrization == "standard" else self.variance)
+        rate = weights.rate(dotted(name, "weight")) * (1.0 if weights.parametrization == "standard" else self.variance)
         return build.sum([f, build.affine(p, f.width, Affine(self.variance, 0.0, rate))])
 
     def module(self, width: int) -> nn.Module:

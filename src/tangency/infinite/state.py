@@ -97,7 +97,7 @@ def _chosen(v: Tensor, index: slice | Tensor) -> Tensor:
 class Pairs:
     """Two sides that meet: all with all, or one by one (`zipped`).
 
-    `same`: each meets itself. `gaps`: they nearly coincide, and what sets them apart is to be kept exact.
+    `same`: one by one, each with itself. `gaps`: they nearly coincide, and what sets them apart is to be kept exact.
     """
 
     a: Side

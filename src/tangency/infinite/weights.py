@@ -42,10 +42,9 @@ class Weights:
         names: tuple[str, str] = ("weight", "bias"),
     ) -> Affine:
         """The numbers of one layer whose window of `patch` positions is summed before it."""
-        w_name, b_name = (f"{name}.{n}" if name else n for n in names)
+        w_name, b_name = (dotted(name, n) for n in names)
         w_var, b_var, note = self._variances(w_name, b_name, fan_in, own, tensors, bias)
-        lr_w = by_name(self.lr, w_name, "lr") if self.trained(w_name) else 0.0
-        lr_b = by_name(self.lr, b_name, "lr") if bias and self.trained(b_name) else 0.0
+        lr_w, lr_b = self.rate(w_name), self.rate(b_name) if bias else 0.0
         standard = self.parametrization == "standard"
         w_rate, b_rate = (fan_in, 1.0) if standard else (w_var, b_var)
         self.record[name or names[0]] = {"w_var": w_var, "b_var": b_var, "lr": [lr_w, lr_b], "fan_in": fan_in, **note}
@@ -80,21 +79,35 @@ class Weights:
     def value(self, name: str, tensor: Tensor, factor: float = 1.0) -> Affine:
         """The numbers of a parameter, or a multiple of it, that is used as a value."""
         found = detect(tensor)
-        lr = by_name(self.lr, name, "lr") if self.trained(name) else 0.0
+        lr = self.rate(name)
         rate = 1.0 if self.parametrization == "standard" else found.variance
         self.record[name] = {"variance": found.variance, "lr": lr, "init": found.label}
         return Affine(found.variance * factor**2, 0.0, lr * rate * factor**2)
 
     def rate(self, name: str) -> float:
-        """How fast a parameter of order 1 moves (a norm's scale or shift): its learning rate."""
+        """A parameter's learning rate, 0 if it is frozen: how fast one of order 1 moves (a norm's scale or shift)."""
         return by_name(self.lr, name, "lr") if self.trained(name) else 0.0
+
+    def rates(self, name: str) -> tuple[float, float]:
+        """Those of a norm's scale and shift."""
+        return self.rate(dotted(name, "weight")), self.rate(dotted(name, "bias"))
+
+
+def dotted(*parts: str) -> str:
+    """The name of a part within a part; the network itself has none."""
+    return ".".join(part for part in parts if part)
+
+
+def within(name: str, key: str) -> bool:
+    """Whether `name` is `key`, or lies in it."""
+    return name == key or name.startswith(key + ".")
 
 
 def by_name(given: Any, name: str, what: str) -> float:
     """A number, or that of the longest name in a mapping which `name` begins with."""
     if not isinstance(given, Mapping):
         return float(given)
-    fits = [key for key in given if key == "" or name == key or name.startswith(key + ".")]
+    fits = [key for key in given if key == "" or within(name, key)]
     if not fits:
         raise InputError(
             f"{what}= gives no number for {name}; it has {_check.some([repr(k) for k in given])}. Add one, or '' for "
