@@ -157,6 +157,8 @@ def prepared(plan: Plan, side: Side) -> Side:
     found = list(portions(plan, side, plan.sides))
     for part in found:
         run(plan, Pairs(part, part, zipped=True, same=True), plan.sides, tangent=False, record=True)
+    if len(found) == 1:
+        return found[0]
     own = {node: torch.cat([part.own[node] for part in found], -1) for node in found[0].own}
     return Side(side.known, side.size, side.energy, own)
 
