@@ -14,6 +14,7 @@ from . import (
     forensics,
     infinite,
     models,
+    projection,
     regress,
     report,
     solve,
@@ -47,6 +48,7 @@ from .infinite import infinite_nngp, infinite_ntk
 from .kernel import Kernel
 from .linearize import Linearized, linearize
 from .ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
+from .projection import projected, projection_error
 from .tiles.executors import Workers
 from .tiles.ray import RayExecutor
 from .tiles.run import compute
@@ -95,6 +97,9 @@ __all__ = [
     "linearize",
     "models",
     "open_gram",
+    "projected",
+    "projection",
+    "projection_error",
     "pseudo_ntk",
     "regress",
     "report",

@@ -210,6 +210,12 @@ def nonnegative(value: object, name: str) -> float:
     return number
 
 
+def positive(value: object, name: str, what: str) -> None:
+    """An integer, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{name}={value!r}; needed: {what}, at least 1.")
+
+
 def beside(value: Tensor, device: torch.device | None, name: str, other: str = "K") -> None:
     """On the same device as `other`, which is None if it lies on disk."""
     if device is not None and value.device != device:

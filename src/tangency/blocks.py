@@ -39,6 +39,12 @@ class Lift(ABC):
     def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
         """(t, g, i, o) without forming the factors."""
 
+    @property
+    def taps(self) -> int | None:
+        """1 if the factors' order (g, o, i) is the weight's own; more if i is (taps, channels) where the weight has
+        (channels, taps); None if `layout` does anything else."""
+        return None
+
 
 @dataclass(frozen=True)
 class Use:

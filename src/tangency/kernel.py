@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ BLOCK = 64
 
 class Kernel(ABC):
     """k(x, y). Frozen and picklable; `spec()` says everything that decides its numbers."""
+
+    by_rows: ClassVar[bool] = False  # a tile is made of its rows alone: holding several blocks of them gains nothing
 
     @abstractmethod
     def prepare(self, x: Inputs, memory: int | None = None) -> Prepared:
@@ -63,6 +65,10 @@ class Kernel(ABC):
         """Where inputs must lie; None if anywhere."""
         return None
 
+    def alike(self, x: Inputs, y: Inputs) -> None:
+        """Refuse two batches, ready both, that are not the same kind of thing."""
+        _check.same_form(x, y)
+
     def diagnose(self, a: Prepared) -> None:
         """Raise NonFiniteError naming the first sample of a prepared batch that is not finite, if there is one."""
         return None
@@ -91,7 +97,7 @@ class Kernel(ABC):
             a = self.prepare(x)
             return a, a
         y = self.ready(y, "y")
-        _check.same_form(x, y)
+        self.alike(x, y)
         return self.prepare(x), self.prepare(y)
 
     def __sklearn_clone__(self) -> "Kernel":

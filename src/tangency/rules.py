@@ -73,6 +73,10 @@ class Linear(Rule, Lift):
     def layout(self, g: Tensor) -> Tensor:
         return g[:, :, 0].transpose(-1, -2) if self.transposed else g[:, :, 0]
 
+    @property
+    def taps(self) -> int | None:
+        return None if self.transposed else 1
+
     def weight(self, x: Tensor, d: Tensor) -> Block:
         return Outer((Use(self, x, d),))
 
@@ -140,6 +144,10 @@ class Conv(Rule, Lift):
     def layout(self, g: Tensor) -> Tensor:
         g = g.unflatten(-1, (*self.windows.kernel, -1))  # [n, c, g, o, *kernel, C/g]
         return g.movedim(-1, 4).flatten(2, 3)
+
+    @property
+    def taps(self) -> int | None:
+        return math.prod(self.windows.kernel)
 
     def weight(self, x: Tensor, d: Tensor) -> Block:
         return Outer((Use(self, x, d),))

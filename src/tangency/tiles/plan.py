@@ -115,6 +115,8 @@ class Footprint:
     transient: int
     cell: int
     device: str = "cpu"
+    m: int = 1 << 62  # columns in all
+    by_rows: bool = False  # nothing is gained by holding several row blocks
 
     @property
     def columns(self) -> int:
@@ -132,7 +134,7 @@ class Footprint:
     def least(self, rows: int, capture: int, workspace: int, held: int = 1) -> int:
         """What a plan that holds so many row blocks takes besides the result."""
         blocks, buffers = (held + self.columns) * rows * self.kept, BUFFERS[self.device] * workspace
-        return blocks + TILES * rows * rows * self.cell + capture + buffers
+        return blocks + TILES * rows * min(rows, self.m) * self.cell + capture + buffers
 
 
 def plan(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: int | None = None) -> TilePlan:
@@ -171,7 +173,8 @@ def grouped(cut: TilePlan, memory: int, size: Footprint) -> TilePlan:
             f"memory={memory} bytes is too small for tiles of {cut.rows} samples a side, with which this was begun. "
             f"Give at least memory={size.memory(least)}."
         )
-    return replace(cut, group=max(1, min(cut.grid[0], 1 + free // max(1, cut.rows * size.kept))))
+    held = 1 if size.by_rows else 1 + free // max(1, cut.rows * size.kept)
+    return replace(cut, group=max(1, min(cut.grid[0], held)))
 
 
 def _even(count: int, most: int) -> int:

@@ -214,7 +214,7 @@ class Run:
             ends = [self._ready(given.take(s), side) for s in (slice(0, min(2, n)), slice(max(0, n - 2), n))]
             found.append(max(ends, key=lambda x: sum(v[0].numel() for _, v in _tree.leaves(x))))
         if len(found) > 1:
-            _check.same_form(*found)
+            self.kernel.alike(*found)
         return found
 
     @cached_property
@@ -227,7 +227,8 @@ class Run:
         each = [self.kernel.footprint(x) for x in self._few]
         cell = self._cell.numel() * self._cell.element_size()
         kept, transient = max(k for k, _ in each), max(t for _, t in each)
-        return Footprint(self.n * self.m * cell, kept, transient, cell, self._cell.device.type)
+        device = self._cell.device.type
+        return Footprint(self.n * self.m * cell, kept, transient, cell, device, self.m, self.kernel.by_rows)
 
     @cached_property
     def memory(self) -> int:

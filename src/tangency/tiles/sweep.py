@@ -34,7 +34,7 @@ class Sweep:
         cuda = kernel.device is not None and kernel.device.type == "cuda"
         self._side = Stream(kernel.device) if cuda else None
         sweeps = -(-cut.grid[0] // cut.group)
-        self._host = Host(kernel.device, uses=sweeps // 2) if cuda and sweeps > 2 else None
+        self._host = Host(kernel.device, uses=sweeps // 2) if cuda and sweeps > 2 and not kernel.by_rows else None
 
     def tiles(self, task: Task) -> Iterator[tuple[int, int, Tensor]]:
         """(i, j, tile) of every tile of the task. A GPU may still be at work on a tile, and nobody has looked at it."""

@@ -1,0 +1,322 @@
+"""`projected`: a kernel with explicit features of a chosen dimension, close to the kernel that it was made from."""
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _check, _tree
+from .._types import Float, Inputs
+from ..blocks import Dense
+from ..contract import Sum
+from ..errors import InputError, NonFiniteError, PerformanceWarning
+from ..features import Features, Jacobian
+from ..kernel import BLOCK, Empirical, Kernel
+from ..sketch.factored import Kronecker, RandomMask
+from ..sketch.kinds import Gaussian, Hadamard, Rademacher, Sketch, Sparse
+from .project import Budget, Projector, groups
+
+KINDS: dict[str, type[Sketch]] = {
+    kind.kind: kind for kind in (Sparse, Rademacher, Gaussian, Hadamard, Kronecker, RandomMask)
+}
+# The relative error of a sample's features beyond which 16 bits are refused: a kernel that was projected to 10⁶
+# dimensions would not be worse.
+ROUNDING = 1e-3
+# Stands for "these inputs are features already", with the spec of the kernel that made them.
+MARK = "features of "
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Prepared: features [n, c, k] and what made them."""
+
+    value: Float[Tensor, "n c k"]
+    spec: str
+
+
+@dataclass(frozen=True, eq=False)
+class Projected(Kernel):
+    """⟨S φ(x), S φ(y)⟩ with a random S: features [n, k], or [n, c, k] with one projection per output."""
+
+    base: Empirical
+    projector: Projector
+    storage: torch.dtype | None
+    _keys: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def features(
+        self,
+        x: Any,
+        *,
+        store: Any = None,
+        tile: int | None = None,
+        memory: int | str | None = None,
+        executor: Any = None,
+        progress: bool = True,
+    ) -> Any:
+        """Φ [n, k], or [n, c, k] for several outputs: Φ.flatten(1) @ Φ.flatten(1).T is k(x).
+
+        With `store`, a folder or zarr URL, they are written there block by block (calling again goes on where it
+        stopped), and a `StoredFeatures` is returned, which the kernel takes in place of inputs. Other options as for
+        `tg.compute`.
+        """
+        from .features import compute_features
+
+        return compute_features(self, x, store=store, tile=tile, memory=memory, executor=executor, progress=progress)
+
+    def ready(self, x: Any, name: str = "x") -> Inputs:
+        whole = getattr(x, "as_inputs", None)
+        if whole is not None:  # stored features
+            return self.ready(whole(), name)
+        key = features_key(x)
+        if key is None:
+            return self.base.ready(x, name)
+        _same_origin(key[len(MARK) :], self._key, name)
+        return x
+
+    def alike(self, x: Inputs, y: Inputs) -> None:
+        if features_key(x) is None and features_key(y) is None:
+            super().alike(x, y)
+
+    def footprint(self, x: Inputs) -> tuple[int, int]:
+        if features_key(x) is not None:
+            (value,) = (v for _, v in _tree.leaves(x))
+            return value[0].numel() * value.element_size(), 0
+        kept, transient = self.projector.footprint(x)
+        return (kept if self.storage is None else kept * self.storage.itemsize // 4), transient
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.device
+
+    def prepare(self, x: Inputs, memory: int | None = None) -> Rows:
+        if features_key(x) is not None:
+            (value,) = (v for _, v in _tree.leaves(x))
+            return Rows(value if value.dim() == 3 else value[:, None], self._sketch)
+        return Rows(self._stored(self.projector(x, memory)), self._sketch)
+
+    def pair(self, a: Rows, b: Rows, workspace: int | None = None) -> Tensor:
+        for rows, name in ((a, "a"), (b, "b")):
+            _same_origin(rows.spec, self._sketch, name)
+        left = Dense(a.value)
+        right = left if a is b else Dense(b.value)
+        total = Sum(left, right, trace=self.base.trace, differentiable=False, workspace=workspace)
+        with self.base.features.network.modes(), torch.no_grad():
+            total.add(left, right)
+        return total.result()
+
+    def diag(self, x: Inputs) -> Tensor:
+        parts = _tree.split(self.ready(x), BLOCK)
+        return torch.cat([self.prepared_diag(self.prepare(part)) for part in parts])
+
+    def prepared_diag(self, a: Rows) -> Tensor:
+        value = a.value.float() if a.value.dtype == torch.float16 else a.value
+        each = value.square().sum(2)
+        return each.sum(1) if self.base.trace else each
+
+    def diagnose(self, a: Rows) -> None:
+        good = a.value.flatten(1).isfinite().all(1)
+        if not bool(good.all()):
+            sample = int((~good).nonzero()[0])
+            raise NonFiniteError(
+                f"the projected gradient for sample {sample} is not finite. Check that input, or use a wider dtype.",
+                sample,
+                "features",
+            )
+
+    def parts(self, x: Inputs, y: Inputs | None = None) -> dict[str, Tensor]:
+        """The kernel split by layer, where each has dimensions of its own (`budget`)."""
+        if self.projector.budget == "global":
+            raise InputError(
+                "all layers share their dimensions, so the projected kernel does not split. Give each layer its own: "
+                "tg.projected(…, budget='layer')."
+            )
+        a, b = self._prepared(x, y)
+        shapes = self.projector.shapes(self.ready(x))
+        found = {}
+        for name, group in groups(self.projector.budget, shapes, self.projector.dim, self._by_parameter).items():
+            left = Rows(a.value[..., group.rows], a.spec)
+            right = left if a is b else Rows(b.value[..., group.rows], b.spec)
+            found[name] = self.finite(self.pair(left, right), left, right)
+        return found
+
+    def spec(self) -> dict[str, Any]:
+        return {**self._options, "of": self.base.spec()}
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        p = self.projector
+        return {
+            "kernel": "projected",
+            "kind": p.sketch.kind,
+            "nonzeros": getattr(p.sketch, "nonzeros", None),
+            "dim": p.dim,
+            "seed": p.seed,
+            "budget": dict(p.budget) if isinstance(p.budget, Mapping) else p.budget,
+            "joint": p.joint,
+            "storage": None if self.storage is None else str(self.storage).removeprefix("torch."),
+        }
+
+    @property
+    def _by_parameter(self) -> bool:
+        return isinstance(self.projector.features, Jacobian)
+
+    @property
+    def _sketch(self) -> str:
+        """What prepared features must have in common to be multiplied."""
+        return json.dumps(self._options, sort_keys=True)
+
+    @property
+    def _key(self) -> str:
+        """The same and the weights, for features that may come from elsewhere; hashed again when a weight changed."""
+        model = self.base.features.network.model
+        state = tuple((v.data_ptr(), v._version) for v in (*model.parameters(), *model.buffers()))
+        if self._keys.get("state") != state:
+            self._keys.update(state=state, key=json.dumps(self.spec(), sort_keys=True))
+        return self._keys["key"]
+
+    def _stored(self, value: Tensor) -> Tensor:
+        """In the type in which features are kept, if they survive it."""
+        if self.storage is None or value.dtype == self.storage:
+            return value
+        kept = value.to(self.storage)
+        size = torch.linalg.vector_norm(value, dim=(1, 2))
+        lost = torch.linalg.vector_norm(value - kept.to(value.dtype), dim=(1, 2))
+        bad = ~(lost <= ROUNDING * size) & value.flatten(1).isfinite().all(1)
+        if bool(bad.any()):
+            sample = int(bad.nonzero()[0])
+            largest = float(value[sample].abs().max())
+            raise InputError(
+                f"the features of sample {sample} (largest entry {largest:.2g}) lose "
+                f"{float(lost[sample] / size[sample]):.1%} in {self.storage}. Keep 32 bits (storage=None), or give the "
+                "model's outputs another scale with a head: tg.head_ntk(model, lambda out: 1000 * out)."
+            )
+        return kept
+
+
+def _same_origin(made: str, own: str, name: str) -> None:
+    """Refuse features that another kernel made."""
+    if made == own:
+        return
+    was, now = _flat(json.loads(made)), _flat(json.loads(own))
+    different = [f"{k} {was.get(k)!r}, not {now.get(k)!r}" for k in {**was, **now} if was.get(k) != now.get(k)]
+    raise InputError(
+        f"{name} holds features of another kernel: {_check.some(different)}. Features can be multiplied only with "
+        "features of the same projection of the same model; compute them again."
+    )
+
+
+def features_key(x: Any) -> str | None:
+    """The mark of inputs that are features already."""
+    if isinstance(x, Mapping) and len(x) == 1:
+        (key,) = x
+        if isinstance(key, str) and key.startswith(MARK):
+            return key
+    return None
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for k, v in tree.items():
+        found |= _flat(v, f"{prefix}{k}.") if isinstance(v, Mapping) else {f"{prefix}{k}": v}
+    return found
+
+
+def projected(
+    kernel: Kernel | Features,
+    dim: int = 10240,
+    kind: str = "sparse",
+    seed: int = 0,
+    *,
+    budget: Budget = "global",
+    joint: bool = False,
+    nonzeros: int | None = None,
+    storage: object = None,
+) -> Projected:
+    """⟨S φ(x), S φ(y)⟩ ≈ k(x, y) with a random S of `dim` rows: features that can be stored, indexed, multiplied.
+
+    `kind`: "sparse" (the default: the error of the dense kinds at a fraction of their cost, docs/projection.md; with
+    `nonzeros` entries per column), "rademacher", "gaussian", "hadamard", "kronecker", "random-mask". `seed` and the
+    parameters' names alone decide S, on every device and in every blocking.
+
+    `budget`: "global" (all parameters share the dimensions), "layer" (each layer has its own, by size), or dimensions
+    by parameter or module; then they add up to `dim`. `joint` projects all outputs of a trace together: features [n, k]
+    instead of [n, c, k]. `storage=torch.float16` keeps the features in 16 bits. Engel et al. 2024, (5), (6) are
+    `tg.cosine` of it. Cost: `k.features(x)` one pass over the gradients; a tile one matrix product.
+
+    >>> import torch, tangency as tg
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 500), torch.nn.Tanh(), torch.nn.Linear(500, 2))
+    >>> x = torch.randn(4, 3)
+    >>> k = tg.projected(tg.pseudo_ntk(model), dim=1024)
+    >>> phi = k.features(x)
+    >>> phi.shape, torch.allclose(phi @ phi.T, k(x), rtol=1e-4)
+    (torch.Size([4, 1024]), True)
+    """
+    base = _base(kernel)
+    if isinstance(budget, Mapping):
+        dim = _rows_of(budget, dim)
+    elif budget not in ("global", "layer"):
+        raise InputError(f"budget={budget!r}; needed: 'global', 'layer', or a dict from layers to dimensions.")
+    _check.positive(dim, "dim", "a number of dimensions")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise InputError(f"seed={seed!r} is a {type(seed).__name__}; needed: an integer.")
+    if joint and not base.trace:
+        raise InputError("joint=True adds outputs up, so it needs a trace: tg.projected(tg.trace_ntk(model), …).")
+    if storage not in (None, "float16", torch.float16):
+        raise InputError(f"storage={storage!r}; needed: None (as computed) or torch.float16.")
+    projector = Projector(base.features, _sketch(kind, nonzeros, dim), dim, seed, budget, joint)
+    if isinstance(base.features, Jacobian):
+        _sizes(projector)
+    return Projected(base, projector, None if storage is None else torch.float16)
+
+
+def _base(kernel: object) -> Empirical:
+    if isinstance(kernel, Features):
+        return Empirical("features", kernel, trace=True)
+    if isinstance(kernel, Projected):
+        raise InputError("the kernel is projected already. Project the one that it was made from: kernel.base.")
+    if not isinstance(kernel, Empirical):
+        fix = "tg.cosine(tg.projected(k))" if isinstance(kernel, Kernel) else "tg.projected(tg.trace_ntk(model))"
+        raise InputError(
+            f"tg.projected takes a kernel of a finite network or its features; it was given a {type(kernel).__name__}. "
+            f"Combine afterwards: {fix}."
+        )
+    return kernel
+
+
+def _sketch(kind: str, nonzeros: int | None, dim: int) -> Sketch:
+    made = KINDS[_check.choice(kind, "kind", KINDS)]
+    if nonzeros is None:
+        return made()
+    if made is not Sparse:
+        raise InputError(f"nonzeros={nonzeros} is for kind='sparse'; kind={kind!r} has none to choose.")
+    _check.positive(nonzeros, "nonzeros", "a number of entries per column")
+    if nonzeros > dim:
+        raise InputError(f"nonzeros={nonzeros} is more than the {dim} rows that the entries can lie in.")
+    return Sparse(nonzeros)
+
+
+def _rows_of(budget: Mapping[str, int], dim: int) -> int:
+    for name, rows in budget.items():
+        _check.positive(rows, f"budget[{name!r}]", "a number of dimensions")
+    total = sum(budget.values())
+    if dim not in (10240, total):
+        raise InputError(f"dim={dim}, but budget= adds up to {total}. Leave dim out, or make them agree.")
+    return total
+
+
+def _sizes(projector: Projector) -> None:
+    """Errors and warnings that need the parameters' sizes."""
+    shapes = projector.shapes()
+    found = groups(projector.budget, shapes, projector.dim)
+    total = sum(torch.Size(shape).numel() for shape in shapes.values())
+    if projector.dim >= total:
+        warnings.warn(
+            f"dim={projector.dim} is not less than the {total} parameters that count in {len(found) or 1} group(s): "
+            "the exact features are no longer, and have no error. Use the exact kernel, or a smaller dim.",
+            PerformanceWarning,
+            stacklevel=3,
+        )

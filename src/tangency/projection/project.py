@@ -1,0 +1,191 @@
+"""From inputs to projected features: batches are captured, and each parameter's part is added up."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import _tree
+from .._types import Inputs
+from ..blocks import Block
+from ..errors import InputError
+from ..features import Features, Jacobian
+from ..sketch.kinds import Place, Sketch
+from ..sketch.random import Stream
+
+Budget = str | Mapping[str, int]
+# On a CPU, samples in a batch and bytes that it may take: no more, whatever the memory, and always so many (the last
+# ones repeated), because the bits of a matrix product depend on its size. Batches that share a matrix that is costly to
+# make. (Heuristics.)
+BATCH, BYTES, TOGETHER = 16, 1 << 28, 16
+# The same on a GPU, where nothing is repeated.
+CUDA_BATCH = 4096
+# Bytes of gradients that are formed at a time (heuristic).
+ROOM = {"cpu": 1 << 26, "cuda": 1 << 31}
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Parameters that share rows: their names and the rows."""
+
+    names: tuple[str, ...]
+    rows: slice
+
+
+@dataclass(frozen=True, eq=False)
+class Projector:
+    """x → [n, c, k]: the features of `features`, each output's projected (or all outputs' together: `joint`)."""
+
+    features: Features
+    sketch: Sketch
+    dim: int
+    seed: int
+    budget: Budget
+    joint: bool
+
+    def __call__(self, x: Inputs, memory: int | None = None) -> Tensor:
+        if _tree.needs_grad(x):
+            raise InputError(
+                "x requires a gradient, and projected features are not differentiable in x. Use the exact kernel, or "
+                "x.detach()."
+            )
+        with torch.no_grad():
+            groups, places = self._layout(x)
+            parts = [self._project(some, groups, places) for some in self._batches(x, memory)]
+            return torch.cat(parts)[: _tree.size(x)]
+
+    def footprint(self, x: Inputs) -> tuple[int, int]:
+        """Bytes per sample: (of the features in 32 bits or more, while they are made)."""
+        kept, transient = self.features.footprint(x, _never)
+        item = next(self.features.network.model.parameters()).element_size()
+        return self.outputs(x) * self.dim * max(4, item), kept + transient
+
+    def outputs(self, x: Inputs) -> int:
+        return self.features.plan(x).c if isinstance(self.features, Jacobian) and not self.joint else 1
+
+    def _batches(self, x: Inputs, memory: int | None) -> Iterator[list[Inputs]]:
+        """Batches of one size, a few at a time."""
+        each, n = self.footprint(x)[1], _tree.size(x)
+        device = next(self.features.network.model.parameters()).device
+        if device.type == "cuda":
+            cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            room = (memory or torch.cuda.mem_get_info(device)[0] + cached) // 3
+            yield from ([part] for part in _tree.split(x, _power(room // each, CUDA_BATCH)))
+            return
+        size = _power(min(memory or BYTES, BYTES) // each, BATCH)
+        together = max(1, min(TOGETHER, (memory or 4 * BYTES) // (size * each))) if self.sketch.shared else 1
+        for start in range(0, n, size * together):
+            some = list(_tree.split(_tree.take(x, slice(start, min(start + size * together, n))), size))
+            yield [*some[:-1], _filled(some[-1], size)]
+
+    def _project(self, batches: list[Inputs], groups: dict[str, Group], places: dict[str, Place]) -> Tensor:
+        found = [self.features(x, None, _never) for x in batches]
+        like = next(iter(found[0].values())).tensors()[-1]
+        outs = [self._zeros(next(iter(f.values())), like) for f in found]
+        room = ROOM[like.device.type]
+        with self.features.network.modes():
+            for group in groups.values():
+                for name in group.names:
+                    have = [k for k, f in enumerate(found) if name in f]
+                    if have:
+                        blocks = [found[k].pop(name) for k in have]
+                        views = [outs[k][:, group.rows] for k in have]
+                        self.sketch.add(views, blocks, places[name], self.joint, room)
+                for out in outs:
+                    out[:, group.rows] *= self.sketch.factor(group.rows.stop - group.rows.start)
+        n = [_tree.size(x) for x in batches]
+        return torch.cat([out.unflatten(0, (m, -1)) for out, m in zip(outs, n, strict=True)])
+
+    def _zeros(self, block: Block, like: Tensor) -> Tensor:
+        rows = block.n if self.joint else block.n * block.c
+        return torch.zeros(
+            rows, self.dim, dtype=torch.float32 if like.dtype == torch.float16 else like.dtype, device=like.device
+        )
+
+    def _layout(self, x: Inputs) -> tuple[dict[str, Group], dict[str, Place]]:
+        shapes = self.shapes(x)
+        found = groups(self.budget, shapes, self.dim, isinstance(self.features, Jacobian))
+        places: dict[str, Place] = {}
+        for key, group in found.items():
+            common = Stream.of(self.seed, "" if self.budget == "global" else key)
+            sizes = [math.prod(shapes[name]) for name in group.names]
+            for k, name in enumerate(group.names):
+                stream = Stream.of(self.seed, name)
+                places[name] = Place(stream, common, shapes[name], sum(sizes[:k]), sum(sizes))
+        return found, places
+
+    def shapes(self, x: Inputs | None = None) -> dict[str, tuple[int, ...]]:
+        """Of every parameter that counts, or of the features of a sample."""
+        if isinstance(self.features, Jacobian):
+            own = dict(self.features.network.model.named_parameters())
+            return {name: tuple(own[name].shape) for name in self.features.network.train}
+        assert x is not None
+        one = self.features(_tree.take(x, slice(0, 1)), None, _never)
+        return {name: (block.tensors()[0][0].numel(),) for name, block in one.items()}
+
+
+def groups(
+    budget: Budget, shapes: Mapping[str, tuple[int, ...]], dim: int, parameters: bool = True
+) -> dict[str, Group]:
+    """Which parameters share which rows."""
+    if budget == "global":
+        return {"": Group(tuple(shapes), slice(0, dim))}
+    members: dict[str, list[str]] = {}
+    if isinstance(budget, str):
+        for name in shapes:
+            members.setdefault((name.rpartition(".")[0] or name) if parameters else name, []).append(name)
+        sizes = {key: sum(math.prod(shapes[name]) for name in names) for key, names in members.items()}
+        shares = _shares(sizes, dim)
+    else:
+        shares = dict(budget)
+        for name in shapes:
+            fitting = [key for key in shares if name == key or name.startswith(f"{key}.")]
+            if not fitting:
+                raise InputError(
+                    f"budget= says nothing of parameter {name}; needed: dimensions for every parameter that counts, "
+                    "by its name or its module's."
+                )
+            members.setdefault(max(fitting, key=len), []).append(name)
+        idle = [key for key in shares if key not in members]
+        if idle:
+            raise InputError(f"budget= names {idle[0]!r}, which holds none of the parameters that count.")
+    found, start = {}, 0
+    for key, names in members.items():
+        found[key] = Group(tuple(names), slice(start, start + shares[key]))
+        start += shares[key]
+    return found
+
+
+def _shares(sizes: Mapping[str, int], dim: int) -> dict[str, int]:
+    """dim rows in proportion to the sizes, at least one each."""
+    if dim < len(sizes):
+        raise InputError(
+            f"dim={dim} is too small for budget='layer': the model has {len(sizes)} layers, and each needs a dimension."
+        )
+    total, left = sum(sizes.values()), dim - len(sizes)
+    exact = {key: left * size / total for key, size in sizes.items()}
+    found = {key: int(v) for key, v in exact.items()}
+    by_rest = sorted(exact, key=lambda key: found[key] - exact[key])
+    for key in by_rest[: left - sum(found.values())]:
+        found[key] += 1
+    return {key: v + 1 for key, v in found.items()}
+
+
+def _never(name: str) -> bool:
+    """No gradient is formed before it is projected."""
+    return False
+
+
+def _power(most: int, limit: int) -> int:
+    """The largest power of two up to both, at least 1."""
+    return 1 << max(1, min(most, limit)).bit_length() - 1
+
+
+def _filled(x: Inputs, size: int) -> Inputs:
+    """x with its last sample repeated until there are `size`."""
+    missing = size - _tree.size(x)
+    if missing == 0:
+        return x
+    return _tree.transform(lambda v: torch.cat([v, v[-1:].expand(missing, *v.shape[1:])]), x)

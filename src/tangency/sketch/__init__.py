@@ -1,0 +1,1 @@
+"""Random projections of gradients: which entries the random matrix has, and how it is multiplied with a block."""

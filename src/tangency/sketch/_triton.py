@@ -1,0 +1,125 @@
+"""The Triton kernels of this room. Their meaning is written in torch where `triton.py` is called from."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def words(out, key, blocks, first, output, use, BLOCK: tl.constexpr):
+    """Philox4x64-10: four words per counter (first + k + 1, row, output, use)."""
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1)
+    low = tl.load(key).to(tl.uint64, bitcast=True)
+    high = tl.load(key + 1).to(tl.uint64, bitcast=True)
+    zero = tl.zeros((BLOCK,), tl.uint64)
+    c0 = (first + k + 1).to(tl.uint64)
+    c1 = zero + row.to(tl.uint64)
+    c2 = zero + output
+    c3 = zero + use
+    m0 = zero + 0xD2E7470EE14C6C93
+    m1 = zero + 0xCA5A826395121157
+    w0 = zero + 0x9E3779B97F4A7C15
+    w1 = zero + 0xBB67AE8584CAA73B
+    k0 = zero + low
+    k1 = zero + high
+    for _ in tl.static_range(10):
+        high0 = tl.umulhi(m0, c0)
+        low0 = m0 * c0
+        high1 = tl.umulhi(m1, c2)
+        low1 = m1 * c2
+        c0 = high1 ^ c1 ^ k0
+        c1 = low1
+        c2 = high0 ^ c3 ^ k1
+        c3 = low0
+        k0 = k0 + w0
+        k1 = k1 + w1
+    inside = k < blocks
+    where = out + row.to(tl.int64) * 4 * blocks + 4 * k
+    tl.store(where, c0.to(tl.int64, bitcast=True), mask=inside)
+    tl.store(where + 1, c1.to(tl.int64, bitcast=True), mask=inside)
+    tl.store(where + 2, c2.to(tl.int64, bitcast=True), mask=inside)
+    tl.store(where + 3, c3.to(tl.int64, bitcast=True), mask=inside)
+
+
+@triton.jit
+def entries(words, table, out, q, k, stride, NORMAL: tl.constexpr, Q: tl.constexpr, K: tl.constexpr):
+    column = tl.program_id(0) * Q + tl.arange(0, Q)
+    row = tl.program_id(1) * K + tl.arange(0, K)
+    inside = (column[:, None] < q) & (row[None, :] < k)
+    each: tl.constexpr = 4 if NORMAL else 64
+    word = tl.load(words + (row[None, :] // each).to(tl.int64) * stride + column[:, None], mask=inside, other=0)
+    if NORMAL:
+        value = tl.load(table + ((word >> (16 * (row[None, :] % 4))) & 0xFFFF), mask=inside, other=0.0)
+    else:
+        value = (((word >> (row[None, :] % 64)) & 1) * 2 - 1).to(tl.float32)
+    where = out + column[:, None].to(tl.int64) * k + row[None, :]
+    tl.store(where, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def buckets(
+    g,
+    scale,
+    out,
+    bits,
+    shifts,
+    rows,
+    q,
+    k,
+    start,
+    first_word,
+    first_chunk,
+    last_chunk,
+    stride_g,
+    stride_out,
+    taps,
+    channels,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    j = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    r = (tl.program_id(1) * HIGH + tl.arange(0, HIGH)).to(tl.int64)
+    total = tl.zeros((HIGH, WIDE), tl.float32)
+    size = taps * channels
+    for chunk in range(first_chunk, last_chunk):
+        shift = tl.load(shifts + chunk - first_chunk).to(tl.int32)
+        place = j - shift
+        place = tl.where(place < 0, place + k, place)
+        p = chunk * k + place  # the parameter's entry whose bucket is j
+        good = (j < k) & (p >= start) & (p < start + q)
+        word = tl.load(bits + (p // 64 - first_word), mask=good, other=0)
+        sign = (((word >> (p % 64).to(tl.int64)) & 1) * 2 - 1).to(tl.float32)
+        local = p - start
+        if taps > 1:  # g has a filter's taps outside its channels
+            inner = local % size
+            local = local - inner + (inner % taps) * channels + inner // taps
+        v = tl.load(g + r[:, None] * stride_g + local[None, :], mask=good[None, :] & (r[:, None] < rows), other=0.0)
+        total += v.to(tl.float32) * sign[None, :]
+    inside = (r[:, None] < rows) & (j[None, :] < k)
+    where = out + r[:, None] * stride_out + j[None, :]
+    factor = tl.load(scale + r, mask=r < rows, other=0.0)
+    tl.store(where, tl.load(where, mask=inside, other=0.0) + total * factor[:, None], mask=inside)
+
+
+@triton.jit
+def signed_product(
+    g, words, out, rows, q, k, stride_g, stride_w, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr
+):
+    across = tl.cdiv(k, WIDE)
+    r = (tl.program_id(0) // across * HIGH + tl.arange(0, HIGH)).to(tl.int64)
+    first = tl.program_id(0) % across * WIDE
+    half: tl.constexpr = WIDE // 64
+    total = tl.zeros((HIGH, WIDE), tl.float32)
+    block = (first // 64 + tl.arange(0, half)).to(tl.int64)
+    shift = tl.arange(0, 64).to(tl.int64)
+    for at in range(0, q, DEEP):
+        p = at + tl.arange(0, DEEP)
+        a = tl.load(g + r[:, None] * stride_g + p[None, :], mask=(r[:, None] < rows) & (p[None, :] < q), other=0.0)
+        good = (p[:, None] < q) & (block[None, :] * 64 < k)
+        word = tl.load(words + block[None, :] * stride_w + p[:, None], mask=good, other=0)
+        bit = (word[:, :, None] >> shift[None, None, :]) & 1
+        b = (tl.reshape(bit, (DEEP, WIDE)) * 2 - 1).to(a.dtype)
+        total = tl.dot(a, b, total)
+    j = first + tl.arange(0, WIDE)
+    inside = (r[:, None] < rows) & (j[None, :] < k)
+    tl.store(out + r[:, None] * k + j[None, :], total, mask=inside)

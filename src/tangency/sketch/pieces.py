@@ -1,0 +1,102 @@
+"""The gradients of one parameter, a piece at a time, so that all of them never lie in memory at once."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..blocks import Block, Dense, Mixed, Outer, Use, formed, gradient, scatter
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Columns start … of a parameter's gradients; with `index`, those of the weight's rows that it numbers.
+
+    Where `taps` > 1, g is in the order (…, taps, channels) and the parameter in (…, channels, taps).
+    """
+
+    g: Tensor  # [n, c, q]
+    start: int = 0
+    index: Tensor | None = None
+    taps: int = 1
+    channels: int = 1
+    scale: Tensor | None = None
+
+    def straight(self) -> Tensor:
+        """g in the parameter's own order."""
+        if self.taps == 1:
+            return self.g
+        return self.g.unflatten(2, (-1, self.taps, self.channels)).transpose(-1, -2).flatten(2)
+
+    def columns(self) -> Tensor:
+        """The number of each column in the parameter."""
+        device, q = self.g.device, self.g.shape[2]
+        if self.index is None:
+            return torch.arange(self.start, self.start + q, device=device)
+        wide = q // len(self.index)
+        return (self.index[:, None] * wide + torch.arange(wide, device=device)).flatten()
+
+
+def pieces(block: Block, room: int, compact: bool = True) -> Iterator[Piece]:
+    """All of a block. `room`: bytes that a piece may take. `compact`: of an embedding, only rows that occur."""
+    if isinstance(block, Mixed):
+        for b in block.blocks:
+            yield from pieces(b, room, compact)
+    elif isinstance(block, Dense):
+        yield Piece(block.g, scale=block.scale)
+    elif isinstance(block, Outer) and block.indexed:
+        yield from _rows(block) if compact else _vocabulary(block, room)
+    elif isinstance(block, Outer) and block.uses[0].lift.taps is not None:
+        yield from _channels(block, room)
+    else:
+        dense = formed(block)
+        yield Piece(dense.expand() if not isinstance(dense, Dense) else dense.g, scale=getattr(dense, "scale", None))
+
+
+def output(block: Block, c: int) -> Block:
+    """The gradients of one output alone."""
+    one = slice(c, c + 1)
+    if isinstance(block, Mixed):
+        return Mixed(tuple(output(b, c) for b in block.blocks))
+    if isinstance(block, Outer):
+        return replace(block, uses=tuple(Use(u.lift, u.x, u.d[:, one]) for u in block.uses))
+    assert isinstance(block, Dense)
+    return replace(block, g=block.g[:, one])
+
+
+def _channels(block: Outer, room: int) -> Iterator[Piece]:
+    """By the weight's leading dimension."""
+    _, g, i, o = block.sizes()
+    a, d = block.a().transpose(1, 2), block.d()
+    taps = block.uses[0].lift.taps
+    assert taps is not None
+    step = o if g > 1 else max(1, min(o, room // max(1, block.n * block.c * i * d.element_size())))
+    for start in range(0, o, step):
+        made = gradient(a, d[..., start : start + step])
+        yield Piece(made, start * i, None, taps, i // taps, block.scale)
+
+
+def _rows(block: Outer) -> Iterator[Piece]:
+    """Of an embedding, the rows that some sample looks up."""
+    a, d = block.a(), block.d()
+    present = torch.unique(a[a >= 0])
+    if len(present):
+        local = torch.where(a < 0, -1, torch.searchsorted(present, a.clamp_min(0)))
+        yield Piece(_scattered(local, d, len(present)), index=present, scale=block.scale)
+
+
+def _vocabulary(block: Outer, room: int) -> Iterator[Piece]:
+    """Of an embedding, every row, a few at a time."""
+    a, d = block.a(), block.d()
+    wide = d.shape[-1]
+    step = max(1, min(block.vocabulary, room // max(1, block.n * block.c * wide * 4)))
+    for start in range(0, block.vocabulary, step):
+        count = min(step, block.vocabulary - start)
+        local = torch.where((a >= start) & (a < start + count), a - start, -1)
+        yield Piece(_scattered(local, d, count), start * wide, scale=block.scale)
+
+
+def _scattered(index: Tensor, d: Tensor, rows: int) -> Tensor:
+    wide = d.float() if d.dtype == torch.float16 else d
+    return scatter(index, wide, rows)[:, :, 0].transpose(-1, -2).flatten(2)
