@@ -67,59 +67,28 @@ def buckets(
     q,
     k,
     start,
-    first_word,
-    first_chunk,
-    last_chunk,
+    chunks,
+    first_bit,
     stride_g,
     stride_out,
-    taps,
-    channels,
     HIGH: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     j = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     r = (tl.program_id(1) * HIGH + tl.arange(0, HIGH)).to(tl.int64)
+    row = g + r[:, None] * stride_g
+    present = r[:, None] < rows
     total = tl.zeros((HIGH, WIDE), tl.float32)
-    size = taps * channels
-    for chunk in range(first_chunk, last_chunk):
-        shift = tl.load(shifts + chunk - first_chunk).to(tl.int32)
-        place = j - shift
-        place = tl.where(place < 0, place + k, place)
-        p = chunk * k + place  # the parameter's entry whose bucket is j
-        good = (j < k) & (p >= start) & (p < start + q)
-        word = tl.load(bits + (p // 64 - first_word), mask=good, other=0)
-        sign = (((word >> (p % 64).to(tl.int64)) & 1) * 2 - 1).to(tl.float32)
-        local = p - start
-        if taps > 1:  # g has a filter's taps outside its channels
-            inner = local % size
-            local = local - inner + (inner % taps) * channels + inner // taps
-        v = tl.load(g + r[:, None] * stride_g + local[None, :], mask=good[None, :] & (r[:, None] < rows), other=0.0)
+    for chunk in range(chunks):
+        place = j - tl.load(shifts + chunk)
+        p = chunk * k + tl.where(place < 0, place + k, place) - start  # the column of g whose bucket is j
+        good = (j < k) & (p >= 0) & (p < q)
+        bit = tl.maximum(p + first_bit, 0)
+        word = tl.load(bits + (bit >> 5), mask=good, other=0)
+        sign = (((word >> (bit & 31)) & 1) * 2 - 1).to(tl.float32)
+        v = tl.load(row + p[None, :], mask=good[None, :] & present, other=0.0)
         total += v.to(tl.float32) * sign[None, :]
-    inside = (r[:, None] < rows) & (j[None, :] < k)
+    inside = present & (j[None, :] < k)
     where = out + r[:, None] * stride_out + j[None, :]
     factor = tl.load(scale + r, mask=r < rows, other=0.0)
     tl.store(where, tl.load(where, mask=inside, other=0.0) + total * factor[:, None], mask=inside)
-
-
-@triton.jit
-def signed_product(
-    g, words, out, rows, q, k, stride_g, stride_w, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr
-):
-    across = tl.cdiv(k, WIDE)
-    r = (tl.program_id(0) // across * HIGH + tl.arange(0, HIGH)).to(tl.int64)
-    first = tl.program_id(0) % across * WIDE
-    half: tl.constexpr = WIDE // 64
-    total = tl.zeros((HIGH, WIDE), tl.float32)
-    block = (first // 64 + tl.arange(0, half)).to(tl.int64)
-    shift = tl.arange(0, 64).to(tl.int64)
-    for at in range(0, q, DEEP):
-        p = at + tl.arange(0, DEEP)
-        a = tl.load(g + r[:, None] * stride_g + p[None, :], mask=(r[:, None] < rows) & (p[None, :] < q), other=0.0)
-        good = (p[:, None] < q) & (block[None, :] * 64 < k)
-        word = tl.load(words + block[None, :] * stride_w + p[:, None], mask=good, other=0)
-        bit = (word[:, :, None] >> shift[None, None, :]) & 1
-        b = (tl.reshape(bit, (DEEP, WIDE)) * 2 - 1).to(a.dtype)
-        total = tl.dot(a, b, total)
-    j = first + tl.arange(0, WIDE)
-    inside = (r[:, None] < rows) & (j[None, :] < k)
-    tl.store(out + r[:, None] * k + j[None, :], total, mask=inside)

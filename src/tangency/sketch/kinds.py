@@ -22,8 +22,6 @@ from .random import COLUMN, NORMAL, SHIFT, SIGN, Stream, entries, signs
 # Columns whose words are made together, and whose matrix entries are held, on a CPU (heuristic: the latter stay in its
 # cache); on a GPU the bytes of entries.
 WORDS, HELD, CUDA = 1 << 13, 1 << 8, 1 << 30
-# Rows below which a matrix is multiplied as it is made on a GPU; above, writing it out once pays (measured).
-FEW = 512
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,8 @@ def _scales(piece: Piece, c: int | None) -> Tensor | None:
 class _Dense(Flat):
     """Every entry random: S = R / √k. Cost: k multiplications per entry of the gradient, k random numbers per column.
 
-    The matrix is made a few columns at a time and never stored.
+    The matrix is made a few columns at a time and never stored. On a GPU these are written out and multiplied by cuBLAS:
+    a Triton kernel that makes them in its registers was slower at every number of rows (docs/projection.md).
     """
 
     shared = True
@@ -105,11 +104,10 @@ class _Dense(Flat):
 
     def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, stream: Stream) -> None:
         k, device = outs[0].shape[1], outs[0].device
-        gs = [_straight(g, piece) for g in gs]
         q, rows = gs[0].shape[1], -(-k // self.each)
         index = None if piece.index is None else piece.columns()
         dtype = gs[0].dtype if device.type == "cuda" else outs[0].dtype
-        held = HELD if device.type == "cpu" else max(64, CUDA // (k * dtype.itemsize))
+        held = HELD if device.type == "cpu" else max(64, CUDA // (k * dtype.itemsize) // 1024 * 1024)
         step = WORDS if device.type == "cpu" else held
         buffer = torch.empty(min(held, q), k, dtype=dtype, device=device)
         for start in range(0, q, step):
@@ -119,19 +117,11 @@ class _Dense(Flat):
                 if index is None
                 else stream.at(self.use, rows, index[start : start + count])
             )
-            if self.fuse(gs[0], words):
-                for out, g in zip(outs, gs, strict=True):
-                    _accumulate(out, triton.signed_product(g[:, start : start + count], words, k), piece.scale)
-                continue
             for at in range(0, count, held):
                 some = min(held, count - at)
                 matrix = entries(words[:, at : at + some], self.use == NORMAL, buffer[:some])
                 for out, g in zip(outs, gs, strict=True):
                     _product(out, g[:, start + at : start + at + some], matrix, piece.scale)
-
-    def fuse(self, g: Tensor, words: Tensor) -> bool:
-        """Whether to multiply with the matrix without writing it."""
-        return False
 
 
 @dataclass(frozen=True)
@@ -140,9 +130,6 @@ class Rademacher(_Dense):
 
     kind = "rademacher"
     use, each = SIGN, 64
-
-    def fuse(self, g: Tensor, words: Tensor) -> bool:
-        return g.is_cuda and g.dtype == torch.float16 and len(g) <= FEW and triton.available()
 
 
 @dataclass(frozen=True)
@@ -187,9 +174,9 @@ class Sparse(Flat):
             near = piece.start // 64
             bits = stream.words(COLUMN, group + 1, near, -(-(piece.start + q) // 64) - near, g.device)[group]
             scale = torch.ones(len(g), device=g.device) if piece.scale is None else piece.scale
-            triton.buckets(g, scale, out, bits, shifts, piece.start, piece.taps, piece.channels)
+            triton.buckets(g, scale, out, bits, shifts, piece.start)
             return None
-        g = _wide(_straight(g, piece), piece.scale)
+        g = _wide(g, piece.scale)
         sign = signs(stream, COLUMN, group, piece.start, q, out)
         at = 0
         for chunk, shift in enumerate(shifts.tolist(), first):
@@ -226,7 +213,7 @@ class Hadamard(Flat):
 
     def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, stream: Stream) -> None:
         for out, g in zip(outs, gs, strict=True):
-            self._one(out, _wide(_straight(g, piece), piece.scale).to(out.dtype), piece.start, stream)
+            self._one(out, _wide(g, piece.scale).to(out.dtype), piece.start, stream)
 
     def _one(self, out: Tensor, g: Tensor, start: int, stream: Stream) -> None:
         k, (rows, q) = out.shape[1], g.shape
@@ -276,11 +263,6 @@ def _sample(stream: Stream, chunk: int, length: int, k: int, device: torch.devic
 def below(words: Tensor, k: int) -> Tensor:
     """Words as numbers 0 … k: their upper 32 bits times k, shifted down."""
     return (((words >> 32) & 0xFFFFFFFF) * k) >> 32
-
-
-def _straight(g: Tensor, piece: Piece) -> Tensor:
-    """Rows [r, q] in the parameter's own order."""
-    return replace(piece, g=g[None]).straight()[0]
 
 
 def _wide(g: Tensor, scale: Tensor | None) -> Tensor:

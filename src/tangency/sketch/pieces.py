@@ -11,23 +11,12 @@ from ..blocks import Block, Dense, Mixed, Outer, Use, formed, gradient, scatter
 
 @dataclass(frozen=True)
 class Piece:
-    """Columns start … of a parameter's gradients; with `index`, those of the weight's rows that it numbers.
-
-    Where `taps` > 1, g is in the order (…, taps, channels) and the parameter in (…, channels, taps).
-    """
+    """Columns start … of a parameter's gradients; with `index`, those of the weight's rows that it numbers."""
 
     g: Tensor  # [n, c, q]
     start: int = 0
     index: Tensor | None = None
-    taps: int = 1
-    channels: int = 1
     scale: Tensor | None = None
-
-    def straight(self) -> Tensor:
-        """g in the parameter's own order."""
-        if self.taps == 1:
-            return self.g
-        return self.g.unflatten(2, (-1, self.taps, self.channels)).transpose(-1, -2).flatten(2)
 
     def columns(self) -> Tensor:
         """The number of each column in the parameter."""
@@ -67,14 +56,24 @@ def output(block: Block, c: int) -> Block:
 
 def _channels(block: Outer, room: int) -> Iterator[Piece]:
     """By the weight's leading dimension."""
-    _, g, i, o = block.sizes()
+    t, g, i, o = block.sizes()
     a, d = block.a().transpose(1, 2), block.d()
     taps = block.uses[0].lift.taps
     assert taps is not None
+    before = taps > 1 and t < block.c * o  # the activations are fewer than the gradients: put those in order
+    if before:
+        a = _ordered(a, taps)
     step = o if g > 1 else max(1, min(o, room // max(1, block.n * block.c * i * d.element_size())))
     for start in range(0, o, step):
         made = gradient(a, d[..., start : start + step])
-        yield Piece(made, start * i, None, taps, i // taps, block.scale)
+        if taps > 1 and not before:
+            made = _ordered(made.unflatten(2, (-1, i)), taps).flatten(2)
+        yield Piece(made, start * i, scale=block.scale)
+
+
+def _ordered(v: Tensor, taps: int) -> Tensor:
+    """(…, taps·channels) → (…, channels·taps)."""
+    return v.unflatten(-1, (taps, -1)).transpose(-1, -2).flatten(-2)
 
 
 def _rows(block: Outer) -> Iterator[Piece]:

@@ -45,43 +45,27 @@ def entries(words: Tensor, table: Tensor | None, out: Tensor) -> Tensor:
     return out
 
 
-def buckets(
-    g: Tensor, scale: Tensor, out: Tensor, bits: Tensor, shifts: Tensor, start: int, taps: int, channels: int
-) -> None:
+def buckets(g: Tensor, scale: Tensor, out: Tensor, bits: Tensor, shifts: Tensor, start: int) -> None:
     """out[r, (p + shift of p's chunk) mod k] += scale[r]·sign(p)·g[r, p], chunks of k columns; see `Sparse`."""
-    rows, q = g.shape
-    k = out.shape[1]
-    high, wide = (16, 256) if rows >= 512 else (4, 256)
+    (rows, q), k = g.shape, out.shape[1]
+    high, wide = (32, 256) if rows >= 512 else (4, 256)
     grid = (-(-k // wide), -(-rows // high))
+    chunks = start // k, (start + q - 1) // k + 1
+    # All places are counted from the first chunk, so that 32 bits hold them.
     _kernels().buckets[grid](
         g,
         scale,
         out,
-        bits,
-        shifts,
+        bits.contiguous().view(torch.int32),
+        shifts.to(torch.int32),
         rows,
         q,
         k,
-        start,
-        start // 64,
-        start // k,
-        (start + q - 1) // k + 1,
+        start - chunks[0] * k,
+        chunks[1] - chunks[0],
+        start % 64,
         g.stride(0),
         out.stride(0),
-        taps,
-        channels,
         HIGH=high,
         WIDE=wide,
     )
-
-
-def signed_product(g: Tensor, words: Tensor, k: int) -> Tensor:
-    """g [r, q] times the ±1 matrix of words [⌈k/64⌉, q], which is never written: [r, k] in 32 bits."""
-    rows, q = g.shape
-    out = torch.empty(rows, k, dtype=torch.float32, device=g.device)
-    high, wide, deep = 128, 128, 64
-    grid = (-(-rows // high) * -(-k // wide),)
-    _kernels().signed_product[grid](
-        g, words, out, rows, q, k, g.stride(0), words.stride(0), HIGH=high, WIDE=wide, DEEP=deep, num_warps=8
-    )
-    return out
