@@ -107,7 +107,9 @@ def _explain_options(commands: Any) -> None:
         "tangency.datasets.Labelled; or a dict of tangency.explain's arguments. MODULE may be a file, job.py",
     )  # fmt: skip
     explain.add_argument("--out", type=Path, required=True, help="folder for report.html, or the .html file itself")
-    explain.add_argument("--kernels", type=_names, help=f"some of {', '.join(TITLES)} (default: all), with commas")
+    explain.add_argument(
+        "--kernels", type=_names, help=f"some of {', '.join(TITLES)} (default: the first five), with commas"
+    )
     explain.add_argument("--samples", type=_positive, help="test samples to explain one by one (default: 500)")
     explain.add_argument("--nearest", type=_positive, help="training samples to show for each (default: 8)")
     explain.add_argument("--memory", help="what Gram tiles may take, e.g. 8GiB (default: 4GiB; on a GPU, what is free)")

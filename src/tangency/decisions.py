@@ -23,6 +23,7 @@ from .gram import DenseGram, Gram
 from .kernel import Kernel
 from .models import outputs
 from .ntk import conjugate_kernel, embedding_kernel, pseudo_ntk, trace_ntk
+from .projection import Projected, projected
 from .surrogate import Faithfulness, Surrogate, default_reg, faithfulness, fit, log_odds
 from .tiles.run import compute
 
@@ -32,7 +33,10 @@ TITLES = {
     "pNTK": "cosine of the pseudo tangent kernel (of the outputs' sum)",
     "Em": "cosine of the hidden layers' embeddings together",
     "CK": "cosine of the last hidden layer (conjugate kernel)",
+    "proj-trNTK": "cosine of the tangent kernel's trace over outputs, projected to 10,240 dimensions",
+    "proj-pNTK": "cosine of the pseudo tangent kernel, projected to 10,240 dimensions",
 }
+DEFAULT = ("trNTK", "trNTK⁰", "pNTK", "Em", "CK")
 # Up to this many samples all eigenvalues are shown, above it the largest 256 (heuristic: seconds of work).
 EVERY = 2500
 PICTURE = 240
@@ -41,7 +45,7 @@ PICTURE = 240
 def kernels(model: nn.Module, names: Sequence[str] | str | None = None, **options: Any) -> dict[str, Kernel]:
     """The kernels that are compared by default, by name: trNTK, trNTK⁰, pNTK, Em, CK (Engel et al. 2024, Table 2).
 
-    All but trNTK⁰ are cosines. "trNTK0" is taken for "trNTK⁰".
+    All but trNTK⁰ are cosines. "trNTK0" is taken for "trNTK⁰". On demand: proj-trNTK, proj-pNTK.
 
     >>> list(kernels(torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))))
     ['trNTK', 'trNTK⁰', 'pNTK', 'Em', 'CK']
@@ -54,13 +58,15 @@ def kernels(model: nn.Module, names: Sequence[str] | str | None = None, **option
         "pNTK": lambda: cosine(pseudo_ntk(model, **options)),
         "Em": lambda: cosine(embedding_kernel(model, **options)),
         "CK": lambda: cosine(conjugate_kernel(model, **options)),
+        "proj-trNTK": lambda: cosine(projected(trace())),
+        "proj-pNTK": lambda: cosine(projected(pseudo_ntk(model, **options))),
     }
     return {name: made[name]() for name in dict.fromkeys(wanted)}
 
 
 def _wanted(names: Sequence[str] | str | None) -> list[str]:
     known = {name.lower(): name for name in TITLES} | {"trntk0": "trNTK⁰"}
-    given = list(TITLES) if names is None else names.split(",") if isinstance(names, str) else list(names)
+    given = list(DEFAULT) if names is None else names.split(",") if isinstance(names, str) else list(names)
     if not given:
         raise InputError(f"no kernel was named; needed: some of {', '.join(TITLES)}.")
     wanted = []
@@ -85,6 +91,7 @@ class Grams:
     def __init__(self, x: Inputs, z: Inputs, memory: int | str | None = None, progress: bool = True) -> None:
         self.x, self.z, self.options = x, z, {"memory": memory, "progress": progress}
         self.done: dict[int, tuple[Gram, Gram]] = {}
+        self.asked: dict[int, Inputs] = {}  # z, as each kernel takes it best
 
     def __call__(self, kernel: Kernel) -> tuple[Gram, Gram]:
         if isinstance(kernel, CosineKernel):
@@ -92,17 +99,23 @@ class Grams:
             cosined: Gram = own.cosine()
             if own._in_memory:  # else it would divide at every product
                 cosined = DenseGram(cosined.dense(), symmetric=True)
-            return cosined, cross.cosine(kernel.kernel.diag(self.z), own.diag())
+            return cosined, cross.cosine(kernel.kernel.diag(self.asked[id(kernel.kernel)]), own.diag())
         if id(kernel) not in self.done:
-            own = compute(kernel, self.x, **self.options)  # type: ignore[arg-type]
-            self.done[id(kernel)] = own, compute(kernel, self.z, self.x, **self.options)  # type: ignore[arg-type]
+            x, z = (self._once(kernel, inputs) for inputs in (self.x, self.z))
+            own = compute(kernel, x, **self.options)  # type: ignore[arg-type]
+            self.done[id(kernel)] = own, compute(kernel, z, x, **self.options)  # type: ignore[arg-type]
+            self.asked[id(kernel)] = z
         return self.done[id(kernel)]
+
+    def _once(self, kernel: Kernel, x: Inputs) -> Inputs:
+        """What costs least to make Grams of: projected features, which both need."""
+        return kernel.embedded(x, **self.options) if isinstance(kernel, Projected) else x
 
     def forget(self, later: Sequence[Kernel]) -> None:
         """Drop what no later kernel needs."""
         needed = {id(k.kernel if isinstance(k, CosineKernel) else k) for k in later}
         for key in set(self.done) - needed:
-            del self.done[key]
+            del self.done[key], self.asked[key]
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,6 +67,10 @@ class Projected(Kernel):
 
         return compute_features(self, x, store=store, tile=tile, memory=memory, executor=executor, progress=progress)
 
+    def embedded(self, x: Any, **options: Any) -> Inputs:
+        """The features of x as inputs of this very kernel, for several Grams of the same samples. Options as there."""
+        return {MARK + self._key: self.features(x, **options)}
+
     def ready(self, x: Any, name: str = "x") -> Inputs:
         whole = getattr(x, "as_inputs", None)
         if whole is not None:  # stored features

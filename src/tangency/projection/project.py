@@ -71,7 +71,7 @@ class Projector:
         device = next(self.features.network.model.parameters()).device
         if device.type == "cuda":
             cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            room = (memory or torch.cuda.mem_get_info(device)[0] + cached) // 3
+            room = memory or (torch.cuda.mem_get_info(device)[0] + cached) // 3
             yield from ([part] for part in _tree.split(x, _power(room // each, CUDA_BATCH)))
             return
         size = _power(min(memory or BYTES, BYTES) // each, BATCH)

@@ -3,14 +3,14 @@
 import triton
 import triton.language as tl
 
+# Compiled once each: what Triton gains by knowing that a size is divisible by 16 is less than compiling again takes.
 
-@triton.jit
-def words(out, key, blocks, first, output, use, BLOCK: tl.constexpr):
+
+@triton.jit(do_not_specialize=["low", "high", "blocks", "first", "output", "use"])
+def words(out, low, high, blocks, first, output, use, BLOCK: tl.constexpr):
     """Philox4x64-10: four words per counter (first + k + 1, row, output, use)."""
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.program_id(1)
-    low = tl.load(key).to(tl.uint64, bitcast=True)
-    high = tl.load(key + 1).to(tl.uint64, bitcast=True)
     zero = tl.zeros((BLOCK,), tl.uint64)
     c0 = (first + k + 1).to(tl.uint64)
     c1 = zero + row.to(tl.uint64)
@@ -20,8 +20,8 @@ def words(out, key, blocks, first, output, use, BLOCK: tl.constexpr):
     m1 = zero + 0xCA5A826395121157
     w0 = zero + 0x9E3779B97F4A7C15
     w1 = zero + 0xBB67AE8584CAA73B
-    k0 = zero + low
-    k1 = zero + high
+    k0 = zero + low.to(tl.uint64)
+    k1 = zero + high.to(tl.uint64)
     for _ in tl.static_range(10):
         high0 = tl.umulhi(m0, c0)
         low0 = m0 * c0
@@ -41,7 +41,7 @@ def words(out, key, blocks, first, output, use, BLOCK: tl.constexpr):
     tl.store(where + 3, c3.to(tl.int64, bitcast=True), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["q", "k", "stride"])
 def entries(words, table, out, q, k, stride, NORMAL: tl.constexpr, Q: tl.constexpr, K: tl.constexpr):
     column = tl.program_id(0) * Q + tl.arange(0, Q)
     row = tl.program_id(1) * K + tl.arange(0, K)
@@ -56,7 +56,7 @@ def entries(words, table, out, q, k, stride, NORMAL: tl.constexpr, Q: tl.constex
     tl.store(where, value.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "q", "k", "start", "chunks", "each", "first_bit", "stride_g", "stride_out"])
 def buckets(
     g,
     scale,
@@ -68,18 +68,21 @@ def buckets(
     k,
     start,
     chunks,
+    each,
     first_bit,
     stride_g,
     stride_out,
     HIGH: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """One sum over `each` chunks per program of the third dimension."""
     j = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     r = (tl.program_id(1) * HIGH + tl.arange(0, HIGH)).to(tl.int64)
+    part = tl.program_id(2)
     row = g + r[:, None] * stride_g
     present = r[:, None] < rows
     total = tl.zeros((HIGH, WIDE), tl.float32)
-    for chunk in range(chunks):
+    for chunk in range(part * each, tl.minimum(chunks, (part + 1) * each)):
         place = j - tl.load(shifts + chunk)
         p = chunk * k + tl.where(place < 0, place + k, place) - start  # the column of g whose bucket is j
         good = (j < k) & (p >= 0) & (p < q)
@@ -89,6 +92,6 @@ def buckets(
         v = tl.load(row + p[None, :], mask=good[None, :] & present, other=0.0)
         total += v.to(tl.float32) * sign[None, :]
     inside = present & (j[None, :] < k)
-    where = out + r[:, None] * stride_out + j[None, :]
+    where = out + part.to(tl.int64) * rows * stride_out + r[:, None] * stride_out + j[None, :]
     factor = tl.load(scale + r, mask=r < rows, other=0.0)
     tl.store(where, tl.load(where, mask=inside, other=0.0) + total * factor[:, None], mask=inside)

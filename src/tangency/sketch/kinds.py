@@ -4,6 +4,7 @@ Each is a matrix S [k, p] for every parameter, with E⟨Sx, Sy⟩ = ⟨x, y⟩ a
 so that the projections of several parameters may be added up.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from .random import COLUMN, NORMAL, SHIFT, SIGN, Stream, entries, signs
 # Columns whose words are made together, and whose matrix entries are held, on a CPU (heuristic: the latter stay in its
 # cache); on a GPU the bytes of entries.
 WORDS, HELD, CUDA = 1 << 13, 1 << 8, 1 << 30
+# Entries that are transformed together (heuristic: fewer would be many small transforms).
+LONGEST = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Flat(Sketch):
     compact: ClassVar[bool] = True  # takes any set of columns, not only ranges
 
     @abstractmethod
-    def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, stream: Stream) -> None:
+    def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, place: Place) -> None:
         """outs [r, k] += g [r, q] Sᵀ for the columns of a piece; g in the piece's order."""
 
     def add(self, outs: Sequence[Tensor], blocks: Sequence[Block], place: Place, joint: bool, room: int) -> None:
@@ -66,8 +69,8 @@ class Flat(Sketch):
             return
         for some in zip(*(pieces(b, room, self.compact) for b in blocks), strict=True):
             for c in range(some[0].g.shape[1]) if joint else (None,):
-                stream = place.stream if c is None else replace(place.stream, output=c)
-                self.multiply(outs, [_rows(p, c) for p in some], replace(some[0], scale=_scales(some[0], c)), stream)
+                own = place if c is None else replace(place, stream=replace(place.stream, output=c))
+                self.multiply(outs, [_rows(p, c) for p in some], replace(some[0], scale=_scales(some[0], c)), own)
 
 
 def _alike(blocks: Sequence[Block]) -> bool:
@@ -91,32 +94,28 @@ def _scales(piece: Piece, c: int | None) -> Tensor | None:
 class _Dense(Flat):
     """Every entry random: S = R / √k. Cost: k multiplications per entry of the gradient, k random numbers per column.
 
-    The matrix is made a few columns at a time and never stored. On a GPU these are written out and multiplied by cuBLAS:
-    a Triton kernel that makes them in its registers was slower at every number of rows (docs/projection.md).
+    The matrix is made a few columns at a time and never stored. On a GPU these are written out and multiplied by
+    cuBLAS: a Triton kernel that makes them in its registers was slower at every number of rows (docs/projection.md).
     """
 
     shared = True
+    compact = False  # which rows of an embedding occur would decide the order of the sums, and random access is slow
     use: ClassVar[int]
     each: ClassVar[int]  # entries in a word
 
     def factor(self, k: int) -> float:
         return k**-0.5
 
-    def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, stream: Stream) -> None:
+    def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, place: Place) -> None:
         k, device = outs[0].shape[1], outs[0].device
         q, rows = gs[0].shape[1], -(-k // self.each)
-        index = None if piece.index is None else piece.columns()
         dtype = gs[0].dtype if device.type == "cuda" else outs[0].dtype
         held = HELD if device.type == "cpu" else max(64, CUDA // (k * dtype.itemsize) // 1024 * 1024)
         step = WORDS if device.type == "cpu" else held
         buffer = torch.empty(min(held, q), k, dtype=dtype, device=device)
         for start in range(0, q, step):
             count = min(step, q - start)
-            words = (
-                stream.words(self.use, rows, piece.start + start, count, device)
-                if index is None
-                else stream.at(self.use, rows, index[start : start + count])
-            )
+            words = place.stream.words(self.use, rows, piece.start + start, count, device)
             for at in range(0, count, held):
                 some = min(held, count - at)
                 matrix = entries(words[:, at : at + some], self.use == NORMAL, buffer[:some])
@@ -155,13 +154,13 @@ class Sparse(Flat):
     def factor(self, k: int) -> float:
         return self.nonzeros**-0.5
 
-    def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, stream: Stream) -> None:
+    def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, place: Place) -> None:
         k = outs[0].shape[1]
         for out, g in zip(outs, gs, strict=True):
             for group in range(self.nonzeros):
                 rows = slice(group * k // self.nonzeros, (group + 1) * k // self.nonzeros)
                 if rows.stop > rows.start:
-                    self._group(out[:, rows], g, piece, stream, group)
+                    self._group(out[:, rows], g, piece, place.stream, group)
 
     def _group(self, out: Tensor, g: Tensor, piece: Piece, stream: Stream, group: int) -> None:
         k = out.shape[1]
@@ -202,7 +201,8 @@ class Sparse(Flat):
 class Hadamard(Flat):
     """Random signs, a Hadamard transform of chunks, k of its rows: S = [R₁ H D₁, R₂ H D₂, …] / √k (block SRHT).
 
-    Cost: log₂ of the chunk's length (the power of two from k on) additions per entry, by two matrix products.
+    Chunks are as long as the power of two from k on, or longer, up to 16,384, where the parameter has so many entries.
+    Cost: log₂ of that additions per entry, by two matrix products.
     """
 
     kind = "hadamard"
@@ -211,13 +211,13 @@ class Hadamard(Flat):
     def factor(self, k: int) -> float:
         return k**-0.5
 
-    def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, stream: Stream) -> None:
+    def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, place: Place) -> None:
         for out, g in zip(outs, gs, strict=True):
-            self._one(out, _wide(g, piece.scale).to(out.dtype), piece.start, stream)
+            self._one(out, _wide(g, piece.scale).to(out.dtype), piece.start, place)
 
-    def _one(self, out: Tensor, g: Tensor, start: int, stream: Stream) -> None:
-        k, (rows, q) = out.shape[1], g.shape
-        length = 1 << (k - 1).bit_length()
+    def _one(self, out: Tensor, g: Tensor, start: int, place: Place) -> None:
+        k, (rows, q), stream = out.shape[1], g.shape, place.stream
+        length = max(_power(k), min(LONGEST, _power(math.prod(place.shape))))
         left, right = _factors(length, out)
         step = max(1, (1 << 26) // (rows * length)) if not g.is_cuda else max(1, (1 << 29) // (rows * length))
         first, last = start // length, (start + q - 1) // length + 1
@@ -229,6 +229,11 @@ class Hadamard(Flat):
             mixed = left @ padded.view(rows, -1, *left.shape[:1], *right.shape[:1]) @ right
             for j, part in enumerate(mixed.flatten(2).unbind(1)):
                 out += part[:, _sample(stream, chunk + j, length, k, g.device)]
+
+
+def _power(v: int) -> int:
+    """The power of two from v on."""
+    return 1 << (v - 1).bit_length()
 
 
 @cache

@@ -28,11 +28,16 @@ def available() -> bool:
 def words(stream: "Stream", use: int, rows: int, first: int, blocks: int, device: torch.device) -> Tensor:
     """Four words of every counter first + 1 … of rows 0 … rows: [rows, 4·blocks]."""
     out = torch.empty(rows, 4 * blocks, dtype=torch.int64, device=device)
-    key = torch.frombuffer(bytearray(stream.key.to_bytes(16, "little")), dtype=torch.int64).to(device)
+    low, high = (int.from_bytes(half, "little", signed=True) for half in _halves(stream.key))
     block = 256
     grid = (-(-blocks // block), rows)
-    _kernels().words[grid](out, key, blocks, first, stream.output, use, BLOCK=block)
+    _kernels().words[grid](out, low, high, blocks, first, stream.output, use, BLOCK=block)
     return out
+
+
+def _halves(key: int) -> tuple[bytes, bytes]:
+    whole = key.to_bytes(16, "little")
+    return whole[:8], whole[8:]
 
 
 def entries(words: Tensor, table: Tensor | None, out: Tensor) -> Tensor:
@@ -47,25 +52,33 @@ def entries(words: Tensor, table: Tensor | None, out: Tensor) -> Tensor:
 
 def buckets(g: Tensor, scale: Tensor, out: Tensor, bits: Tensor, shifts: Tensor, start: int) -> None:
     """out[r, (p + shift of p's chunk) mod k] += scale[r]·sign(p)·g[r, p], chunks of k columns; see `Sparse`."""
+    g = g if g.stride(1) == 1 else g.contiguous()  # cotangents may be expanded ones
     (rows, q), k = g.shape, out.shape[1]
-    high, wide = (32, 256) if rows >= 512 else (4, 256)
+    high, wide = 4, 512  # measured
     grid = (-(-k // wide), -(-rows // high))
-    chunks = start // k, (start + q - 1) // k + 1
+    first, last = start // k, (start + q - 1) // k + 1
+    # Where that leaves a GPU half idle, the chunks are shared out, and the sums added up in their order.
+    each = -(-(last - first) // max(1, min(last - first, 2048 // (grid[0] * grid[1]))))
+    parts = -(-(last - first) // each)
+    sums = out if parts == 1 else torch.zeros(parts, rows, k, device=g.device)
     # All places are counted from the first chunk, so that 32 bits hold them.
-    _kernels().buckets[grid](
+    _kernels().buckets[(*grid, parts)](
         g,
         scale,
-        out,
+        sums,
         bits.contiguous().view(torch.int32),
         shifts.to(torch.int32),
         rows,
         q,
         k,
-        start - chunks[0] * k,
-        chunks[1] - chunks[0],
+        start - first * k,
+        last - first,
+        each,
         start % 64,
         g.stride(0),
-        out.stride(0),
+        sums.stride(-2),
         HIGH=high,
         WIDE=wide,
     )
+    if parts > 1:
+        out += sums.sum(0)
