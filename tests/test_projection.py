@@ -89,12 +89,23 @@ def sparse(seed: int, name: str, p: int, k: int, output: int, nonzeros: int = 1)
     return s
 
 
+def chunk_length(p: int, k: int) -> int:
+    """Of a Hadamard transform: the power of two from k on, or that from p on, if it is longer, up to 16,384."""
+    return max(1 << (k - 1).bit_length(), min(16384, 1 << (p - 1).bit_length()))
+
+
+@cache
+def sylvester(length: int) -> np.ndarray:
+    h = np.ones((1, 1))
+    while len(h) < length:
+        h = np.block([[h, h], [h, -h]])
+    return h
+
+
 def hadamard(seed: int, name: str, p: int, k: int, output: int) -> np.ndarray:
-    length = 1
-    while length < k:
-        length *= 2
+    length = chunk_length(p, k)
     half = max(1, length.bit_length() // 2)
-    h = np.array([[(-1.0) ** (a & b).bit_count() for b in range(length)] for a in range(length)])
+    h = sylvester(length)
     sign = column_signs(seed, name, COLUMN, 0, p, output)
     chunks = -(-p // length)
     words = random_words(seed, name, SHIFT, 0, 8 * chunks, output)
@@ -108,7 +119,8 @@ def hadamard(seed: int, name: str, p: int, k: int, output: int) -> np.ndarray:
                 j ^= j >> half
             rows.append(j)
         assert len(set(rows)) == k, "rows of one chunk are different ones"
-        s[:, chunk * length : (chunk + 1) * length] = h[rows]
+        after = column_signs(seed, name, COLUMN, 1, chunk * length + k, output)[chunk * length :]
+        s[:, chunk * length : (chunk + 1) * length] = after[:, None] * h[rows]
     return s[:, :p] * sign / math.sqrt(k)
 
 
@@ -327,20 +339,25 @@ def by_module(shapes: Shapes, dim: int) -> dict[str, int]:
 def test_features_are_those_of_the_second_program(name: str, kind: str) -> None:
     seed = 5
     shapes = {k: v.shape[2:] for k, v in net(name, "trace")[2].items()}
-    budgets = ("global", "layer", by_module(shapes, 41))
-    runs = [("trace", budget, joint) for budget in budgets for joint in (False, True)]
-    runs += [("pseudo", "layer", False), ("head", budgets[2], True), ("full", "global", False)]
-    if name == "gpt2_last_token":  # slow to probe
-        runs = runs[:4:3]
+    split = by_module(shapes, 41)
+    runs = [("trace", "global", False), ("trace", "layer", True)]
+    if name != "gpt2_last_token":  # slow to probe
+        runs += [("trace", "global", True), ("pseudo", "layer", False), ("head", split, True), ("full", split, False)]
     for head, budget, joint in runs:
         kernel, x, j = net(name, head)
         dim = max(21, len(shapes)) if isinstance(budget, str) else sum(budget.values())
         made = tg.projected(kernel, dim, kind, seed, budget=budget, joint=joint)
-        same(made.features(x), project(j, dim, kind, seed, budget, joint))
+        same(made.features(x) if budget == "global" else quick(made, x), project(j, dim, kind, seed, budget, joint))
 
 
-LARGE = ("lenet", "resnet_batch", "resnet_plain", "hundred_outputs")
+LARGE = ("lenet", "resnet_batch", "resnet_plain", "hundred_outputs", "gpt2_classifier", "llama", *NETS)
 EVERY = [pytest.param(c, id=c.name, marks=[pytest.mark.slow] if c.name in LARGE else []) for c in ZOO]
+
+
+def quick(made: Any, x: Any) -> Tensor:
+    """`made.features(x)` without what is done for many samples."""
+    value = made.prepare(made.ready(x)).value
+    return value[:, 0] if value.shape[1] == 1 else value
 
 
 @pytest.mark.parametrize("case", EVERY)
@@ -348,9 +365,10 @@ def test_every_architecture(case: Case) -> None:
     """The kinds that take gradients by ranges of columns, in every order in which a rule may give them."""
     model, x = build(case, 2)
     j, kernel = reference.jacobians(model, x), tg.trace_ntk(model)
-    same(tg.projected(kernel, 37, "rademacher", 3).features(x), project(j, 37, "rademacher", 3))
-    sketched = tg.projected(kernel, 37, "sparse", 3, nonzeros=3, joint=True)
-    same(sketched.features(x), project(j, 37, "sparse", 3, joint=True, nonzeros=3))
+    made = tg.projected(kernel, 37, "rademacher", 3)
+    same(quick(made, x), project(j, 37, "rademacher", 3))
+    made = tg.projected(kernel, 37, "sparse", 3, nonzeros=3, joint=True)
+    same(quick(made, x), project(j, 37, "sparse", 3, joint=True, nonzeros=3))
 
 
 @pytest.mark.slow
@@ -411,7 +429,7 @@ def test_odd_sizes(kind: str, sizes: tuple[int, ...], dim: int, joint: bool, see
     """Parameters of a single entry, more rows than columns, lengths next to the word's 64 bits."""
     kernel, x, j = few(*sizes)
     made = tg.projected(kernel, dim, kind, seed, joint=joint)
-    same(made.features(x), project(j, dim, kind, seed, "global", joint))
+    same(quick(made, x), project(j, dim, kind, seed, "global", joint))
 
 
 @given(SIZES, st.integers(1, 70), st.integers(1, 20))
@@ -419,7 +437,7 @@ def test_nonzeros_need_not_divide_the_dimension(sizes: tuple[int, ...], dim: int
     kernel, x, j = few(*sizes)
     nonzeros = min(nonzeros, dim)
     made = tg.projected(kernel, dim, "sparse", 2, nonzeros=nonzeros)
-    same(made.features(x), project(j, dim, "sparse", 2, nonzeros=nonzeros))
+    same(quick(made, x), project(j, dim, "sparse", 2, nonzeros=nonzeros))
 
 
 # In expectation. What the errors of the random matrices of each kind should be, from the gradients themselves.
@@ -467,15 +485,15 @@ def meeting(kind: str, parameter: np.ndarray, column: np.ndarray, k: int, nonzer
     """E (Σ_r S_ra S_rb)² for two different entries a, b of the gradient."""
     other = parameter[:, None] != parameter
 
-    def apart(length: int) -> np.ndarray:
+    def apart(length: Any) -> np.ndarray:
         return other | (column[:, None] // length != column // length)
 
     if kind == "sparse":  # entries of one chunk never meet
         lengths = [(g + 1) * k // nonzeros - g * k // nonzeros for g in range(nonzeros)]
         return sum(apart(length) / length for length in lengths) / nonzeros**2
     if kind == "hadamard":  # those of one chunk meet as k of its orthogonal rows do
-        length = 1 << (k - 1).bit_length()
-        return np.where(apart(length), 1 / k, (length - k) / (k * max(1, length - 1)))
+        length = np.array([chunk_length(size, k) for size in np.bincount(parameter).tolist()])[parameter]
+        return np.where(apart(length[:, None]), 1 / k, (length - k) / (k * np.maximum(1, length - 1)))
     return np.full(other.shape, 1 / k)
 
 
@@ -599,9 +617,9 @@ def refused(what: Callable[[], Any], message: str) -> bool:
 def test_parameters_of_a_single_entry(kind: str) -> None:
     """However many there are, and first entries of others: their columns of the matrix are as independent as any."""
     torch.manual_seed(0)
-    parts = nn.ModuleList([nn.Linear(1, 1, bias=False, dtype=F64) for _ in range(24)])
+    parts = nn.ModuleList([nn.Linear(1, 1, bias=False, dtype=F64) for _ in range(12)])
     model = Net(lambda net, x: sum(part(x[:, k : k + 1]) for k, part in enumerate(net.parts)), parts=parts)
-    kernel, x = tg.trace_ntk(model), torch.randn(5, 24, dtype=F64)
+    kernel, x = tg.trace_ntk(model), torch.randn(5, 12, dtype=F64)
     dim, seeds = 16, 60
     found = tg.projection_error(kernel, tg.projected(kernel, dim, kind), x)
     exact, (i, j) = x @ x.T, torch.triu_indices(5, 5, 1)
@@ -636,12 +654,10 @@ def test_the_prediction_bounds_the_variance(kind: str, head: str) -> None:
     assert ratio.max() < (1.001 if kind == "gaussian" else 1.4)
 
 
-@pytest.mark.parametrize(
-    ("kind", "budget"), [("rademacher", {"0": 60, "2": 8, "4": 10}), ("sparse", {"0": 66, "2": 6, "4": 6})]
-)
-def test_the_prediction_knows_the_budget(kind: str, budget: Any) -> None:
+@pytest.mark.parametrize("kind", ["rademacher", "sparse"])
+def test_the_prediction_knows_the_budget(kind: str) -> None:
     """Layers with rows of their own: their variances add up, each with its own number of rows."""
-    w, dim = world("trace"), 78
+    w, dim, budget = world("trace"), 78, {"0": 64, "2": 7, "4": 7}
     found = tg.projection_error(w.kernel, tg.projected(w.kernel, dim, kind, budget=budget), w.x)
     norms = np.sqrt(np.outer(w.exact.diagonal(), w.exact.diagonal()))
     i, j = np.triu_indices(len(w.exact), 1)
@@ -689,27 +705,25 @@ def test_the_error_falls_with_the_dimension(kind: str) -> None:
         assert all(0.8 < r < 1.2 for r in rms[::3] / found)
 
 
-@pytest.mark.parametrize("kind", ["rademacher", "gaussian", "sparse", "hadamard", "random-mask"])
+@pytest.mark.parametrize("kind", ["rademacher", "gaussian", "sparse", "hadamard"])
 def test_the_dimension_that_an_error_needs(kind: str) -> None:
     kernel, x = wide(kind)
     first = tg.projection_error(kernel, tg.projected(kernel, 64, kind, 1000), x)
     error, probability = 0.2, 0.9
     k = first.dimension(error, probability)
-    slack = 0.03 if first.predicted is None else 0  # measured with one seed
-    assert (np.abs(relative(kind, kind, k, 20)) < error).mean() >= probability - slack
+    assert (np.abs(relative(kind, kind, k, 20)) < error).mean() >= probability
     assert (np.abs(relative(kind, kind, k // 3, 20)) < error).mean() < probability  # it is not just large
     assert first.dimension(0.1) == pytest.approx(4 * first.dimension(0.2), rel=0.02)
     assert first.dimension(0.2, 0.99) > k
 
 
-def test_the_dimension_is_no_promise_that_is_not_kept() -> None:
-    """Where no prediction is there, and the error of one seed says little of that of others: enough, or refused."""
+def test_no_dimension_is_promised_for_a_mask() -> None:
+    """Of gradients that are a few large entries, the error of one seed says little about that of others."""
     kernel, x = wide("uneven")
-    found = [tg.projection_error(kernel, tg.projected(kernel, 64, "random-mask", 100 + seed), x) for seed in range(5)]
-    if refused(lambda: found[0].dimension(0.2, 0.9), "random-mask"):
-        return
-    k = int(np.median([f.dimension(0.2, 0.9) for f in found]))
-    assert (np.abs(relative("uneven", "random-mask", k, 20)) < 0.2).mean() >= 0.8
+    found = [tg.projection_error(kernel, tg.projected(kernel, 64, "random-mask", seed), x) for seed in range(8)]
+    assert max(f.rms for f in found) > 3 * min(f.rms for f in found)
+    with pytest.raises(tg.InputError, match="random-mask.*no dimension can be promised.*sparse"):
+        found[0].dimension(0.2, 0.9)
 
 
 def test_the_dimension_that_all_pairs_need() -> None:
@@ -750,20 +764,21 @@ def test_what_the_error_holds(make: Any) -> None:
 # What every kernel must satisfy.
 
 
-@pytest.mark.parametrize("make", [tg.trace_ntk, tg.pseudo_ntk, tg.full_ntk, tg.conjugate_kernel])
+@pytest.mark.parametrize("make", [tg.trace_ntk, tg.pseudo_ntk, tg.full_ntk])
 @pytest.mark.parametrize("kind", KINDS)
 def test_conformance(kind: str, make: Any) -> None:
-    model, x = mlp([5, 9, 3], nn.Tanh).double(), torch.randn(6, 5, dtype=F64)
-    tg.testing.check_kernel(tg.projected(make(model), 10, kind, 3), x)
-    tg.testing.check_kernel(tg.cosine(tg.projected(make(model), 12, kind, budget="layer")), x)
-    tg.testing.check_kernel(tg.projected(make(model), 12, kind, budget="layer"), x)
+    kernel, x = make(mlp([5, 9, 3], nn.Tanh).double()), torch.randn(4, 5, dtype=F64)
+    tg.testing.check_kernel(tg.projected(kernel, 12, kind, 3, budget="layer"), x)
+    if make is not tg.pseudo_ntk:
+        tg.testing.check_kernel(tg.cosine(tg.projected(kernel, 12, kind)), x)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_conformance_in_32_and_16_bits(kind: str) -> None:
-    model, x = mlp([5, 9, 3], nn.Tanh), torch.randn(6, 5)
-    tg.testing.check_kernel(tg.projected(tg.trace_ntk(model), 10, kind, joint=True), x)
-    tg.testing.check_kernel(tg.projected(tg.trace_ntk(model), 10, kind, storage="float16"), x, tolerance=2e-3)
+    model, x = mlp([5, 9, 3], nn.Tanh), torch.randn(4, 5)
+    tg.testing.check_kernel(
+        tg.projected(tg.trace_ntk(model), 10, kind, joint=True, storage="float16"), x, tolerance=2e-3
+    )
     tg.testing.check_kernel(tg.projected(tg.trace_ntk(model, dtype="float16"), 10, kind), x, tolerance=2e-3)
 
 

@@ -11,6 +11,7 @@ from .dynamics import Flow, Regime
 from .errors import InputError
 from .infinite.convergence import MEANING, Convergence, typical
 from .infinite.trainability import Trainability
+from .projection import ProjectionError
 from .regress import RiskStudy
 
 
@@ -184,4 +185,38 @@ def phase(result: Trainability) -> Any:
         axis.plot(result.w_vars, scales, color="white", lw=0.9)
         axis.set(xlabel="σ_w²", ylabel="depth", title=title, facecolor="#dddddd")
         axis.set_ylim(min(result.depths), max(result.depths))
+    return figure
+
+
+def projection(errors: Sequence[ProjectionError]) -> Any:
+    """A figure: how residuals of projected kernels fall with the dimension, for each kind, and what was predicted.
+
+    Errors of the same kind and dimension (several seeds) are pooled: root mean square, and the middle 90 %.
+
+    >>> import tangency as tg
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 500), torch.nn.Tanh(), torch.nn.Linear(500, 2))
+    >>> k, x = tg.pseudo_ntk(model), torch.randn(9, 3)
+    >>> found = [tg.projection_error(k, tg.projected(k, dim=dim), x) for dim in (64, 256, 1024)]
+    >>> len(projection(found).axes)
+    1
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+    axis = figure.subplots()
+    for kind in dict.fromkeys(e.kind for e in errors):
+        dims = sorted({e.dim for e in errors if e.kind == kind})
+        pooled = [torch.cat([e.residuals for e in errors if (e.kind, e.dim) == (kind, dim)]).abs() for dim in dims]
+        (line,) = axis.plot(dims, [float(v.square().mean().sqrt()) for v in pooled], "o-", ms=4, lw=1.4, label=kind)
+        low, high = ([float(v.quantile(q)) for v in pooled] for q in (0.05, 0.95))
+        axis.fill_between(dims, low, high, color=line.get_color(), alpha=0.08, lw=0)
+    known = {e.dim: e.expected_rms for e in errors if e.expected_rms is not None}
+    if known:
+        axis.plot(
+            sorted(known), [known[dim] for dim in sorted(known)], color="black", ls="--", lw=1.2, label="predicted"
+        )
+    axis.set(xscale="log", yscale="log", xlabel="dimensions", ylabel="|k̂ − k| / √(k(x, x) k(y, y))")
+    axis.set(title="Error of projected kernels: root mean square, middle 90 %")
+    axis.grid(alpha=0.25, which="both", lw=0.4)
+    axis.legend(frameon=False, fontsize=8)
     return figure

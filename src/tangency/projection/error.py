@@ -52,8 +52,13 @@ class ProjectionError:
 
         From the standard deviation σ at the present dimension (predicted, or measured where it cannot be), by the
         normal tail: z σ √(k / k') = error. Of the pairs, the worst predicted. A Kronecker projection's error falls with
-        the fourth root of its dimension.
+        the fourth root of its dimension. That of a random mask has no such law: a few entries decide it.
         """
+        if self.kind == "random-mask":
+            raise InputError(
+                "kind='random-mask': which few entries it picks decides its error, so no dimension can be promised "
+                "from one measurement. Use kind='sparse', or measure at the dimension itself."
+            )
         if not 0 < error < float("inf"):
             raise InputError(f"error={error}; needed: a positive number, relative to √(k(x, x) k(y, y)).")
         if not 0 < probability < 1:
@@ -95,16 +100,16 @@ def projection_error(kernel: Kernel, projected: Projected, x: Inputs) -> Project
             f"the projected kernel was made from another one: {_check.some(different)} differ. Give the kernel that "
             "was passed to tg.projected."
         )
-    full = replace(projected.base, trace=False)(x).double()
+    layers = _by_group(projected, x)
+    full = torch.stack([tile for _, tile in layers]).sum(0)
     n, c = full.shape[:2]
     if n < 2:
         raise InputError("x has one sample; needed: at least two, to have a pair.")
     if projected.base.trace:
         exact, found = full.diagonal(dim1=1, dim2=3).sum(2), projected(x).double()
     else:  # every entry of a pair's [c, d] block is a residual of its own
-        exact = full.flatten(2).flatten(0, 1)
         exact, found = full.reshape(n * c, n * c), projected(x).double().reshape(n * c, n * c)
-        full = full.reshape(n * c, 1, n * c, 1)
+        layers = [(k, tile.reshape(n * c, 1, n * c, 1)) for k, tile in layers]
     size = exact.diagonal()
     if not bool((size > 0).all()):
         raise InputError(f"k(x, x) is 0 for sample {int((size <= 0).nonzero()[0]) // max(1, len(size) // n)}.")
@@ -113,7 +118,8 @@ def projection_error(kernel: Kernel, projected: Projected, x: Inputs) -> Project
     residuals = (found - exact) / norms
     predicted = None
     if projected.projector.sketch.kind in PREDICTED:
-        predicted = (_variance(full, projected).sqrt() / norms)[i, j].float()
+        variance = torch.stack([_variance(tile, k, projected.projector.joint) for k, tile in layers]).sum(0)
+        predicted = (variance.sqrt() / norms)[i, j].float()
     return ProjectionError(
         projected.projector.sketch.kind,
         projected.projector.dim,
@@ -123,13 +129,23 @@ def projection_error(kernel: Kernel, projected: Projected, x: Inputs) -> Project
     )
 
 
-def _variance(full: Float[Tensor, "n c m d"], projected: Projected) -> Tensor:
+def _by_group(projected: Projected, x: Inputs) -> list[tuple[int, Tensor]]:
+    """(dimensions, the exact kernel full over outputs) of all parameters that share dimensions."""
+    full = replace(projected.base, trace=False)
+    if projected.projector.budget == "global":
+        return [(projected.projector.dim, full(x).double())]
+    parts = full.parts(x)
+    groups = projected.projector.groups(projected.projector.shapes(full.ready(x))).values()
+    return [(g.count, torch.stack([parts[name] for name in g.names]).sum(0).double()) for g in groups]
+
+
+def _variance(full: Float[Tensor, "n c m d"], k: int, joint: bool) -> Tensor:
     """Of ⟨Sx, Sy⟩ summed over outputs: (‖M‖² + tr M²) / k with M = Σ_c g_c(y) g_c(x)ᵀ, from the full kernel.
 
     With one output: (k(x, x) k(y, y) + k(x, y)²) / k. Where outputs are projected together, Σ_c k_cc plays k's part.
     """
-    k, n = projected.projector.dim, len(full)
-    if projected.projector.joint:
+    n = len(full)
+    if joint:
         full = full.diagonal(dim1=1, dim2=3).sum(2)[:, None, :, None]
     own = full[range(n), :, range(n)].flatten(1)  # [n, c·c] of each sample with itself
     cross = full.permute(0, 2, 1, 3)

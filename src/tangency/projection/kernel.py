@@ -18,7 +18,7 @@ from ..features import Features, Jacobian
 from ..kernel import BLOCK, Empirical, Kernel
 from ..sketch.factored import Kronecker, RandomMask
 from ..sketch.kinds import Gaussian, Hadamard, Rademacher, Sketch, Sparse
-from .project import Budget, Projector, groups
+from .project import Budget, Projector
 
 KINDS: dict[str, type[Sketch]] = {
     kind.kind: kind for kind in (Sparse, Rademacher, Gaussian, Hadamard, Kronecker, RandomMask)
@@ -141,7 +141,7 @@ class Projected(Kernel):
         a, b = self._prepared(x, y)
         shapes = self.projector.shapes(self.ready(x))
         found = {}
-        for name, group in groups(self.projector.budget, shapes, self.projector.dim, self._by_parameter).items():
+        for name, group in self.projector.groups(shapes).items():
             left = Rows(a.value[..., group.rows], a.spec)
             right = left if a is b else Rows(b.value[..., group.rows], b.spec)
             found[name] = self.finite(self.pair(left, right), left, right)
@@ -163,10 +163,6 @@ class Projected(Kernel):
             "joint": p.joint,
             "storage": None if self.storage is None else str(self.storage).removeprefix("torch."),
         }
-
-    @property
-    def _by_parameter(self) -> bool:
-        return isinstance(self.projector.features, Jacobian)
 
     @property
     def _sketch(self) -> str:
@@ -271,7 +267,7 @@ def projected(
         raise InputError("joint=True adds outputs up, so it needs a trace: tg.projected(tg.trace_ntk(model), …).")
     if storage not in (None, "float16", torch.float16):
         raise InputError(f"storage={storage!r}; needed: None (as computed) or torch.float16.")
-    projector = Projector(base.features, _sketch(kind, nonzeros, dim), dim, seed, budget, joint)
+    projector = Projector(base.features, _sketch(kind, nonzeros), dim, seed, budget, joint)
     if isinstance(base.features, Jacobian):
         _sizes(projector)
     return Projected(base, projector, None if storage is None else torch.float16)
@@ -291,15 +287,13 @@ def _base(kernel: object) -> Empirical:
     return kernel
 
 
-def _sketch(kind: str, nonzeros: int | None, dim: int) -> Sketch:
+def _sketch(kind: str, nonzeros: int | None) -> Sketch:
     made = KINDS[_check.choice(kind, "kind", KINDS)]
     if nonzeros is None:
         return made()
     if made is not Sparse:
         raise InputError(f"nonzeros={nonzeros} is for kind='sparse'; kind={kind!r} has none to choose.")
     _check.positive(nonzeros, "nonzeros", "a number of entries per column")
-    if nonzeros > dim:
-        raise InputError(f"nonzeros={nonzeros} is more than the {dim} rows that the entries can lie in.")
     return Sparse(nonzeros)
 
 
@@ -315,11 +309,11 @@ def _rows_of(budget: Mapping[str, int], dim: int) -> int:
 def _sizes(projector: Projector) -> None:
     """Errors and warnings that need the parameters' sizes."""
     shapes = projector.shapes()
-    found = groups(projector.budget, shapes, projector.dim)
+    projector.groups(shapes)
     total = sum(torch.Size(shape).numel() for shape in shapes.values())
     if projector.dim >= total:
         warnings.warn(
-            f"dim={projector.dim} is not less than the {total} parameters that count in {len(found) or 1} group(s): "
+            f"dim={projector.dim} is not less than the {total} parameters that count: "
             "the exact features are no longer, and have no error. Use the exact kernel, or a smaller dim.",
             PerformanceWarning,
             stacklevel=3,

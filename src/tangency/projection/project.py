@@ -33,6 +33,10 @@ class Group:
     names: tuple[str, ...]
     rows: slice
 
+    @property
+    def count(self) -> int:
+        return self.rows.stop - self.rows.start
+
 
 @dataclass(frozen=True, eq=False)
 class Projector:
@@ -94,7 +98,7 @@ class Projector:
                         views = [outs[k][:, group.rows] for k in have]
                         self.sketch.add(views, blocks, places[name], self.joint, room)
                 for out in outs:
-                    out[:, group.rows] *= self.sketch.factor(group.rows.stop - group.rows.start)
+                    out[:, group.rows] *= self.sketch.factor(group.count)
         n = [_tree.size(x) for x in batches]
         return torch.cat([out.unflatten(0, (m, -1)) for out, m in zip(outs, n, strict=True)])
 
@@ -106,7 +110,7 @@ class Projector:
 
     def _layout(self, x: Inputs) -> tuple[dict[str, Group], dict[str, Place]]:
         shapes = self.shapes(x)
-        found = groups(self.budget, shapes, self.dim, isinstance(self.features, Jacobian))
+        found = self.groups(shapes)
         places: dict[str, Place] = {}
         for key, group in found.items():
             common = Stream.of(self.seed, "" if self.budget == "global" else key)
@@ -115,6 +119,16 @@ class Projector:
                 stream = Stream.of(self.seed, name)
                 places[name] = Place(stream, common, shapes[name], sum(sizes[:k]), sum(sizes))
         return found, places
+
+    def groups(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Group]:
+        """Which parameters share which rows."""
+        found = groups(self.budget, shapes, self.dim, isinstance(self.features, Jacobian))
+        least = min(found, key=lambda key: found[key].count)
+        nonzeros = getattr(self.sketch, "nonzeros", 1)
+        if found[least].count < nonzeros:
+            where = f"the {found[least].count} dimensions of {least}" if least else f"dim={self.dim}"
+            raise InputError(f"nonzeros={nonzeros} entries of a column do not fit into {where}. Use fewer.")
+        return found
 
     def shapes(self, x: Inputs | None = None) -> dict[str, tuple[int, ...]]:
         """Of every parameter that counts, or of the features of a sample."""

@@ -199,8 +199,10 @@ class Sparse(Flat):
 
 @dataclass(frozen=True)
 class Hadamard(Flat):
-    """Random signs, a Hadamard transform of chunks, k of its rows: S = [R₁ H D₁, R₂ H D₂, …] / √k (block SRHT).
+    """Random signs, a Hadamard transform of chunks, k of its rows, signs again: S = [E₁ R₁ H D₁, E₂ R₂ H D₂, …] / √k.
 
+    The block SRHT of Balabanov et al. 2022; without E the first columns of all chunks, all ones, would be parallel.
+    Entry p of D has bit p of the column signs, row r of E bit (first entry of its chunk + r) of another row of them.
     Chunks are as long as the power of two from k on, or longer, up to 16,384, where the parameter has so many entries.
     Cost: log₂ of that additions per entry, by two matrix products.
     """
@@ -228,7 +230,8 @@ class Hadamard(Flat):
             padded[:, low - chunk * length : high - chunk * length] = g[:, low - start : high - start] * sign
             mixed = left @ padded.view(rows, -1, *left.shape[:1], *right.shape[:1]) @ right
             for j, part in enumerate(mixed.flatten(2).unbind(1)):
-                out += part[:, _sample(stream, chunk + j, length, k, g.device)]
+                after = signs(stream, COLUMN, 1, (chunk + j) * length, k, g)
+                out += part[:, _sample(stream, chunk + j, length, k, g.device)] * after
 
 
 def _power(v: int) -> int:
