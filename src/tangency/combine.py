@@ -24,6 +24,9 @@ class _Combined(Kernel):
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         return self.inner[0].ready(x, name)
 
+    def alike(self, x: Inputs, y: Inputs) -> None:
+        self.inner[0].alike(x, y)
+
     @property
     def device(self) -> torch.device | None:
         return self.inner[0].device

@@ -1,6 +1,7 @@
 """`projected`: a kernel with explicit features of a chosen dimension, close to the kernel that it was made from."""
 
 import json
+import operator
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -79,7 +80,7 @@ class Projected(Kernel):
         if key is None:
             return self.base.ready(x, name)
         _same_origin(key[len(MARK) :], self._key, name)
-        return x
+        return _tree.transform(lambda v: v.to(self.device), x)
 
     def alike(self, x: Inputs, y: Inputs) -> None:
         if features_key(x) is None and features_key(y) is None:
@@ -91,6 +92,11 @@ class Projected(Kernel):
             return value[0].numel() * value.element_size(), 0
         kept, transient = self.projector.footprint(x)
         return (kept if self.storage is None else kept * self.storage.itemsize // 4), transient
+
+    @property
+    def inner(self) -> tuple[Kernel, ...]:
+        """Who knows about inputs."""
+        return (self.base,)
 
     @property
     def device(self) -> torch.device:
@@ -261,13 +267,13 @@ def projected(
     elif budget not in ("global", "layer"):
         raise InputError(f"budget={budget!r}; needed: 'global', 'layer', or a dict from layers to dimensions.")
     _check.positive(dim, "dim", "a number of dimensions")
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise InputError(f"seed={seed!r} is a {type(seed).__name__}; needed: an integer.")
     if joint and not base.trace:
         raise InputError("joint=True adds outputs up, so it needs a trace: tg.projected(tg.trace_ntk(model), …).")
     if storage not in (None, "float16", torch.float16):
         raise InputError(f"storage={storage!r}; needed: None (as computed) or torch.float16.")
-    projector = Projector(base.features, _sketch(kind, nonzeros), dim, seed, budget, joint)
+    projector = Projector(base.features, _sketch(kind, nonzeros), dim, operator.index(seed), budget, joint)
     if isinstance(base.features, Jacobian):
         _sizes(projector)
     return Projected(base, projector, None if storage is None else torch.float16)
