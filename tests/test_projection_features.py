@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from zoo import ZOO, Net, build
 
 import tangency as tg
 from tangency import _tree
@@ -36,6 +35,19 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:no structured rule covers:tangency.PerformanceWarning"),
 ]
 N = 45
+
+
+class Net(nn.Module):
+    """Modules and parameters, and the function of them and the inputs that is the network."""
+
+    def __init__(self, function: Callable[..., Any], **members: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.function = function
+        for name, member in members.items():
+            setattr(self, name, member)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
 
 
 # Bits. In 32 bits, where a sum in another order shows.
@@ -81,17 +93,25 @@ def made(net: Callable[[], tuple[nn.Module, Any]], kind: str, dim: int = 130) ->
     return kernel, x, kernel.features(x)
 
 
-@pytest.mark.parametrize("net", [*NETS, small_perceptron])
-@pytest.mark.parametrize("kind", KINDS)
-def test_tiles_and_memory_do_not_matter(net: Any, kind: str) -> None:
+RUNS = [(net, kind) for net in NETS for kind in KINDS if net is not transformer or kind in KINDS[:5:2]]
+
+
+@pytest.mark.parametrize(("net", "kind"), RUNS)
+def test_tiles_do_not_matter(net: Any, kind: str) -> None:
     kernel, x, phi = made(net, kind)
     assert phi.dtype == torch.float32
     for tile in (7, 16, 40):
         assert torch.equal(kernel.features(x, tile=tile), phi), f"tile={tile}"
-    least = memory_needed(kernel, x)
-    for memory in (least, 2 * least, 1 << 30):
-        assert torch.equal(kernel.features(x, memory=memory), phi), f"memory={memory}, least {least}"
     assert torch.equal(kernel.prepare(kernel.ready(x)).value, phi)
+
+
+@pytest.mark.parametrize(("net", "kind"), [*RUNS, (small_perceptron, "sparse")])
+def test_memory_does_not_matter(net: Any, kind: str) -> None:
+    """Down to the least with which there is any answer."""
+    kernel, x, phi = made(net, kind)
+    least = memory_needed(kernel, x)
+    for memory in (least, 3 * least):
+        assert torch.equal(kernel.features(x, memory=memory), phi), f"memory={memory}, least {least}"
 
 
 def memory_needed(kernel: tg.Kernel, x: Any) -> int:
@@ -101,12 +121,11 @@ def memory_needed(kernel: tg.Kernel, x: Any) -> int:
     return int(str(e.value).split("memory=")[-1].split(",")[0].rstrip("."))
 
 
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("net", "kind"), RUNS)
 def test_the_other_samples_do_not_matter(net: Any, kind: str) -> None:
     """Splitting by hand, another order, alone."""
     kernel, x, phi = made(net, kind)
-    parts = [kernel.features(_tree.take(x, s)) for s in (slice(0, 7), slice(7, 8), slice(8, N))]
+    parts = [kernel.features(_tree.take(x, s)) for s in (slice(0, 7), slice(7, N))]
     assert torch.equal(torch.cat(parts), phi)
     order = torch.randperm(N, generator=torch.Generator().manual_seed(5))
     assert torch.equal(kernel.features(_tree.take(x, order)), phi[order])
@@ -114,19 +133,29 @@ def test_the_other_samples_do_not_matter(net: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_split_at_a_whole_batch_does_not_matter_in_small_layers(kind: str) -> None:
-    """Products of a few numbers have other bits in other rows of a batch (MKL): only whole batches are the same."""
+def test_whole_batches_of_small_layers(kind: str) -> None:
+    """Products of a few numbers have other bits in other rows of a batch (MKL): a tile holds whole batches."""
     kernel, x, phi = made(small_perceptron, kind)
+    for tile in (1, 7, 16, 32):
+        assert torch.equal(kernel.features(x, tile=tile), phi), f"tile={tile}"
     assert torch.equal(torch.cat([kernel.features(x[:16]), kernel.features(x[16:])]), phi)
 
 
+@pytest.fixture(scope="module")
+def workers() -> Iterator[tg.Workers]:
+    with tg.Workers(2) as found:
+        yield found
+
+
+def test_workers_do_not_matter(workers: tg.Workers) -> None:
+    for net, kind in ((perceptron, "sparse"), (convolutions, "random-mask"), (transformer, "rademacher")):
+        kernel, x, phi = made(net, kind)
+        assert torch.equal(kernel.features(x, tile=16, executor=workers), phi)
+        assert torch.equal(kernel.features(x, tile=7, executor=workers), phi)
+
+
 def test_processes_do_not_matter(tmp_path: Path) -> None:
-    """Workers, a pickled kernel, and a process that makes everything anew."""
-    with tg.Workers(2) as workers:
-        for net in NETS:
-            for kind in ("sparse", "rademacher", "kronecker"):
-                kernel, x, phi = made(net, kind)
-                assert torch.equal(kernel.features(x, tile=16, executor=workers), phi)
+    """One that makes everything anew."""
     script = textwrap.dedent("""
         import sys
         import torch
@@ -157,7 +186,7 @@ def test_the_seed_and_the_names_decide() -> None:
     torch.manual_seed(99)
     again = tg.projected(tg.trace_ntk(model), 130, seed=3)
     assert torch.equal(again.features(x), phi)
-    others = [tg.projected(tg.trace_ntk(model), 130, kind, seed) for kind in KINDS for seed in (-3, 0, 4)]
+    others = [tg.projected(tg.trace_ntk(model), 130, kind, seed) for kind in KINDS for seed in (-3, 0)]
     found = [phi, *(k.features(x) for k in others)]
     assert all(not torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
     wrapped = Net(lambda net, x: net.inner(x), inner=model)
@@ -177,27 +206,63 @@ def one_by_one(kernel: Any, x: Any) -> Tensor:
     return torch.cat([kernel.features(_tree.take(x, slice(k, k + 1))) for k in range(n)])
 
 
-@pytest.mark.parametrize(
-    "name", ["tuple_inputs", "dict_inputs", "scalar_output", "shaped_outputs", "lstm", "scale_shift"]
-)
-def test_forms(name: str) -> None:
-    model, x = build(next(case for case in ZOO if case.name == name), 19)
-    kernel = tg.projected(tg.trace_ntk(model), 30)
-    phi = kernel.features(x)
-    close(phi, one_by_one(kernel, x))
-    c = tg.full_ntk(model)(_tree.take(x, slice(0, 1))).shape[1]
-    assert phi.shape == ((19, 30) if c == 1 else (19, c, 30))
+def tuples() -> tuple[nn.Module, Any]:
+    model = Net(
+        lambda net, x, y: net.out((net.a(x) + net.b(y).sum(1)).tanh()),
+        a=nn.Linear(4, 9),
+        b=nn.Linear(5, 9),
+        out=nn.Linear(9, 2),
+    )
+    return model, (torch.randn(19, 4), torch.randn(19, 3, 5))
+
+
+def dicts() -> tuple[nn.Module, Any]:
+    model = Net(
+        lambda net, image, kind, flag: net.out(net.conv(image).mean((2, 3)).tanh() + net.kind(kind)) * flag,
+        conv=nn.Conv2d(2, 6, 3),
+        kind=nn.Embedding(5, 6),
+        out=nn.Linear(6, 3),
+    )
+    return model, {"image": torch.randn(19, 2, 5, 5), "kind": torch.randint(5, (19,)), "flag": 2}
+
+
+def scalars() -> tuple[nn.Module, Any]:
+    """Outputs [n], and parameters of no dimension."""
+    scale = nn.Parameter(torch.tensor(0.3))
+    return Net(
+        lambda net, x: net.out(x.tanh())[:, 0] * net.scale.exp(), out=nn.Linear(30, 1), scale=scale
+    ), torch.randn(19, 30)
+
+
+def recurrent() -> tuple[nn.Module, Any]:
+    return Net(
+        lambda net, x: net.out(net.body(x)[0][:, -1]), body=nn.GRU(3, 4, batch_first=True), out=nn.Linear(4, 2)
+    ), torch.randn(19, 4, 3)
+
+
+@pytest.mark.parametrize("net", [tuples, dicts, scalars, recurrent])
+def test_forms(net: Any) -> None:
+    model, x = net()
+    model, x = model.double(), _tree.cast(x, F64)
+    kernel = tg.projected(tg.trace_ntk(model), 20)
+    phi, some = kernel.features(x), [0, 15, 16, 18]
+    c = {tuples: 2, dicts: 3, scalars: 1, recurrent: 2}[net]
+    assert phi.shape == ((19, 20) if c == 1 else (19, c, 20))
+    for k in some:
+        close(kernel.features(_tree.take(x, slice(k, k + 1))), phi[k : k + 1])
     torch.testing.assert_close(phi.flatten(1) @ phi.flatten(1).T, kernel(x))
     if isinstance(x, tuple):
         close(kernel.features(list(x)), phi)
-    numpy = _tree_numpy(x)
-    close(kernel.features(numpy), phi)
+    close(kernel.features(_arrays(x)), phi)
 
 
-def _tree_numpy(x: Any) -> Any:
+def _arrays(x: Any) -> Any:
+    def array(v: Any) -> Any:
+        return v.numpy() if isinstance(v, Tensor) else v
+
     if isinstance(x, dict):
-        return {k: v.numpy() for k, v in x.items()}
-    return tuple(v.numpy() for v in x) if isinstance(x, tuple) else x.numpy()
+        return {k: array(v) for k, v in x.items()}
+    return tuple(map(array, x)) if isinstance(x, tuple) else array(x)
 
 
 def test_inputs_may_have_any_name() -> None:
@@ -208,6 +273,35 @@ def test_inputs_may_have_any_name() -> None:
     phi = kernel.features({"directions": x})
     assert phi.shape == (5, 20, 8)
     torch.testing.assert_close(phi.flatten(1) @ phi.flatten(1).T, kernel({"directions": x}))
+
+
+def test_texts_of_several_lengths() -> None:
+    """A data set whose batches are padded each to its own longest sample."""
+    embedding = nn.Embedding(50, 8, padding_idx=0, dtype=F64)
+    model = Net(lambda net, ids: net.out(net.e(ids).sum(1).tanh()), e=embedding, out=nn.Linear(8, 3, dtype=F64))
+    texts = [torch.randint(1, 50, (length,)) for length in [2, 2, 3, 4, 4, 5, 7, 8, 9]]
+    pad = nn.utils.rnn.pad_sequence
+    some = tg.from_dataset(texts, collate=lambda batch: pad(batch, batch_first=True))
+    for kind in KINDS:
+        kernel = tg.projected(tg.trace_ntk(model), 24, kind)
+        close(kernel.features(some, tile=4), kernel.features(pad(texts, batch_first=True)))
+
+
+def test_checkpoints_and_inference_mode() -> None:
+    """A state dict that was given stays, whatever becomes of the model; tensors made in inference mode do no harm."""
+    model, x = mlp([5, 30, 3], nn.Tanh).double(), torch.randn(9, 5, dtype=F64)
+    own = tg.projected(tg.trace_ntk(model), 24)
+    given = tg.projected(tg.trace_ntk(model, params=model.state_dict()), 24)
+    phi, embedded = own.features(x), given.embedded(x)
+    with torch.inference_mode():
+        for kind in KINDS:
+            assert tg.projected(tg.trace_ntk(model), 24, kind).features(x.clone()).isfinite().all()
+    assert torch.equal(own.features(x), phi)
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    assert not torch.equal(own.features(x), phi)
+    assert torch.equal(given.features(x), phi)
+    torch.testing.assert_close(given(embedded, x), given(x))
 
 
 def test_a_head_with_labels() -> None:
@@ -234,9 +328,31 @@ def test_branches_that_depend_on_the_data(kind: str) -> None:
     x[:, 0] = torch.cat([-torch.rand(33), torch.rand(37)])
     kernel = tg.projected(tg.trace_ntk(model), 40, kind)
     phi = kernel.features(x)
-    exact = tg.trace_ntk(model).matrix(x).unflatten(1, (2, -1))
-    assert exact.shape[2] < 400
-    close(phi, one_by_one(kernel, x))
+    some = [0, 15, 16, 32, 33, 48, 69]
+    close(phi[some], one_by_one(kernel, x[some]))
+    assert bool((phi[:33] != phi[0]).any())
+
+
+@pytest.mark.parametrize("kind", ["sparse", "hadamard", "kronecker", "random-mask"])
+def test_a_weight_that_some_batches_use_in_another_way(kind: str) -> None:
+    """Its gradients come as factors from one batch and formed from the next: one matrix for both.
+
+    With so many rows there is no error, if it is.
+    """
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h, far = net.conv(x).tanh().mean((2, 3)), x[:, 0, 0, 0] > 5
+        if bool(far.any()):
+            h = h + far[:, None] * (net.conv.weight**2).sum((1, 2, 3))
+        return net.out(h)
+
+    model = Net(forward, conv=nn.Conv2d(2, 3, 2), out=nn.Linear(3, 1)).double()
+    x = torch.randn(40, 2, 4, 4, dtype=F64)
+    x[30:, 0, 0, 0] = 6
+    budget = {"conv.weight": 32, "conv.bias": 4, "out.weight": 4, "out.bias": 1}
+    with pytest.warns(tg.PerformanceWarning, match="not less than"):
+        kernel = tg.projected(tg.trace_ntk(model), kind=kind, budget=budget)
+    torch.testing.assert_close(kernel(x), tg.trace_ntk(model)(x))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -295,14 +411,14 @@ def test_padding_and_repeated_tokens(kind: str) -> None:
     close(twice, 2 * alone)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sparse", "rademacher", "kronecker", "random-mask"])
 def test_a_large_vocabulary_is_not_written_out(kind: str) -> None:
-    """Gradients of 10⁶ rows, of which a sample has six."""
-    model = Net(lambda net, x: net.e(x).mean(1), e=nn.Embedding(1_000_000, 8))
+    """Gradients of 200,000 rows, of which a sample has six."""
+    model = Net(lambda net, x: net.e(x).mean(1), e=nn.Embedding(200_000, 8))
     kernel = tg.projected(tg.pseudo_ntk(model), 64, kind)
-    x = torch.randint(1_000_000, (4, 6))
-    largest = _largest_tensor(lambda: kernel.features(x))
-    assert largest < 150e6, f"{largest / 1e6:.0f} MB in one tensor; all gradients of a batch are 512"
+    x = kernel.ready(torch.randint(200_000, (4, 6)))
+    largest = _largest_tensor(lambda: kernel.prepare(x))
+    assert largest < 80e6, f"{largest / 1e6:.0f} MB in one tensor; all gradients of a batch are 102"
 
 
 def _largest_tensor(f: Callable[[], Any]) -> int:
@@ -333,12 +449,12 @@ def test_pieces_are_as_small_as_they_should_be(layer: str, compact: bool) -> Non
     n, room = 16, 1 << 20
     make: dict[str, Any] = {
         "linear": lambda: (nn.Linear(200, 300, bias=False), torch.randn(n, 200)),
-        "conv": lambda: (nn.Sequential(nn.Conv2d(32, 64, 3, bias=False), nn.Flatten()), torch.randn(n, 32, 3, 3)),
+        "conv": lambda: (nn.Sequential(nn.Conv2d(64, 80, 3, bias=False), nn.Flatten()), torch.randn(n, 64, 3, 3)),
         "grouped": lambda: (
             nn.Sequential(nn.Conv2d(64, 256, 3, bias=False, groups=2), nn.Flatten()),
             torch.randn(n, 64, 3, 3),
         ),
-        "embedding": lambda: (nn.Sequential(nn.Embedding(3000, 64), nn.Flatten()), torch.randint(3000, (n, 20))),
+        "embedding": lambda: (nn.Sequential(nn.Embedding(3000, 64), nn.Flatten()), torch.randint(3000, (n, 40))),
         "transposed": lambda: (
             Net(lambda net, x: x @ net.w, w=nn.Parameter(torch.randn(200, 300))),
             torch.randn(n, 200),
@@ -362,13 +478,12 @@ def test_pieces_are_as_small_as_they_should_be(layer: str, compact: bool) -> Non
 
 def test_sixteen_bit_factors() -> None:
     """The float16 mode: blocks carry scales of their own."""
-    model, x = mlp([20, 64, 48, 10]), torch.randn(9, 20)
-    for kind in KINDS:
-        for options in ({}, {"joint": True}):
-            want = tg.projected(tg.trace_ntk(model), 50, kind, **options).features(x)
-            got = tg.projected(tg.trace_ntk(model, dtype="float16"), 50, kind, **options).features(x)
-            assert got.dtype == torch.float32
-            assert float((got - want).norm() / want.norm()) < 1e-3, kind
+    model, x = mlp([20, 40, 30, 10]), torch.randn(9, 20)
+    wide, half = tg.trace_ntk(model), tg.trace_ntk(model, dtype="float16")
+    for k, kind in enumerate(KINDS * 2):
+        want, got = (tg.projected(base, 50, kind, joint=k < 6).features(x) for base in (wide, half))
+        assert got.dtype == torch.float32
+        assert float((got - want).norm() / want.norm()) < 1e-3, kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -385,10 +500,14 @@ def test_what_is_not_finite_is_named(kind: str) -> None:
 
 
 def test_an_overflow_of_the_features_is_named() -> None:
+    """Of gradients that are finite, as the outputs are."""
     model, x = nn.Linear(3, 1, bias=False), torch.ones(40, 3)
-    kernel = tg.projected(tg.head_ntk(model, lambda out: 3e38 * out), 1, "sparse")
-    x[33] *= 0.9e1
-    with pytest.raises(tg.NonFiniteError, match="sample 33|sample 0"):
+    nn.init.constant_(model.weight, 1e-30)
+    kernels = (tg.projected(tg.trace_ntk(model), 1, "rademacher", seed) for seed in range(99))
+    kernel = next(k for k in kernels if abs(float(k.features(x[:1]))) == 3)  # three equal signs
+    x[33] = 3e38
+    assert tg.trace_ntk(model).matrix(x).isfinite().all()
+    with pytest.raises(tg.NonFiniteError, match="sample 33"):
         kernel.features(x)
 
 
@@ -449,7 +568,6 @@ def test_stored_features_are_indexed_like_a_tensor(whole: Path) -> None:
     rows = [0, -1, 57, slice(3, 40), slice(None, None, 7), slice(5, 5), [4, 1, 199, 1], torch.tensor([3, 3, 150]), mask]
     for k in [*rows, np.array([2, 100]), np.int64(7)]:
         assert torch.equal(stored[k], phi[k]), k
-    assert len(list(stored)) == 200  # ends
     for k in (200, -201):
         with pytest.raises((IndexError, tg.InputError), match=str(k)):
             stored[k]
@@ -465,11 +583,12 @@ def test_one_output_has_no_dimension_of_its_own(make: Any, tmp_path: Path) -> No
     for k in (2, -1, np.int64(3), slice(1, 3), [5, 2]):
         assert torch.equal(stored[k], phi[k]), k
     assert stored.shape == phi.shape
+    assert torch.equal(torch.stack(list(stored)), phi)  # ends
     torch.testing.assert_close(kernel(stored), kernel(x))
     assert torch.equal(kernel.diag(stored), kernel.diag(x))
 
 
-def test_a_store_in_place_of_inputs(whole: Path, tmp_path: Path) -> None:
+def test_a_store_in_place_of_inputs(whole: Path, tmp_path: Path, workers: tg.Workers) -> None:
     kernel, x, y = tg.projected(small(), 24), inputs(), inputs(230)[200:]
     stored = open_features(whole)
     want = kernel(x, y)
@@ -479,9 +598,8 @@ def test_a_store_in_place_of_inputs(whole: Path, tmp_path: Path) -> None:
     gram = tg.compute(kernel, stored, y, store=tmp_path / "gram", tile=50, progress=False)
     torch.testing.assert_close(gram.dense(), want)
     assert torch.equal(kernel.features(stored), kernel.features(x))
-    with tg.Workers(1) as workers:
-        made = tg.compute(kernel, stored, y, tile=100, executor=workers, progress=False)
-    torch.testing.assert_close(made.dense(), want)
+    there = tg.compute(kernel, stored, y, tile=100, executor=workers, progress=False)
+    torch.testing.assert_close(there.dense(), want)
 
 
 @pytest.mark.parametrize("combine", [tg.cosine, lambda k: tg.scale(k, 2.0), lambda k: tg.sum(k, k)])
@@ -596,7 +714,7 @@ def test_mismatches_name_each_field(copy: Path) -> None:
     assert fields(tg.projected(small(seed=5), 24)) == {"kernel.of.of.weights"}
     assert fields(tg.projected(base, 24), changed) == {"inputs.x1"}
     assert fields(tg.projected(base, 24), x[:100]) == {"inputs.x1", "shape"}
-    assert fields(tg.projected(base, 24), tile=8) == {"tile"}
+    assert fields(tg.projected(base, 24), tile=40) == {"tile"}
     before = chunks(copy)
     assert again(copy).gram.progress == (13, 13)
     assert chunks(copy) == before
@@ -647,9 +765,9 @@ def test_killed_runs_go_on(whole: Path, tmp_path: Path) -> None:
     path, before, context = tmp_path / "features", {}, multiprocessing.get_context("fork")
     for kill in range(4):
         log = tmp_path / f"log{kill}"
-        process = context.Process(target=slow_run, args=(str(path), str(log), 0.1))
+        process = context.Process(target=slow_run, args=(str(path), str(log), 0.06))
         process.start()
-        while process.is_alive() and not (log.exists() and log.read_text().count("\n") > 1):
+        while process.is_alive() and not (log.exists() and log.read_text().count("\n") > 3):
             time.sleep(0.005)
         assert process.is_alive()
         os.kill(process.pid, signal.SIGKILL)
@@ -701,7 +819,8 @@ def test_what_is_not_finite_is_not_stored(tmp_path: Path) -> None:
 
 def test_sixteen_bits_cost_little(tmp_path: Path) -> None:
     """Half the bytes, an error of 2^-11 in an entry and less in the kernel: far below that of the projection."""
-    base, x = small(), inputs(60)
+    torch.manual_seed(0)
+    base, x = tg.trace_ntk(mlp([6, 40, 3], nn.Tanh)), inputs(60)
     wide, half = tg.projected(base, 256), tg.projected(base, 256, storage=torch.float16)
     phi, kept = wide.features(x), half.features(x)
     assert kept.dtype == torch.float16
@@ -716,8 +835,7 @@ def test_sixteen_bits_cost_little(tmp_path: Path) -> None:
     assert torch.equal(stored.tensor(), kept)
     torch.testing.assert_close(half(stored), half(x))
     torch.testing.assert_close(half.diag(stored), half.diag(x))
-    sizes = [sum(map(len, chunks(p).values())) for p in (tmp_path / "half",)]
-    assert sizes[0] < 60 * 3 * 256 * 2 + 1000
+    assert sum(map(len, chunks(tmp_path / "half").values())) < 60 * 3 * 256 * 2 + 1000
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,14 @@ class NonFiniteError(TangencyError, ArithmeticError):
     def shifted(self, start: int) -> "NonFiniteError":
         """The same error for a block whose first sample is number `start` of the whole."""
         message = self.template.replace(f"sample {self.sample}", f"sample {self.sample + start}", 1)
-        return NonFiniteError(message, self.sample + start, self.layer)
+        return type(self)(message, self.sample + start, self.layer)
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.template, self.sample, self.layer)
+
+
+class PrecisionLoss(NonFiniteError, InputError):
+    """What was computed cannot be kept in the type that was asked for. `sample` is its index."""
 
 
 class NotPositiveDefinite(TangencyError, ArithmeticError):

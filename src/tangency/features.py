@@ -41,6 +41,11 @@ def _all(name: str) -> bool:
     return True
 
 
+def _normal(x: Inputs) -> Inputs:
+    """x without tensors that were made in inference mode, which autograd refuses."""
+    return _tree.transform(lambda v: v.clone() if v.is_inference() else v, x)
+
+
 class Features(ABC):
     """φ(x): one block of per-sample features per name."""
 
@@ -66,7 +71,8 @@ class Jacobian(Features):
         """What is known about the model on this kind of input; the first time, it is found out."""
         key = _tree.signature(x)
         if key not in self.plans:
-            plan, certain = probe(self.network, x)
+            with torch.inference_mode(False):
+                plan, certain = probe(self.network, _normal(x))
             self._say(plan)
             if not certain:
                 return plan
@@ -92,7 +98,7 @@ class Jacobian(Features):
 
     def __call__(self, x: Inputs, memory: int | None = None, form: Form = _all) -> dict[str, Block]:
         with torch.inference_mode(False):
-            x = _tree.transform(lambda v: v.clone() if v.is_inference() else v, x)
+            x = _normal(x)
             while True:
                 plan = self.plan(x)
                 try:

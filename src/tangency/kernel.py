@@ -31,7 +31,8 @@ BLOCK = 64
 class Kernel(ABC):
     """k(x, y). Frozen and picklable; `spec()` says everything that decides its numbers."""
 
-    by_rows: ClassVar[bool] = False  # a tile is made of its rows alone: holding several blocks of them gains nothing
+    # Where a tile is made of its rows alone, how many are made together: blocks are multiples of it, and one is held.
+    by_rows: ClassVar[int] = 0
 
     @abstractmethod
     def prepare(self, x: Inputs, memory: int | None = None) -> Prepared:

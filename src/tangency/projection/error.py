@@ -59,9 +59,9 @@ class ProjectionError:
                 "kind='random-mask': which few entries it picks decides its error, so no dimension can be promised "
                 "from one measurement. Use kind='sparse', or measure at the dimension itself."
             )
-        if not 0 < error < float("inf"):
+        if not _number(error) or not 0 < error < float("inf"):
             raise InputError(f"error={error}; needed: a positive number, relative to √(k(x, x) k(y, y)).")
-        if not 0 < probability < 1:
+        if not _number(probability) or not 0 < probability < 1:
             raise InputError(f"probability={probability}; needed: a number between 0 and 1.")
         spread = float(self.predicted.max()) if self.predicted is not None else self.rms
         tail = (1 - probability) / (len(self.residuals) if every else 1)
@@ -75,6 +75,10 @@ class ProjectionError:
             f"ProjectionError(kind={self.kind!r}, dim={self.dim}, rms={self.rms:.3g}{expected}, "
             f"95 %: {self.quantile(0.95):.3g}, largest={self.largest:.3g}, pairs={len(self.residuals)})"
         )
+
+
+def _number(v: object) -> bool:
+    return isinstance(v, (int, float)) and not isinstance(v, bool)
 
 
 def projection_error(kernel: Kernel, projected: Projected, x: Inputs) -> ProjectionError:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +23,9 @@ from ..tiles.run import compute
 from ..tiles.source import Source
 from ..tiles.store import StoredGram, open_gram
 from .kernel import MARK, Projected, Rows
+from .project import BATCH
 
-DIRECTIONS = "directions"
+DIRECTIONS = "the directions"  # no argument of a model can have this name
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +33,7 @@ class Directions(Kernel):
     """k(x, directions)[n, c, 1, k]: a projected kernel's features, as a Gram matrix that is made by rows."""
 
     projected: Projected
-    by_rows = True
+    by_rows = BATCH
 
     def prepare(self, x: Inputs, memory: int | None = None) -> Rows | None:
         return None if _are_directions(x) else self.projected.prepare(x, memory)
@@ -67,9 +69,13 @@ def _are_directions(x: Inputs) -> bool:
     return isinstance(x, Mapping) and set(x) == {DIRECTIONS}
 
 
-def compute_features(kernel: Projected, x: Any, *, store: Any, **options: Any) -> "Tensor | StoredFeatures":
-    """What `Projected.features` gives."""
-    made = compute(Directions(kernel), x, {DIRECTIONS: torch.zeros(1)}, store=store, **options)
+def compute_features(
+    kernel: Projected, x: Any, *, store: Any, tile: int | None, **options: Any
+) -> "Tensor | StoredFeatures":
+    """What `Projected.features` gives. Blocks hold whole batches, so that a sample is always in the same one."""
+    if isinstance(tile, int) and not isinstance(tile, bool) and tile > 0:
+        tile = -(-tile // BATCH) * BATCH
+    made = compute(Directions(kernel), x, {DIRECTIONS: torch.zeros(1)}, store=store, tile=tile, **options)
     if isinstance(made, StoredGram):
         return StoredFeatures(made)
     assert isinstance(made, DenseGram)
@@ -110,9 +116,11 @@ class StoredFeatures(Source):
 
     def __getitem__(self, rows: Any) -> Tensor:
         """The features of some samples: a number, a slice, an index set or a mask."""
-        one = isinstance(rows, int)
-        part = _squeezed(self.gram[slice(rows, rows + 1 or None) if one else rows, 0])
-        return part[0] if one else part
+        if isinstance(rows, (int, np.integer)):
+            if not -len(self) <= rows < len(self):
+                raise IndexError(f"sample {rows} is not among the {len(self)}.")
+            return self[[int(rows)]][0]
+        return _squeezed(self.gram[rows, 0])
 
     def tensor(self, max_bytes: int | str | None = None) -> Tensor:
         """All of them; refuses above `max_bytes` (by default, half of the machine's memory)."""
@@ -159,7 +167,7 @@ def open_features(path: Any) -> StoredFeatures:
 
 
 def nearest(
-    queries: Tensor, features: "Tensor | StoredFeatures", count: int = 10, *, cosine: bool = True
+    queries: "Tensor | StoredFeatures", features: "Tensor | StoredFeatures", count: int = 10, *, cosine: bool = True
 ) -> tuple[Tensor, Tensor]:
     """(similarity, number) of the `count` samples most similar to each query: [m, count] each, the largest first.
 
@@ -173,21 +181,26 @@ def nearest(
     tensor([[0],
             [1]])
     """
+    for v, name in ((queries, "queries"), (features, "features")):
+        if not isinstance(v, (Tensor, StoredFeatures)):
+            raise InputError(f"{name} are a {type(v).__name__}; needed: a tensor or StoredFeatures.")
     n = len(features)
     _check.positive(count, "count", "a number of neighbours")
     if count > n:
         raise InputError(f"count={count}, but there are {n} samples to choose from.")
-    if queries.dim() < 2 or queries.shape[1:] != features.shape[1:]:
+    if len(queries.shape) < 2 or queries.shape[1:] != features.shape[1:]:
         raise InputError(
             f"the queries have shape {tuple(queries.shape)}, the features {tuple(features.shape)}; needed: features of "
             "the same kernel, [m, …] and [n, …]."
         )
-    left = _unit(queries) if cosine else _rows(queries)
+    queries = queries.tensor() if isinstance(queries, StoredFeatures) else queries
+    left = _unit(queries, "query") if cosine else _rows(queries)
     best = left.new_empty(len(left), 0)
     where = torch.empty(len(left), 0, dtype=torch.long, device=left.device)
     blocks = features.blocks() if isinstance(features, StoredFeatures) else _split(features)
     for rows, block in blocks:
-        right = (_unit(block) if cosine else _rows(block)).to(left.device)
+        right = _unit(block, "sample", rows.start) if cosine else _rows(block)
+        right = right.to(left.device, left.dtype)
         number = torch.arange(rows.start, rows.stop, device=left.device).expand(len(left), -1)
         best, where = torch.cat([best, left @ right.T], 1), torch.cat([where, number], 1)
         best, order = best.topk(min(count, best.shape[1]), dim=1)
@@ -205,10 +218,10 @@ def _rows(v: Tensor) -> Tensor:
     return (v.float() if v.dtype == torch.float16 else v).flatten(1)
 
 
-def _unit(v: Tensor) -> Tensor:
+def _unit(v: Tensor, what: str, first: int = 0) -> Tensor:
     v = _rows(v)
     size = torch.linalg.vector_norm(v, dim=1, keepdim=True)
     if bool((size == 0).any()):
-        sample = int((size[:, 0] == 0).nonzero()[0])
-        raise InputError(f"the features of sample {sample} are all 0, so its cosine is undefined: use cosine=False.")
+        which = first + int((size[:, 0] == 0).nonzero()[0])
+        raise InputError(f"the features of {what} {which} are all 0, so its cosine is undefined: use cosine=False.")
     return v / size

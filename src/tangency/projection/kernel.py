@@ -4,7 +4,7 @@ import json
 import operator
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from .. import _check, _tree
 from .._types import Float, Inputs
 from ..blocks import Dense
 from ..contract import Sum
-from ..errors import InputError, NonFiniteError, PerformanceWarning
+from ..errors import InputError, NonFiniteError, PerformanceWarning, PrecisionLoss
 from ..features import Features, Jacobian
 from ..kernel import BLOCK, Empirical, Kernel
 from ..sketch.factored import Kronecker, RandomMask
@@ -46,7 +46,6 @@ class Projected(Kernel):
     base: Empirical
     projector: Projector
     storage: torch.dtype | None
-    _keys: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def features(
         self,
@@ -145,7 +144,7 @@ class Projected(Kernel):
                 "tg.projected(…, budget='layer')."
             )
         a, b = self._prepared(x, y)
-        shapes = self.projector.shapes(self.ready(x))
+        shapes = self.projector.shapes(None if features_key(self.ready(x)) else self.ready(x))
         found = {}
         for name, group in self.projector.groups(shapes).items():
             left = Rows(a.value[..., group.rows], a.spec)
@@ -177,12 +176,8 @@ class Projected(Kernel):
 
     @property
     def _key(self) -> str:
-        """The same and the weights, for features that may come from elsewhere; hashed again when a weight changed."""
-        model = self.base.features.network.model
-        state = tuple((v.data_ptr(), v._version) for v in (*model.parameters(), *model.buffers()))
-        if self._keys.get("state") != state:
-            self._keys.update(state=state, key=json.dumps(self.spec(), sort_keys=True))
-        return self._keys["key"]
+        """The same and the weights, for features that may come from elsewhere. Cost: hashes them."""
+        return json.dumps(self.spec(), sort_keys=True)
 
     def _stored(self, value: Tensor) -> Tensor:
         """In the type in which features are kept, if they survive it."""
@@ -195,10 +190,13 @@ class Projected(Kernel):
         if bool(bad.any()):
             sample = int(bad.nonzero()[0])
             largest = float(value[sample].abs().max())
-            raise InputError(
+            factor = "0.001" if largest > 1 else "1000"
+            raise PrecisionLoss(
                 f"the features of sample {sample} (largest entry {largest:.2g}) lose "
                 f"{float(lost[sample] / size[sample]):.1%} in {self.storage}. Keep 32 bits (storage=None), or give the "
-                "model's outputs another scale with a head: tg.head_ntk(model, lambda out: 1000 * out)."
+                f"model's outputs another scale with a head: tg.head_ntk(model, lambda out: {factor} * out).",
+                sample,
+                "features",
             )
         return kept
 
@@ -267,13 +265,15 @@ def projected(
     elif budget not in ("global", "layer"):
         raise InputError(f"budget={budget!r}; needed: 'global', 'layer', or a dict from layers to dimensions.")
     _check.positive(dim, "dim", "a number of dimensions")
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise InputError(f"seed={seed!r} is a {type(seed).__name__}; needed: an integer.")
+    try:
+        number = operator.index(str(seed) if isinstance(seed, bool) else seed)  # type: ignore[arg-type]
+    except TypeError:
+        raise InputError(f"seed={seed!r} is a {type(seed).__name__}; needed: an integer.") from None
     if joint and not base.trace:
         raise InputError("joint=True adds outputs up, so it needs a trace: tg.projected(tg.trace_ntk(model), …).")
     if storage not in (None, "float16", torch.float16):
         raise InputError(f"storage={storage!r}; needed: None (as computed) or torch.float16.")
-    projector = Projector(base.features, _sketch(kind, nonzeros), dim, operator.index(seed), budget, joint)
+    projector = Projector(base.features, _sketch(kind, nonzeros), dim, number, budget, joint)
     if isinstance(base.features, Jacobian):
         _sizes(projector)
     return Projected(base, projector, None if storage is None else torch.float16)
@@ -304,6 +304,8 @@ def _sketch(kind: str, nonzeros: int | None) -> Sketch:
 
 
 def _rows_of(budget: Mapping[str, int], dim: int) -> int:
+    if not budget or not all(isinstance(name, str) for name in budget):
+        raise InputError(f"budget={dict(budget)!r}; needed: dimensions by the names of parameters or modules.")
     for name, rows in budget.items():
         _check.positive(rows, f"budget[{name!r}]", "a number of dimensions")
     total = sum(budget.values())

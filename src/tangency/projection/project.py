@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import _tree
 from .._types import Inputs
 from ..blocks import Block
-from ..errors import InputError
+from ..errors import InputError, NonFiniteError
 from ..features import Features, Jacobian
 from ..sketch.kinds import Place, Sketch
 from ..sketch.random import Stream
@@ -48,6 +48,7 @@ class Projector:
     seed: int
     budget: Budget
     joint: bool
+    known: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)  # shapes of activations
 
     def __call__(self, x: Inputs, memory: int | None = None) -> Tensor:
         if _tree.needs_grad(x):
@@ -57,35 +58,53 @@ class Projector:
             )
         with torch.no_grad():
             groups, places = self._layout(x)
-            parts = [self._project(some, groups, places) for some in self._batches(x, memory)]
+            parts: list[Tensor] = []
+            for some in self._batches(x, memory):
+                parts.append(self._project(some, sum(map(len, parts)), groups, places))
             return torch.cat(parts)[: _tree.size(x)]
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
-        """Bytes per sample: (of the features in 32 bits or more, while they are made)."""
-        kept, transient = self.features.footprint(x, _never)
+        """Bytes: (per sample, of the features in 32 bits or more; while they are made)."""
         item = next(self.features.network.model.parameters()).element_size()
-        return self.outputs(x) * self.dim * max(4, item), kept + transient
+        return self.outputs(x) * self.dim * max(4, item), self._batch(x) * self._each(x)
 
     def outputs(self, x: Inputs) -> int:
         return self.features.plan(x).c if isinstance(self.features, Jacobian) and not self.joint else 1
 
     def _batches(self, x: Inputs, memory: int | None) -> Iterator[list[Inputs]]:
         """Batches of one size, a few at a time."""
-        each, n = self.footprint(x)[1], _tree.size(x)
-        device = next(self.features.network.model.parameters()).device
+        each, n, device = self._each(x), _tree.size(x), self._device
         if device.type == "cuda":
             cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             room = memory or (torch.cuda.mem_get_info(device)[0] + cached) // 3
             yield from ([part] for part in _tree.split(x, _power(room // each, CUDA_BATCH)))
             return
-        size = _power(min(memory or BYTES, BYTES) // each, BATCH)
+        size = self._batch(x)
         together = max(1, min(TOGETHER, (memory or 4 * BYTES) // (size * each))) if self.sketch.shared else 1
         for start in range(0, n, size * together):
             some = list(_tree.split(_tree.take(x, slice(start, min(start + size * together, n))), size))
             yield [*some[:-1], _filled(some[-1], size)]
 
-    def _project(self, batches: list[Inputs], groups: dict[str, Group], places: dict[str, Place]) -> Tensor:
-        found = [self.features(x, None, _never) for x in batches]
+    def _each(self, x: Inputs) -> int:
+        """Bytes that capturing a sample takes."""
+        return sum(self.features.footprint(x, _never))
+
+    def _batch(self, x: Inputs) -> int:
+        """Samples that are captured together at least: on a CPU always, whatever the memory."""
+        return _power(BYTES // self._each(x), BATCH) if self._device.type == "cpu" else 1
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.features.network.model.parameters()).device
+
+    def _project(self, batches: list[Inputs], start: int, groups: dict[str, Group], places: dict[str, Place]) -> Tensor:
+        found = []
+        for x in batches:
+            try:
+                found.append(self.features(x, None, _never))
+            except NonFiniteError as e:
+                raise e.shifted(start) from None
+            start += _tree.size(x)
         like = next(iter(found[0].values())).tensors()[-1]
         outs = [self._zeros(next(iter(f.values())), like) for f in found]
         room = ROOM[like.device.type]
@@ -135,9 +154,14 @@ class Projector:
         if isinstance(self.features, Jacobian):
             own = dict(self.features.network.model.named_parameters())
             return {name: tuple(own[name].shape) for name in self.features.network.train}
-        assert x is not None
-        one = self.features(_tree.take(x, slice(0, 1)), None, _never)
-        return {name: (block.tensors()[0][0].numel(),) for name, block in one.items()}
+        if not self.known:
+            if x is None:
+                raise InputError(
+                    "of stored activations alone their layers are not known. Call k.features(x) once first."
+                )
+            one = self.features(_tree.take(x, slice(0, 1)), None, _never)
+            self.known.update({name: (block.tensors()[0][0].numel(),) for name, block in one.items()})
+        return self.known
 
 
 def groups(

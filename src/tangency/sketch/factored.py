@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..blocks import Block, Dense, Outer
@@ -65,13 +66,14 @@ def _both_sides(block: Block, stream: Stream, sizes: tuple[int, int], sides: tup
         first = _side(stream, FIRST, sizes[0], sides[0], like)
         a, d = block.a().to(like.dtype), block.d().to(like.dtype)  # [n, t, g, i], [n, c, t, g, o]
         ordered = rest.unflatten(0, (-1, lift.taps)).transpose(0, 1).flatten(0, 1)
-        a = _apply(a, ordered)
+        a = _aligned(_apply(a, ordered))
         by_group = first.unflatten(0, (a.shape[2], -1))
         each = [_apply(d[:, :, :, g], by_group[g]) for g in range(a.shape[2])]
         if first.dim() == 1 and len(each) > 1:  # groups keep their own channels
-            parts = [torch.einsum("ncto,nti->ncoi", e, a[:, :, g]) for g, e in enumerate(each)]
-            return _scaled(torch.cat(parts, 2), block.scale)
-        made = torch.einsum("nctgo,ntgi->ncoi", torch.stack(each, 3), a)
+            made = torch.cat([torch.einsum("ncto,nti->ncoi", e, a[:, :, g]) for g, e in enumerate(each)], 2)
+        else:
+            made = torch.einsum("nctgo,ntgi->ncoi", torch.stack(each, 3), a)
+        made = made[..., : sides[1]]
     else:
         first = _side(stream, FIRST, sizes[0], sides[0], like)
         g = block.expand().unflatten(2, sizes)
@@ -100,7 +102,17 @@ def _side(stream: Stream, use: int, size: int, k: int, like: Tensor) -> Tensor:
 
 
 def _apply(v: Tensor, side: Tensor) -> Tensor:
-    return v @ side if side.dim() == 2 else v * side
+    """v times a side, sample by sample: what one product of all rounds to depends on a sample's place in the batch."""
+    if side.dim() == 1:
+        return v * side
+    wide = _aligned(side)
+    made = torch.bmm(v.reshape(len(v), -1, v.shape[-1]), wide.expand(len(v), *wide.shape))
+    return made[..., : side.shape[1]].reshape(*v.shape[:-1], -1)
+
+
+def _aligned(v: Tensor) -> Tensor:
+    """Rows of whole cache lines: rounding depends on how they lie in memory, too."""
+    return F.pad(v, (0, -v.shape[-1] % 16))
 
 
 def _scaled(v: Tensor, scale: Tensor | None) -> Tensor:
@@ -144,6 +156,11 @@ def _values(block: Block, columns: Tensor) -> Tensor:
         g = block.g[:, :, columns].float() if block.g.dtype == torch.float16 else block.g[:, :, columns]
         return g if block.scale is None else g * block.scale[:, None, None]
     lift = block.uses[0].lift if isinstance(block, Outer) else None
+    if isinstance(block, Outer) and block.indexed:
+        d = block.d()[:, :, :, 0].float() if block.dtype == torch.float16 else block.d()[:, :, :, 0]
+        hit = (block.a()[:, :, None] == columns // d.shape[-1]).to(d.dtype)
+        made = torch.einsum("ntk,nctk->nck", hit, d[..., columns % d.shape[-1]])
+        return made if block.scale is None else made * block.scale[:, None, None]
     if not isinstance(block, Outer) or lift is None or lift.taps is None:
         return block.expand()[:, :, columns]
     _, _, i, o = block.sizes()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..blocks import Block, Dense, Mixed, Outer, Use, formed, gradient, scatter
+from ..rules import Linear
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,11 @@ def pieces(block: Block, room: int, compact: bool = True) -> Iterator[Piece]:
     elif isinstance(block, Dense):
         yield Piece(block.g, scale=block.scale)
     elif isinstance(block, Outer) and block.indexed:
-        yield from _rows(block) if compact else _vocabulary(block, room)
+        yield from _rows(block, room) if compact else _vocabulary(block, room)
     elif isinstance(block, Outer) and block.uses[0].lift.taps is not None:
         yield from _channels(block, room)
+    elif isinstance(block, Outer) and all(isinstance(u.lift, Linear) for u in block.uses):
+        yield from _columns(block, room)
     else:
         dense = formed(block)
         yield Piece(dense.expand() if not isinstance(dense, Dense) else dense.g, scale=getattr(dense, "scale", None))
@@ -55,7 +58,7 @@ def output(block: Block, c: int) -> Block:
 
 
 def _channels(block: Outer, room: int) -> Iterator[Piece]:
-    """By the weight's leading dimension."""
+    """By the weight's leading dimension: some groups, or some channels of one."""
     t, g, i, o = block.sizes()
     a, d = block.a().transpose(1, 2), block.d()
     taps = block.uses[0].lift.taps
@@ -63,12 +66,25 @@ def _channels(block: Outer, room: int) -> Iterator[Piece]:
     before = taps > 1 and t < block.c * o  # the activations are fewer than the gradients: put those in order
     if before:
         a = _ordered(a, taps)
-    step = o if g > 1 else max(1, min(o, room // max(1, block.n * block.c * i * d.element_size())))
-    for start in range(0, o, step):
-        made = gradient(a, d[..., start : start + step])
-        if taps > 1 and not before:
-            made = _ordered(made.unflatten(2, (-1, i)), taps).flatten(2)
-        yield Piece(made, start * i, scale=block.scale)
+    fit = max(1, room // max(1, block.n * block.c * i * d.element_size()))  # channels
+    together, step = max(1, min(g, fit // o)), min(o, fit)
+    for group in range(0, g, together):
+        for start in range(0, o, step):
+            some = slice(group, group + together)
+            made = gradient(a[:, some], d[:, :, :, some, start : start + step])
+            if taps > 1 and not before:
+                made = _ordered(made.unflatten(2, (-1, i)), taps).flatten(2)
+            yield Piece(made, (group * o + start) * i, scale=block.scale)
+
+
+def _columns(block: Outer, room: int) -> Iterator[Piece]:
+    """A weight that is stored [i, o], by its rows."""
+    a, d = block.a().transpose(1, 2), block.d()
+    (i, o), rows = (a.shape[3], d.shape[4]), block.n * block.c
+    step = max(1, min(i, room // max(1, rows * o * d.element_size())))
+    for start in range(0, i, step):
+        made = gradient(a[..., start : start + step], d).unflatten(2, (o, -1)).transpose(-1, -2)
+        yield Piece(made.flatten(2), start * o, scale=block.scale)
 
 
 def _ordered(v: Tensor, taps: int) -> Tensor:
@@ -76,12 +92,14 @@ def _ordered(v: Tensor, taps: int) -> Tensor:
     return v.unflatten(-1, (taps, -1)).transpose(-1, -2).flatten(-2)
 
 
-def _rows(block: Outer) -> Iterator[Piece]:
+def _rows(block: Outer, room: int) -> Iterator[Piece]:
     """Of an embedding, the rows that some sample looks up."""
     a, d = block.a(), block.d()
-    present = torch.unique(a[a >= 0])
-    if len(present):
-        local = torch.where(a < 0, -1, torch.searchsorted(present, a.clamp_min(0)))
+    step = max(1, room // max(1, block.n * block.c * d.shape[-1] * 4))
+    every = torch.unique(a[a >= 0])
+    for present in every.split(step) if len(every) else ():
+        local = torch.searchsorted(present, a).clamp_max(len(present) - 1)
+        local = torch.where(present[local] == a, local, -1)
         yield Piece(_scattered(local, d, len(present)), index=present, scale=block.scale)
 
 

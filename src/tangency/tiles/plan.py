@@ -116,7 +116,7 @@ class Footprint:
     cell: int
     device: str = "cpu"
     m: int = 1 << 62  # columns in all
-    by_rows: bool = False  # nothing is gained by holding several row blocks
+    by_rows: int = 0  # `Kernel.by_rows`
 
     @property
     def columns(self) -> int:
@@ -142,9 +142,10 @@ def plan(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: in
     room = size.room(memory)
     workspace = max(size.cell, min(room // 32, WORKSPACE[size.device]))
     capture = max(size.kept + size.transient, min(room // 4, CAPTURE))
-    least = size.least(tile or 1, capture if room > 0 else 0, workspace if room > 0 else 0)
+    fewest = tile or max(1, min(n, size.by_rows))
+    least = size.least(fewest, capture if room > 0 else 0, workspace if room > 0 else 0)
     if room < least:
-        floor = size.least(tile or 1, size.kept + size.transient, size.cell)
+        floor = size.least(fewest, size.kept + size.transient, size.cell)
         what = "one pair of samples" if tile is None else f"a tile of {tile} samples a side"
         fix = "" if size.result == 0 else ", or store= to keep the result on disk"
         raise MemoryBudgetError(
@@ -153,12 +154,14 @@ def plan(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: in
         )
     rows = tile or min(max(n, m), LARGEST[size.device])
     held = HELD[size.device]
-    while tile is None and rows > 1 and size.least(rows, capture, workspace, held) > room:
+    while tile is None and rows > fewest and size.least(rows, capture, workspace, held) > room:
         if rows <= SMALL and held > 1:
             held -= 1
         else:
-            rows = max(1, rows * 15 // 16)
-    if tile is None:
+            rows = max(fewest, rows * 15 // 16)
+    if tile is None and size.by_rows and rows < n:
+        rows -= rows % size.by_rows
+    elif tile is None:
         rows = _even(max(n, m), rows)
     cut = TilePlan(n, m, symmetric, rows, capture, workspace)
     return grouped(cut, memory, size)
