@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from zoo import Net
 
 import tangency as tg
 from tangency import _tree
@@ -35,19 +36,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:no structured rule covers:tangency.PerformanceWarning"),
 ]
 N = 45
-
-
-class Net(nn.Module):
-    """Modules and parameters, and the function of them and the inputs that is the network."""
-
-    def __init__(self, function: Callable[..., Any], **members: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        self.function = function
-        for name, member in members.items():
-            setattr(self, name, member)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self, *args, **kwargs)
 
 
 # Bits. In 32 bits, where a sum in another order shows.
@@ -467,12 +455,13 @@ def test_pieces_are_as_small_as_they_should_be(layer: str, compact: bool) -> Non
     whole = sum(p.g.numel() * p.g.element_size() for p in found)
     assert whole > 1.2 * room
     assert max(p.g.numel() * p.g.element_size() for p in found) <= room
-    columns = torch.cat([p.columns() for p in found])
+    at = [p.start + torch.arange(p.g.shape[2]) if p.index is None else p.columns() for p in found]
+    columns = torch.cat(at)
     assert len(columns.unique()) == len(columns)
     exact = block.expand()
     together = torch.zeros_like(exact)
-    for p in found:
-        together[:, :, p.columns()] = p.g
+    for p, where in zip(found, at, strict=True):
+        together[:, :, where] = p.g
     torch.testing.assert_close(together, exact)
 
 

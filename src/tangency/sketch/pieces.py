@@ -20,12 +20,10 @@ class Piece:
     scale: Tensor | None = None
 
     def columns(self) -> Tensor:
-        """The number of each column in the parameter."""
-        device, q = self.g.device, self.g.shape[2]
-        if self.index is None:
-            return torch.arange(self.start, self.start + q, device=device)
-        wide = q // len(self.index)
-        return (self.index[:, None] * wide + torch.arange(wide, device=device)).flatten()
+        """The number of each column in the parameter, where `index` says which rows they belong to."""
+        assert self.index is not None
+        wide = self.g.shape[2] // len(self.index)
+        return (self.index[:, None] * wide + torch.arange(wide, device=self.g.device)).flatten()
 
 
 def pieces(block: Block, room: int, compact: bool = True) -> Iterator[Piece]:
