@@ -78,12 +78,12 @@ def entries(words: Tensor, normal: bool, out: Tensor) -> Tensor:
     if out.device.type == "cuda" and triton.available():
         return triton.entries(words, normal_table(out.device) if normal else None, out)
     packed = words.T.clone(memory_format=torch.contiguous_format)
+    if normal and out.device.type == "cpu":
+        number = packed.numpy().view(np.uint16).reshape(q, -1)[:, :k]
+        return out.copy_(torch.from_numpy(normal_table(out.device).numpy()[number]))
     if normal:
-        index = (packed.view(torch.int16).view(q, -1)[:, :k].int() & 0xFFFF).flatten()
-        if out.dtype == torch.float32 and out.is_contiguous():
-            torch.index_select(normal_table(out.device), 0, index, out=out.view(-1))
-            return out
-        return out.copy_(normal_table(out.device)[index].view(q, k))
+        index = packed.view(torch.int16).view(q, -1)[:, :k].int() & 0xFFFF
+        return out.copy_(normal_table(out.device)[index])
     index = packed.view(torch.uint8).view(-1).int()
     table = sign_table(out.dtype, out.device)
     if k % 64 == 0 and out.is_contiguous():
