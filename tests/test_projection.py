@@ -334,8 +334,14 @@ def by_module(shapes: Shapes, dim: int) -> dict[str, int]:
     return {key: dim // len(keys) + k for k, key in enumerate(keys)}
 
 
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=[pytest.mark.slow] if name == "gpt2_last_token" and kind != "sparse" else [])
+        for name in NETS
+        for kind in KINDS
+    ],
+)
 def test_features_are_those_of_the_second_program(name: str, kind: str) -> None:
     seed = 5
     shapes = {k: v.shape[2:] for k, v in net(name, "trace")[2].items()}
@@ -820,7 +826,7 @@ def test_conformance(kind: str) -> None:
     tg.testing.check_kernel(tg.cosine(tg.projected(tg.full_ntk(model), 12, kind)), x)
 
 
-@pytest.mark.parametrize("kind", ["sparse", "gaussian", "kronecker", "random-mask"])
+@pytest.mark.parametrize("kind", ["sparse", "kronecker"])
 def test_conformance_in_32_and_16_bits(kind: str) -> None:
     model, x = mlp([5, 9, 3], nn.Tanh), torch.randn(4, 5)
     tg.testing.check_kernel(

@@ -269,6 +269,8 @@ def projected(
         number = operator.index(str(seed) if isinstance(seed, bool) else seed)  # type: ignore[arg-type]
     except TypeError:
         raise InputError(f"seed={seed!r} is a {type(seed).__name__}; needed: an integer.") from None
+    if not isinstance(joint, bool):
+        raise InputError(f"joint={joint!r}; needed: True or False.")
     if joint and not base.trace:
         raise InputError("joint=True adds outputs up, so it needs a trace: tg.projected(tg.trace_ntk(model), …).")
     if storage not in (None, "float16", torch.float16):

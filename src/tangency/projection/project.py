@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class Projector:
     seed: int
     budget: Budget
     joint: bool
-    known: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)  # shapes of activations
+    known: dict[Any, dict[str, tuple[int, ...]]] = field(default_factory=dict, repr=False)  # shapes of activations
 
     def __call__(self, x: Inputs, memory: int | None = None) -> Tensor:
         if _tree.needs_grad(x):
@@ -154,14 +155,17 @@ class Projector:
         if isinstance(self.features, Jacobian):
             own = dict(self.features.network.model.named_parameters())
             return {name: tuple(own[name].shape) for name in self.features.network.train}
-        if not self.known:
-            if x is None:
+        if x is None:
+            if len(self.known) != 1:
                 raise InputError(
                     "of stored activations alone their layers are not known. Call k.features(x) once first."
                 )
+            return next(iter(self.known.values()))
+        key = _tree.signature(x)
+        if key not in self.known:
             one = self.features(_tree.take(x, slice(0, 1)), None, _never)
-            self.known.update({name: (block.tensors()[0][0].numel(),) for name, block in one.items()})
-        return self.known
+            self.known[key] = {name: (block.tensors()[0][0].numel(),) for name, block in one.items()}
+        return self.known[key]
 
 
 def groups(
@@ -203,12 +207,10 @@ def _shares(sizes: Mapping[str, int], dim: int) -> dict[str, int]:
             f"dim={dim} is too small for budget='layer': the model has {len(sizes)} layers, and each needs a dimension."
         )
     total, left = sum(sizes.values()), dim - len(sizes)
-    exact = {key: left * size / total for key, size in sizes.items()}
-    found = {key: int(v) for key, v in exact.items()}
-    by_rest = sorted(exact, key=lambda key: found[key] - exact[key])
-    for key in by_rest[: left - sum(found.values())]:
-        found[key] += 1
-    return {key: v + 1 for key, v in found.items()}
+    parts = {key: divmod(left * size, total) for key, size in sizes.items()}
+    by_rest = sorted(parts, key=lambda key: -parts[key][1])  # ties in the order of the layers
+    more = set(by_rest[: left - sum(whole for whole, _ in parts.values())])
+    return {key: 1 + whole + (key in more) for key, (whole, _) in parts.items()}
 
 
 def _never(name: str) -> bool:

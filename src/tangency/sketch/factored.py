@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..blocks import Block, Dense, Outer
 from .kinds import Place, Sketch, Sparse, below
-from .pieces import output
+from .pieces import ordered, output
 from .random import FIRST, PICK, REST, SHIFT, Stream, entries, signs
 
 
@@ -65,8 +65,10 @@ def _both_sides(block: Block, stream: Stream, sizes: tuple[int, int], sides: tup
     elif isinstance(block, Outer) and lift is not None and lift.taps is not None:
         first = _side(stream, FIRST, sizes[0], sides[0], like)
         a, d = block.a().to(like.dtype), block.d().to(like.dtype)  # [n, t, g, i], [n, c, t, g, o]
-        ordered = rest.unflatten(0, (-1, lift.taps)).transpose(0, 1).flatten(0, 1)
-        a = _aligned(_apply(a, ordered))
+        if rest.dim() == 1:  # kept: in the weight's own order
+            a = _aligned(ordered(a, lift.taps) * rest)
+        else:
+            a = _aligned(_apply(a, rest.unflatten(0, (-1, lift.taps)).transpose(0, 1).flatten(0, 1)))
         by_group = first.unflatten(0, (a.shape[2], -1))
         each = [_apply(d[:, :, :, g], by_group[g]) for g in range(a.shape[2])]
         if first.dim() == 1 and len(each) > 1:  # groups keep their own channels

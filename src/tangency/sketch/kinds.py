@@ -168,10 +168,10 @@ class Sparse(Flat):
             return self._scattered(out, g, piece, stream, group)
         q = g.shape[1]
         first, last = piece.start // k, (piece.start + q - 1) // k + 1
-        shifts = below(stream.words(SHIFT, group + 1, first, last - first, g.device)[group], k)
+        shifts = below(stream.words(SHIFT, 1, first, last - first, g.device, group)[0], k)
         if g.is_cuda and g.dtype != torch.float64 and triton.available():
             near = piece.start // 64
-            bits = stream.words(COLUMN, group + 1, near, -(-(piece.start + q) // 64) - near, g.device)[group]
+            bits = stream.words(COLUMN, 1, near, -(-(piece.start + q) // 64) - near, g.device, group)[0]
             scale = torch.ones(len(g), device=g.device) if piece.scale is None else piece.scale
             triton.buckets(g, scale, out, bits, shifts, piece.start)
             return None
@@ -191,8 +191,8 @@ class Sparse(Flat):
     def _scattered(self, out: Tensor, g: Tensor, piece: Piece, stream: Stream, group: int) -> None:
         """For rows of an embedding."""
         k, columns = out.shape[1], piece.columns()
-        shifts = below(stream.at(SHIFT, group + 1, columns // k)[group], k)
-        words = stream.at(COLUMN, group + 1, columns // 64)[group]
+        shifts = below(stream.at(SHIFT, 1, columns // k, group)[0], k)
+        words = stream.at(COLUMN, 1, columns // 64, group)[0]
         sign = (((words >> columns % 64) & 1) * 2 - 1).to(out.dtype)
         out.index_add_(1, (columns + shifts) % k, _wide(g, piece.scale) * sign)
 

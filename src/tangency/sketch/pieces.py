@@ -63,7 +63,7 @@ def _channels(block: Outer, room: int) -> Iterator[Piece]:
     assert taps is not None
     before = taps > 1 and t < block.c * o  # the activations are fewer than the gradients: put those in order
     if before:
-        a = _ordered(a, taps)
+        a = ordered(a, taps)
     fit = max(1, room // max(1, block.n * block.c * i * d.element_size()))  # channels
     together, step = max(1, min(g, fit // o)), min(o, fit)
     for group in range(0, g, together):
@@ -71,7 +71,7 @@ def _channels(block: Outer, room: int) -> Iterator[Piece]:
             some = slice(group, group + together)
             made = gradient(a[:, some], d[:, :, :, some, start : start + step])
             if taps > 1 and not before:
-                made = _ordered(made.unflatten(2, (-1, i)), taps).flatten(2)
+                made = ordered(made.unflatten(2, (-1, i)), taps).flatten(2)
             yield Piece(made, (group * o + start) * i, scale=block.scale)
 
 
@@ -85,7 +85,7 @@ def _columns(block: Outer, room: int) -> Iterator[Piece]:
         yield Piece(made.flatten(2), start * o, scale=block.scale)
 
 
-def _ordered(v: Tensor, taps: int) -> Tensor:
+def ordered(v: Tensor, taps: int) -> Tensor:
     """(…, taps·channels) → (…, channels·taps)."""
     return v.unflatten(-1, (taps, -1)).transpose(-1, -2).flatten(-2)
 

@@ -39,23 +39,23 @@ class Stream:
     def of(seed: int, name: str) -> "Stream":
         return Stream(int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16], "little"))
 
-    def words(self, use: int, rows: int, start: int, count: int, device: torch.device) -> Tensor:
-        """Words start … start + count of rows 0 … rows: int64 [rows, count]."""
+    def words(self, use: int, rows: int, start: int, count: int, device: torch.device, top: int = 0) -> Tensor:
+        """Words start … start + count of rows top … top + rows: int64 [rows, count]."""
         if device.type == "cuda" and triton.available():
             first = start // 4
-            made = triton.words(self, use, rows, first, -(-(start + count) // 4) - first, device)
+            made = triton.words(self, use, top + rows, first, -(-(start + count) // 4) - first, device)[top:]
             return made[:, start - 4 * first : start - 4 * first + count]
         if device.type != "cpu":
-            return self.at(use, rows, torch.arange(start, start + count, device=device))
+            return self.at(use, rows, torch.arange(start, start + count, device=device), top)
         made = torch.empty(rows, count, dtype=torch.int64)
         for r in range(rows):
-            source = np.random.Philox(counter=[start // 4, r, self.output, use], key=self.key)
+            source = np.random.Philox(counter=[start // 4, top + r, self.output, use], key=self.key)
             made[r] = torch.from_numpy(source.random_raw(start % 4 + count)[start % 4 :].view(np.int64))
         return made
 
-    def at(self, use: int, rows: int, index: Tensor) -> Tensor:
-        """Words with these numbers of rows 0 … rows: int64 [rows, len(index)]. The same by plain tensor arithmetic."""
-        row = torch.arange(rows, device=index.device)[:, None]
+    def at(self, use: int, rows: int, index: Tensor, top: int = 0) -> Tensor:
+        """Words with these numbers of rows top … top + rows: int64 [rows, len(index)], by plain tensor arithmetic."""
+        row = torch.arange(top, top + rows, device=index.device)[:, None]
         made = _philox((index // 4 + 1)[None], row, self.output, use, self.key)
         return torch.stack(made).gather(0, (index % 4).expand(1, rows, -1))[0]
 
@@ -63,7 +63,7 @@ class Stream:
 def signs(stream: Stream, use: int, row: int, start: int, count: int, like: Tensor) -> Tensor:
     """±1 of columns start … start + count: column p has bit p mod 64 of word p // 64 of a row (1 is +)."""
     first = start // 64
-    words = stream.words(use, row + 1, first, -(-(start + count) // 64) - first, like.device)[row]
+    words = stream.words(use, 1, first, -(-(start + count) // 64) - first, like.device, row)[0]
     bits = (words[:, None] >> torch.arange(64, device=like.device)) & 1
     return bits.flatten()[start - 64 * first : start - 64 * first + count].to(like.dtype).mul_(2).sub_(1)
 
