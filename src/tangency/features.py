@@ -26,7 +26,7 @@ from .probe import probe
 from .rules import NoRule
 
 
-def _room(device: torch.device) -> int:
+def free_for_batch(device: torch.device) -> int:
     """Bytes for one micro-batch: a third of what a GPU has free, torch's own cache included."""
     if device.type != "cuda":
         return CAPTURE
@@ -113,7 +113,7 @@ class Jacobian(Features):
     def _blocks(self, x: Inputs, plan: Plan, memory: int | None, form: Form) -> dict[str, Block]:
         differentiable = _tree.needs_grad(x)
         state = self.network.state()
-        budget = memory or _room(next(iter(state.values())).device)
+        budget = memory or free_for_batch(next(iter(state.values())).device)
         n = _tree.size(x)
         step = max(1, budget // max(1, plan.transient + plan.kept))
         step = -(-n // -(-n // step))  # micro-batches about equal
@@ -161,7 +161,7 @@ class Hidden(Features):
             return self._blocks(x)
         kept, transient = self.footprint(x)
         device = next(self.network.model.parameters()).device
-        step = max(1, (memory or _room(device)) // max(1, kept + transient))
+        step = max(1, (memory or free_for_batch(device)) // max(1, kept + transient))
         whole: dict[str, Block] = {}
         for k, part in enumerate(_tree.split(x, step)):
             for name, block in self._blocks(part).items():

@@ -19,6 +19,7 @@ from ..features import Features, Jacobian
 from ..kernel import BLOCK, Empirical, Kernel
 from ..sketch.factored import Kronecker, RandomMask
 from ..sketch.kinds import Gaussian, Hadamard, Rademacher, Sketch, Sparse
+from ..tiles.store import differences
 from .project import Budget, Projector
 
 KINDS: dict[str, type[Sketch]] = {
@@ -144,7 +145,8 @@ class Projected(Kernel):
                 "tg.projected(…, budget='layer')."
             )
         a, b = self._prepared(x, y)
-        shapes = self.projector.shapes(None if features_key(self.ready(x)) else self.ready(x))
+        given = self.ready(x)
+        shapes = self.projector.shapes(None if features_key(given) else given)
         found = {}
         for name, group in self.projector.groups(shapes).items():
             left = Rows(a.value[..., group.rows], a.spec)
@@ -205,8 +207,8 @@ def _same_origin(made: str, own: str, name: str) -> None:
     """Refuse features that another kernel made."""
     if made == own:
         return
-    was, now = _flat(json.loads(made)), _flat(json.loads(own))
-    different = [f"{k} {was.get(k)!r}, not {now.get(k)!r}" for k in {**was, **now} if was.get(k) != now.get(k)]
+    found = differences(json.loads(made), json.loads(own))
+    different = [f"{field} {then!r}, not {now!r}" for field, (then, now) in found.items()]
     raise InputError(
         f"{name} holds features of another kernel: {_check.some(different)}. Features can be multiplied only with "
         "features of the same projection of the same model; compute them again."
@@ -220,13 +222,6 @@ def features_key(x: Any) -> str | None:
         if isinstance(key, str) and key.startswith(MARK):
             return key
     return None
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for k, v in tree.items():
-        found |= _flat(v, f"{prefix}{k}.") if isinstance(v, Mapping) else {f"{prefix}{k}": v}
-    return found
 
 
 def projected(

@@ -12,7 +12,7 @@ from .. import _tree
 from .._types import Inputs
 from ..blocks import Block
 from ..errors import InputError, NonFiniteError
-from ..features import Features, Jacobian
+from ..features import Features, Jacobian, free_for_batch
 from ..sketch.kinds import Place, Sketch
 from ..sketch.random import Stream
 
@@ -76,8 +76,7 @@ class Projector:
         """Batches of one size, a few at a time."""
         each, n, device = self._each(x), _tree.size(x), self._device
         if device.type == "cuda":
-            cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            room = memory or (torch.cuda.mem_get_info(device)[0] + cached) // 3
+            room = memory or free_for_batch(device)
             yield from ([part] for part in _tree.split(x, _power(room // each, CUDA_BATCH)))
             return
         size = self._batch(x)

@@ -128,10 +128,10 @@ class Store:
         """Refuse if `now`, a part of a manifest, or a tile that was asked for is not ours; say it if only the libraries
         differ."""
         was, given = {k: self.manifest[k] for k in now}, dict(now)
-        versions = _differences(was.pop("versions"), given.pop("versions"))
+        versions = differences(was.pop("versions"), given.pop("versions"))
         if tile is not None:
             was["tile"], given["tile"] = self.plan.rows, tile
-        different = _differences(was, given)
+        different = differences(was, given)
         if different:
             raise StoreMismatch(self.url, different)
         if versions:
@@ -333,7 +333,7 @@ def manifest(
     }
 
 
-def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Every field in which two trees differ, with its path: (then, now)."""
     before, given, absent = dict(_flatten(was)), dict(_flatten(now)), "(absent)"
     both = {k: (before.get(k, absent), given.get(k, absent)) for k in [*given, *before]}
