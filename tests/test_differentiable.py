@@ -1,5 +1,7 @@
 """Kernels are differentiable in x (data distillation needs it)."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from reference import jacobians_loop, trace
@@ -44,18 +46,30 @@ def test_gradcheck(name: str, kind: str) -> None:
     torch.testing.assert_close(kernel(x).detach(), kernel(x.detach()), rtol=1e-11, atol=1e-13)
 
 
+class Scaled(nn.Module):
+    """A linear layer and a parameter that meets its outputs in a function of the two."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.body, self.power, self.function = nn.Linear(3, 2), nn.Parameter(torch.tensor([0.3, 0.5])), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(torch.tanh(self.body(x)), self.power)
+
+
 def test_the_fallback_is_differentiable_too() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.power = nn.Linear(3, 2), nn.Parameter(torch.tensor([0.3, 0.5]))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.tanh(self.body(x)) * torch.exp(self.power)
-
-    model, x = Net().double(), torch.randn(3, 3, dtype=F64, requires_grad=True)
+    model = Scaled(lambda h, p: torch.nn.functional.cosine_similarity(h, p[None], -1)).double()
+    x = torch.randn(3, 3, dtype=F64, requires_grad=True)
     with pytest.warns(tg.PerformanceWarning, match="power"):
         assert torch.autograd.gradcheck(tg.trace_ntk(model), x)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda h, p: h * torch.exp(p), lambda h, p: h / p, lambda h, p: h @ torch.outer(p, p), torch.minimum]
+)
+def test_weights_made_of_parameters_are_differentiable_too(function: Callable[..., torch.Tensor]) -> None:
+    model, x = Scaled(function).double(), torch.randn(3, 3, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradcheck(tg.trace_ntk(model), x)
 
 
 def test_no_grad_means_no_graph() -> None:

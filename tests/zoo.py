@@ -20,9 +20,8 @@ Inputs = Callable[[int], Any]
 class Case:
     """A network and its inputs: a tensor, a tuple or a dict of tensors, all with the sample in their first dimension.
 
-    `fallback` names the parameters that no structured rule is expected to cover: those that reach their operation
-    through other operations (a transpose, a chunk, a weight norm), that act once for the whole batch (a class token),
-    or whose operation is not a linear map, convolution, embedding or norm (`x @ w`, an LSTM, a PReLU).
+    `fallback` names the parameters that no structured rule is expected to cover: those that meet data in an operation
+    that is neither linear in them nor elementwise (a cosine similarity, say).
     """
 
     name: str
@@ -365,12 +364,12 @@ def prelu() -> nn.Module:
     return averaged(4, nn.Conv2d(2, 4, 3), nn.PReLU(), nn.Conv2d(4, 4, 2), nn.PReLU(4))
 
 
-@case(together(floats(3), floats(4)), fallback=["mix.weight", "mix.bias"])
+@case(together(floats(3), floats(4)))
 def bilinear() -> nn.Module:
     return Net(lambda net, x, y: net.out(net.mix(x, y).tanh()), mix=nn.Bilinear(3, 4, 5), out=nn.Linear(5, 2))
 
 
-@case(floats(5), fallback=["0.parametrizations.weight.original0", "0.parametrizations.weight.original1"])
+@case(floats(5))
 def weight_normed() -> nn.Module:
     return nn.Sequential(weight_norm(nn.Linear(5, 6)), nn.Tanh(), nn.Linear(6, 3))
 
@@ -532,17 +531,14 @@ def llama() -> nn.Module:
 
 # Recurrence and sharing.
 
-RECURRENT = ["body.weight_ih_l0", "body.weight_hh_l0", "body.bias_ih_l0", "body.bias_hh_l0"]
-
-
-@case(floats(4, 3), fallback=RECURRENT)
+@case(floats(4, 3))
 def lstm() -> nn.Module:
     return Net(
         lambda net, x: net.head(net.body(x)[0][:, -1]), body=nn.LSTM(3, 4, batch_first=True), head=nn.Linear(4, 2)
     )
 
 
-@case(floats(4, 3), fallback=RECURRENT)
+@case(floats(4, 3))
 def gru() -> nn.Module:
     return Net(
         lambda net, x: net.head(net.body(x)[0].mean(1)), body=nn.GRU(3, 4, batch_first=True), head=nn.Linear(4, 2)
@@ -655,7 +651,7 @@ def position_embedding() -> nn.Module:
 # Bare, frozen and unused parameters.
 
 
-@case(floats(5), fallback=["temperature"])
+@case(floats(5))
 def scale_shift() -> nn.Module:
     return Net(
         lambda net, x: net.out((net.scale * x + net.shift).tanh()) * net.temperature.exp(),
@@ -666,13 +662,23 @@ def scale_shift() -> nn.Module:
     )
 
 
-@case(floats(4, 5), fallback=["v"])
+@case(floats(4, 5))
 def matmul() -> nn.Module:
     return Net(
         lambda net, x: torch.einsum("nti,io->no", (x @ net.w + net.b).tanh(), net.v),
         w=parameter(5, 6),
         b=parameter(6),
         v=parameter(6, 3),
+    )
+
+
+@case(floats(5), fallback=["prototypes"])
+def prototypes() -> nn.Module:
+    return Net(
+        lambda net, x: F.cosine_similarity(net.first(x)[:, None], net.prototypes[None], -1) * net.sharpness,
+        first=nn.Linear(5, 4),
+        prototypes=parameter(3, 4),
+        sharpness=parameter(3),
     )
 
 

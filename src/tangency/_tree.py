@@ -1,6 +1,6 @@
 """Inputs as trees: a tensor, a tuple (`model(*x)`) or a dict (`model(**x)`), the sample in each leading dimension."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,27 +11,31 @@ from ._types import Inputs
 
 def leaves(x: Inputs) -> Iterator[tuple[str, Tensor]]:
     """The tensors of x with the names that error messages use; other values (flags, None) are passed through."""
-    items: Any
+    return _leaves("x", x)
+
+
+def _leaves(name: str, x: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(x, Tensor):
-        items = [("x", x)]
+        yield name, x
     elif isinstance(x, Mapping):
-        items = [(f"x[{k!r}]", v) for k, v in x.items()]
-    else:
-        items = [(f"x[{k}]", v) for k, v in enumerate(x)]
-    return ((name, v) for name, v in items if isinstance(v, Tensor))
+        for k, v in x.items():
+            yield from _leaves(f"{name}[{k!r}]", v)
+    elif isinstance(x, (tuple, list)):
+        for j, v in enumerate(x):
+            yield from _leaves(f"{name}[{j}]", v)
 
 
 def transform(f: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
-    """Apply f to every tensor of x."""
-
-    def one(v: Any) -> Any:
-        return f(v) if isinstance(v, Tensor) else v
-
+    """Apply f to every tensor of x, in tuples, lists and dicts within each other; a list becomes a tuple."""
     if isinstance(x, Tensor):
         return f(x)
     if isinstance(x, Mapping):
-        return {k: one(v) for k, v in x.items()}
-    return tuple(one(v) for v in x)
+        return {k: transform(f, v) for k, v in x.items()}
+    if isinstance(x, tuple) and hasattr(x, "_fields"):  # a named tuple
+        return type(x)(*(transform(f, v) for v in x))
+    if isinstance(x, (tuple, list)):
+        return tuple(transform(f, v) for v in x)
+    return x
 
 
 def size(x: Inputs) -> int:
@@ -67,8 +71,25 @@ def arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def signature(x: Inputs) -> tuple[Any, ...]:
-    """What decides how a model treats x: names, types and shapes of a sample, not their number."""
-    return tuple((name, v.dtype, v.shape[1:], str(v.device)) for name, v in leaves(x))
+    """What decides how a model treats x: its structure, the types and shapes of a sample (not their number), and values
+    that are no tensors."""
+
+    def one(v: Any) -> Any:
+        if isinstance(v, Tensor):
+            return v.dtype, v.shape[1:], str(v.device)
+        if isinstance(v, Mapping):
+            return "dict", tuple((k, one(w)) for k, w in v.items())
+        if isinstance(v, (tuple, list)):
+            return "tuple", tuple(one(w) for w in v)
+        return type(v), v if isinstance(v, (bool, int, float, str, type(None))) else id(v)
+
+    return (one(x),)
+
+
+def rebuild(x: Inputs, values: Iterable[Tensor]) -> Inputs:
+    """x with its tensors replaced, in the order of `leaves`."""
+    new = iter(values)
+    return transform(lambda _: next(new), x)
 
 
 def own_modules(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[tuple[str, nn.Module]]:

@@ -3,12 +3,15 @@
 `Dense` holds g[n, c, p]. `Outer` keeps a layer's Jacobian as (activation a, cotangent δ), so that the gradient of the
 weight is G = Σ_t δ_t ⊗ a_t without ever being formed. A parameter used several times has one `Outer` with several
 uses: the positions t of all uses simply follow one another. `Mixed` adds gradients whose factors cannot be joined so
-(a tied embedding, say, where one use looks rows up and the other multiplies).
+(a tied embedding, say, where one use looks rows up and the other multiplies). A weight may be a view of its parameter, a
+slice say: `Slot` tells where it lies.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -56,6 +59,52 @@ class Use:
 
     def rows(self, index: slice) -> "Use":
         return replace(self, x=self.x[index], d=self.d[index])
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where the entries of a view lie among the `size` entries of the parameter it was taken of."""
+
+    size: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the entries lie one after the other."""
+        step, fits = 1, True
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            fits, step = fits and (size == 1 or stride == step), step * size
+        return fits
+
+    @property
+    def whole(self) -> bool:
+        """Whether the view has all entries in the parameter's own order."""
+        return self.contiguous and self.count == self.size
+
+    def index(self, device: torch.device | None = None) -> Tensor:
+        """The number of each entry in the parameter."""
+        every = torch.arange(self.size, device=device)
+        return every.as_strided(self.shape, self.stride, self.offset).flatten()
+
+    def put(self, g: Tensor) -> Tensor:
+        """[…, entries of the view] → […, entries of the parameter], 0 elsewhere."""
+        if self.whole:
+            return g
+        return g.new_zeros(*g.shape[:-1], self.size).index_copy(-1, self.index(g.device), g)
+
+
+@lru_cache(4096)
+def apart(one: Slot, two: Slot) -> bool:
+    """Whether two views of one parameter share no entry."""
+    taken = torch.zeros(one.size, dtype=torch.bool)
+    taken[one.index()] = True
+    return not bool(taken[two.index()].any())
 
 
 class Block(ABC):
@@ -118,6 +167,7 @@ class Outer(Block):
     vocabulary: int = 0  # rows of the weight where a holds row numbers
     scale: Tensor | None = None
     bias: str | None = None  # the parameter whose gradient is Σ_t δ_t of just these uses: as if a had one more entry, 1
+    slot: Slot | None = None  # where the weight lies in its parameter, if it is not all of it
 
     @property
     def n(self) -> int:
@@ -165,7 +215,8 @@ class Outer(Block):
             g = scatter(a, d, self.vocabulary) if self.indexed else torch.einsum("nctgo,ntgi->ncgoi", d, a)
             total = total + u.lift.layout(g)
         total = total.flatten(2)
-        return total if self.scale is None else total * self.scale[:, None, None]
+        total = total if self.scale is None else total * self.scale[:, None, None]
+        return total if self.slot is None else self.slot.put(total)
 
     def tensors(self) -> list[Tensor]:
         return [v for u in self.uses for v in (u.x, u.d)]
@@ -173,7 +224,7 @@ class Outer(Block):
 
 @dataclass(frozen=True)
 class Mixed(Block):
-    """A sum of blocks of one parameter whose factors lie differently in the weight."""
+    """A sum of blocks of one parameter whose factors lie differently in the weight, or of different parts of it."""
 
     blocks: tuple[Block, ...]
 
@@ -207,17 +258,59 @@ def scatter(index: Tensor, d: Tensor, rows: int) -> Float[Tensor, "n c 1 o v"]:
     return out.transpose(2, 3)[:, :, None]
 
 
+def parts(block: Block) -> tuple[Block, ...]:
+    """The blocks that a block is the sum of."""
+    return block.blocks if isinstance(block, Mixed) else (block,)
+
+
+def matched(x: Block, y: Block) -> list[tuple[Block, Block]] | None:
+    """The pairs of parts whose products make up ⟨x, y⟩, if all others vanish: parts of one parameter that lie apart."""
+    found = []
+    for a in parts(x):
+        for b in parts(y):
+            if not (isinstance(a, Outer) and isinstance(b, Outer)):
+                return None
+            if a.slot == b.slot and a.kind == b.kind:
+                found.append((a, b))
+            elif a.slot is None or b.slot is None or not apart(a.slot, b.slot):
+                return None
+    return found
+
+
 def add(blocks: Sequence[Block]) -> Block:
     """One block for a parameter from the blocks of its several uses."""
-    dense = [b for b in blocks if isinstance(b, Dense)]
-    kinds: dict[str, list[Outer]] = {}
-    for b in blocks:
+    every = [p for b in blocks for p in parts(b)]
+    dense = [b for b in every if isinstance(b, Dense)]
+    kinds: dict[tuple[str, Slot | None], list[Outer]] = {}
+    for b in every:
         if isinstance(b, Outer):
-            kinds.setdefault(b.kind, []).append(b)
+            kinds.setdefault((b.kind, b.slot), []).append(b)
     joined: list[Block] = [replace(bs[0], uses=tuple(u for b in bs for u in b.uses)) for bs in kinds.values()]
     if dense:
         joined.append(Dense(torch.stack([b.g for b in dense]).sum(0) if len(dense) > 1 else dense[0].g))
     return joined[0] if len(joined) == 1 else Mixed(tuple(joined))
+
+
+def changed(block: Block, g: Callable[[Tensor], Tensor]) -> Block:
+    """The block with g, a linear map that acts on entries alone (a cast, a factor), applied to what it holds of δ."""
+    if isinstance(block, Dense):
+        return replace(block, g=g(block.g))
+    if isinstance(block, Mixed):
+        return Mixed(tuple(changed(b, g) for b in block.blocks))
+    assert isinstance(block, Outer)
+    return replace(block, uses=tuple(replace(u, d=g(u.d)) for u in block.uses))
+
+
+def cast(block: Block, dtype: torch.dtype) -> Block:
+    """The block with all factors in one type."""
+    if all(v.dtype == dtype for v in block.tensors() if v.is_floating_point()):
+        return block
+    if isinstance(block, Outer):
+        uses = tuple(Use(u.lift, u.x.to(dtype) if u.x.is_floating_point() else u.x, u.d.to(dtype)) for u in block.uses)
+        return replace(block, uses=uses)
+    if isinstance(block, Mixed):
+        return Mixed(tuple(cast(b, dtype) for b in block.blocks))
+    return changed(block, lambda v: v.to(dtype))
 
 
 def formed(block: Block) -> Block:
@@ -226,7 +319,7 @@ def formed(block: Block) -> Block:
     There it is never the wrong choice: with c·o·i < t·(i + c·o), multiplying gradients is also cheaper than going by
     positions.
     """
-    if not isinstance(block, Outer) or block.indexed:
+    if not isinstance(block, Outer) or block.indexed or block.slot is not None:
         return block
     t, g, i, o = block.sizes()
     # A few samples at a time, so that unfolded activations stay small (heuristic: bytes).
@@ -261,8 +354,12 @@ def put(target: Block | None, block: Block, start: int, n: int) -> Block:
     What a micro-batch lacks stays zero: a parameter that some samples do not reach (a data-dependent branch), or a loop
     that uses a weight more often for some samples.
     """
-    if target is not None and _form(target) != _form(block):  # the model took another way for these samples
-        target, block = Dense(target.expand()), Dense(block.expand())
+    if isinstance(block, Mixed) or (target is not None and _form(target) != _form(block)):
+        # Each part by itself: the model took another way for these samples, or used another part of the weight.
+        kept = dict(_numbered(target)) if target is not None else {}
+        for form, b in _numbered(block):
+            kept[form] = put(kept.get(form), b, start, n)
+        return next(iter(kept.values())) if len(kept) == 1 else Mixed(tuple(kept.values()))
     rows = slice(start, start + block.n)
     if isinstance(block, Dense):
         whole = _room(block.g, n) if target is None else target.tensors()[0]
@@ -272,9 +369,6 @@ def put(target: Block | None, block: Block, start: int, n: int) -> Block:
             scales = block.scale.new_zeros(n) if scales is None else scales
             scales[rows] = block.scale
         return Dense(whole, scales)
-    if isinstance(block, Mixed):
-        kept = target.blocks if isinstance(target, Mixed) else (None,) * len(block.blocks)
-        return Mixed(tuple(put(t, b, start, n) for t, b in zip(kept, block.blocks, strict=True)))
     assert isinstance(block, Outer)
     uses = list(target.uses) if isinstance(target, Outer) else []
     for k, use in enumerate(block.uses):
@@ -295,8 +389,17 @@ def _form(block: Block) -> tuple[Any, ...]:
     if isinstance(block, Mixed):
         return tuple(_form(b) for b in block.blocks)
     if isinstance(block, Outer):
-        return block.kind, block.dtype, block.scale is None
+        return block.kind, block.dtype, block.scale is None, block.slot
     return block.tensors()[0].dtype, isinstance(block, Dense) and block.scale is None
+
+
+def _numbered(block: Block) -> Iterator[tuple[Any, Block]]:
+    """The parts of a block with their forms, the second of a form apart from the first."""
+    seen: dict[Any, int] = {}
+    for b in parts(block):
+        form = _form(b)
+        seen[form] = seen.get(form, 0) + 1
+        yield (form, seen[form]), b
 
 
 def _room(v: Tensor, n: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import fused
-from .blocks import Block, Dense, Outer, gradient
+from .blocks import Block, Dense, Mixed, Outer, gradient, matched
 from .cost import choose
 
 # Bytes that each large temporary of a contraction may take when nobody says otherwise (heuristic).
@@ -47,7 +47,7 @@ class Sum:
                 self.product(self._wide(x.expand()), self._wide(y.expand()))
             else:
                 self.product(self._wide(x.g), self._wide(y.g), (x.scale, y.scale))
-        elif isinstance(x, Outer) and isinstance(y, Outer) and x.kind == y.kind:
+        elif isinstance(x, Outer) and isinstance(y, Outer) and x.kind == y.kind and x.slot == y.slot:
             scale = None if x.scale is None or y.scale is None else (x.scale, y.scale)
             if choose(x, y, self.trace, method).method == "expand":
                 for left, right in _expanded(x, y, self):
@@ -56,6 +56,9 @@ class Sum:
                 along = x.bias if x.bias == y.bias and x.bias in present and scale is None else None
                 self.in_place(x, y, scale, constant=float(along is not None))
                 return set() if along is None else {along}
+        elif (pairs := matched(x, y)) is not None:
+            for a, b in pairs:
+                self.add(a, b, method)
         else:
             self._by_samples(x, y)
         return set()
@@ -331,6 +334,8 @@ def diagonal(x: Block) -> Tensor:
         return x.expand().square().sum(2)
     if isinstance(x, Outer) and not x.indexed:
         return _outer_diagonal(x, workspace)
+    if isinstance(x, Mixed) and (pairs := matched(x, x)) is not None and len(pairs) == len(x.blocks):
+        return torch.stack([diagonal(a) for a, _ in pairs]).sum(0)
     size = x.rows(slice(0, 1)).expand().numel() * 8
     step = max(1, workspace // size)
     return torch.cat([x.rows(slice(i, i + step)).expand().square().sum(2) for i in range(0, x.n, step)])

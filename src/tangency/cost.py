@@ -96,7 +96,7 @@ def estimate(method: str, z: Sizes, device: str, dtype: torch.dtype) -> Cost:
 
 def choose(x: Block, y: Block, trace: bool, forced: str | None = None) -> Cost:
     """The cheapest method for a pair of blocks, or the forced one where it applies."""
-    if not (isinstance(x, Outer) and isinstance(y, Outer) and x.kind == y.kind):
+    if not (isinstance(x, Outer) and isinstance(y, Outer) and x.kind == y.kind and x.slot == y.slot):
         return _dense(x, y, trace)
     device, z = x.uses[0].d.device.type, Sizes.of(x, y, trace)
     if forced in ("expand", "in place"):

@@ -8,21 +8,20 @@ compares every rule with plain autograd; what does not fit goes through `torch.f
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from . import _check, _tree, blocks
+from . import _check, _tree, blocks, borrow
 from ._types import Inputs, Params
 from .blocks import Block, Dense
-from .capture import Recorder
 from .errors import InputError, ModelError, NonFiniteError, PerformanceWarning
-from .jacobian import CAPTURE, Plan, capture
+from .jacobian import CAPTURE, Plan, Unfamiliar, capture
 from .network import Network
 from .probe import probe
+from .recorder import Recorder
 from .rules import NoRule
 
 
@@ -33,6 +32,9 @@ def free_for_batch(device: torch.device) -> int:
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return (torch.cuda.mem_get_info(device)[0] + cached) // 3
 
+
+# Samples at a time where a model loops over them: each sample's calls get room for all samples (heuristic).
+TRACED = 64
 
 Form = Callable[[str], bool]
 
@@ -67,9 +69,20 @@ class Jacobian(Features):
     network: Network
     plans: dict[Any, Plan] = field(default_factory=dict, repr=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without plans: every process finds out for itself, and so checks its own torch."""
+        return {"network": self.network, "plans": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def _key(self, x: Inputs) -> Any:
+        """What may change the model's way: the kind of input, and the modes and flags of its modules."""
+        return _tree.signature(x), borrow.switches(self.network.model)
+
     def plan(self, x: Inputs) -> Plan:
         """What is known about the model on this kind of input; the first time, it is found out."""
-        key = _tree.signature(x)
+        key = self._key(x)
         if key not in self.plans:
             with torch.inference_mode(False):
                 plan, certain = probe(self.network, _normal(x))
@@ -78,6 +91,12 @@ class Jacobian(Features):
                 return plan
             self.plans[key] = plan
         return self.plans[key]
+
+    def _probed_again(self, x: Inputs) -> Plan:
+        self.plans.pop(self._key(x), None)
+        plan = self.plan(x)
+        self.plans[self._key(x)] = plan
+        return plan
 
     def _say(self, plan: Plan) -> None:
         said = {name for p in self.plans.values() for name in p.fallback}
@@ -107,8 +126,14 @@ class Jacobian(Features):
                     if not e.names - plan.fallback.keys():
                         raise
                     again = plan.without(e.names - plan.fallback.keys(), "its use depends on the data")
+                    looped = again.looped | (e.names - plan.fallback.keys())
+                    again = replace(again, looped=frozenset(looped), company=True)
                     self._say(again)
-                    self.plans[_tree.signature(x)] = again
+                    self.plans[self._key(x)] = again
+                except Unfamiliar as e:
+                    again = self._probed_again(x)
+                    if e.calls != again.calls:  # its calls depend on the batch
+                        again.measured.add(e.calls)
 
     def _blocks(self, x: Inputs, plan: Plan, memory: int | None, form: Form) -> dict[str, Block]:
         differentiable = _tree.needs_grad(x)
@@ -116,6 +141,7 @@ class Jacobian(Features):
         budget = memory or free_for_batch(next(iter(state.values())).device)
         n = _tree.size(x)
         step = max(1, budget // max(1, plan.transient + plan.kept))
+        step = min(step, TRACED) if plan.measured else step
         step = -(-n // -(-n // step))  # micro-batches about equal
         if differentiable:
             return capture(self.network, state, x, plan, differentiable=True)
@@ -186,13 +212,12 @@ class Hidden(Features):
         return found
 
     def _last(self, state: Params, x: Inputs) -> dict[str, Tensor]:
-        names = {id(v): k for k, v in state.items() if isinstance(v, Tensor)}
-        recorder = Recorder(names, _tree.size(x))
-        with recorder:
-            self.network(state, x)
+        own = {k for k, _ in self.network.model.named_parameters()}
+        recorder = Recorder({k: v for k, v in state.items() if k in own}, _tree.size(x))
+        self.network(state, x, recorder)
         for tap in reversed(recorder.taps):
             if tap.rule.name in ("linear", "conv") and tap.weight is not None and tap.input is not None:
-                return {f"input of {tap.weight.removesuffix('.weight')}": tap.input}
+                return {f"input of {tap.weight.sources[0].removesuffix('.weight')}": tap.input}
         raise InputError(
             "no linear or convolutional layer was found, so there is no last hidden layer to take. Name one: layer='…'."
         )
@@ -208,8 +233,7 @@ class Hidden(Features):
 
         handles = [self.network.model.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
         try:
-            args, kwargs = _tree.arguments(x)
-            functional_call(self.network.model, dict(state), args, kwargs)
+            self.network(state, x)
         finally:
             for handle in handles:
                 handle.remove()

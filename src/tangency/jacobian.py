@@ -1,43 +1,68 @@
 """The Jacobian of one micro-batch: a block per parameter, by its rule, or by torch.func where no rule fits."""
 
+import inspect
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vjp, vmap
+from torch.overrides import TorchFunctionMode
 
 from . import _tree, blocks
 from ._types import Inputs, Params
 from .blocks import Block, Dense, Mixed, Outer, Use
-from .capture import Layout, Recorder, Tap, collect
-from .errors import NonFiniteError
+from .capture import collect
+from .errors import ModelError, NonFiniteError
+from .layout import Layout
 from .network import Network
+from .recorder import Key, Recorder, Tap
+from .rules import NoRule
+from .weights import Weight, dense, pull_back
 
 # Bytes that one micro-batch may take on a CPU when nobody says otherwise (heuristic).
 CAPTURE = 1 << 28
+# How far two runs of the same arithmetic may be apart, relative to the largest entry: rounding, not error.
+CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+# How far a rule's gradient may be from autograd's, relative to its norm, before it counts as not fitting.
+FITS = {torch.float64: 1e-8, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+
+
+class Unfamiliar(Exception):  # a signal to features.py, never shown to users
+    """The model called other functions than it did while it was probed."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.calls = calls
 
 
 @dataclass(frozen=True)
 class Plan:
     """What the probe found out about a model on one kind of input."""
 
-    layouts: dict[tuple[str, int], Layout]
+    layouts: dict[Key, Layout]
+    copies: dict[Hashable, Layout]  # weights that hold a copy for every sample
     fallback: dict[str, str]  # parameter → why no rule covers it
-    looped: frozenset[str]  # of these, the ones that torch.func gets wrong: plain autograd, sample by sample
     rules: dict[str, str]  # parameter → the rule that covers it
     c: int
-    kept: int  # bytes per sample that the blocks take
-    transient: int  # bytes per sample that a forward and a backward pass take besides
+    calls: int  # a fingerprint of the model's calls
+    narrowest: torch.dtype  # the fewest bits that the model computes in
+    looped: frozenset[str] = frozenset()  # of the fallback, what torch.func gets wrong: plain autograd, by samples
+    company: bool = False  # one sample needs another one beside it there: autograd itself is wrong for it alone
+    kept: int = 1  # bytes per sample that the blocks take
+    transient: int = 1  # bytes per sample that a forward and a backward pass take besides
     saved: dict[str, int] = field(default_factory=dict)  # parameter → bytes per sample less if its gradients are formed
     seed: float = 1.0  # factor on the cotangents of a float16 pass
+    private: bool = False  # forward() writes to its inputs: it gets copies
+    shield: bool = False  # forward() recomputes parts in the backward pass, which is prevented
+    measured: set[int] = field(default_factory=set)  # other fingerprints, for which rows are traced to their samples
 
     def without(self, names: Iterable[str], why: str) -> "Plan":
         """The plan with these parameters in the fallback."""
-        layouts = {key: layout for key, layout in self.layouts.items() if key[0] not in names}
-        return replace(self, layouts=layouts, fallback=self.fallback | dict.fromkeys(names, why))
+        return replace(self, fallback=self.fallback | dict.fromkeys(names, why))
 
 
 def capture(
@@ -47,7 +72,7 @@ def capture(
     half = network.precision == "float16" and not exact and not differentiable
     seed = plan.seed if half else 1.0
     while True:
-        found = _by_rules(network, state, x, plan, differentiable, half, seed, exact)
+        found = by_rules(network, state, x, plan, differentiable=differentiable, half=half, seed=seed, exact=exact)
         if not half:
             break
         halved = {k: _halved(b, seed) for k, b in found.items()}
@@ -58,40 +83,156 @@ def capture(
         seed /= 64  # a cotangent left the range of 16 bits: start lower
     for name, g in fallback(network, state, x, plan).items():
         found[name] = Dense(g if differentiable else g.detach())
-    return {k: found[k] for k in network.train if k in found}
+    wide = state[network.train[0]].dtype
+    for k in network.train[1:]:
+        wide = torch.promote_types(wide, state[k].dtype)
+    return {k: found[k] if half else blocks.cast(found[k], wide) for k in network.train if k in found}
 
 
-def _by_rules(
-    network: Network, state: Params, x: Inputs, plan: Plan, differentiable: bool, half: bool, seed: float, exact: bool
+def by_rules(
+    network: Network,
+    state: Params,
+    x: Inputs,
+    plan: Plan,
+    *,
+    differentiable: bool = False,
+    half: bool = False,
+    seed: float = 1.0,
+    exact: bool = False,
 ) -> dict[str, Block]:
-    tracked = {id(state[k]): k for k in network.train if k not in plan.fallback}
-    recorder = Recorder(tracked, _tree.size(x), plan.layouts, half=half)
-    found: dict[str, list[Block]] = {}
-    # The forward pass keeps its 32 bits in every precision. Rounded to 16, a few ReLUs in a thousand open that should
-    # stay shut: cosines are then wrong by 1e-3, a hundred times what rounding the factors costs (docs/design.md).
-    with network.modes(differentiable=differentiable, exact=True), torch.enable_grad(), recorder:
-        out = network(state, x)
+    """The blocks of the parameters that are not in the fallback."""
+    out, recorder = record(network, state, x, plan, differentiable=differentiable, half=half)
     _check_outputs(out)
     recorder.check_unchanged()
-    recorder.check_known(plan.fallback)
-    taps = [tap for tap in recorder.taps if all(k not in plan.fallback for k in tap.names)]
+    if set(recorder.unexplained) - plan.fallback.keys():
+        raise NoRule(set(recorder.unexplained) - plan.fallback.keys())
+    measure = recorder.routes or recorder.calls in plan.measured
+    if not measure and recorder.calls != plan.calls:
+        raise Unfamiliar(recorder.calls)
+    if measure:
+        _check_alone(network, state, x, out, plan)
+    uses: dict[int, tuple[Weight, list[Block]]] = {}
     with network.modes(differentiable=differentiable, exact=exact), torch.set_grad_enabled(differentiable):
-        for name, block in collect(out, recorder, taps, differentiable=differentiable, seed=seed):
-            found.setdefault(name, []).append(block)
+        gathered = collect(out, recorder, plan.layouts, differentiable=differentiable, measure=measure, seed=seed)
+        for weight, block in gathered:
+            uses.setdefault(id(weight), (weight, []))[1].append(block)
+        found = _to_parameters(uses, recorder, differentiable)
     joined = {k: blocks.add(bs) for k, bs in found.items()}
-    for weight, bias in _companions(recorder.taps).items():
-        factored = joined.get(weight)
+    new = {k: b for k, b in joined.items() if k not in plan.rules}
+    if new:
+        _check_new(network, state, x, new, plan)
+        plan.rules.update({k: tap.rule.name for tap in recorder.taps for k in tap.names if k in new})
+    for weight_name, bias in _companions(recorder.taps).items():
+        factored = joined.get(weight_name)
         if isinstance(factored, Outer) and bias in joined:
-            joined[weight] = replace(factored, bias=bias)
+            joined[weight_name] = replace(factored, bias=bias)
     return joined
+
+
+def record(
+    network: Network,
+    state: Params,
+    x: Inputs,
+    plan: Plan,
+    *,
+    differentiable: bool,
+    half: bool,
+    keep_outputs: bool = False,
+) -> tuple[Tensor, Recorder]:
+    """One forward pass, and what was recorded of it."""
+    tracked = {k: state[k] for k in network.train if k not in plan.fallback}
+    recorder = Recorder(tracked, _tree.size(x), plan.copies, keep_outputs, half, plan.shield)
+    # The forward pass keeps its 32 bits in every precision. Rounded to 16, a few ReLUs in a thousand open that should
+    # stay shut: cosines are then wrong by 1e-3, a hundred times what rounding the factors costs (docs/design.md).
+    with network.modes(differentiable=differentiable, exact=True), torch.enable_grad():
+        out = network(state, private(x) if plan.private else x, recorder)
+    return out, recorder
+
+
+def private(x: Inputs) -> Inputs:
+    """A copy that a model may write to."""
+    return _tree.transform(lambda v: v.clone(), x)
+
+
+def _to_parameters(
+    uses: dict[int, tuple[Weight, list[Block]]], recorder: Recorder, differentiable: bool
+) -> dict[str, list[Block]]:
+    found: dict[str, list[Block]] = {}
+    for key in list(uses):
+        weight, parts = uses.pop(key)
+        if weight.name is None and weight.slot is None and not weight.value.requires_grad:
+            continue  # made without a graph (torch.no_grad in the model)
+        for name, block in pull_back(weight, blocks.add(parts), recorder.weights.leaves, differentiable):
+            found.setdefault(name, []).append(block)
+    return found
+
+
+def _check_alone(network: Network, state: Params, x: Inputs, out: Tensor, plan: Plan) -> None:
+    """Where data decide the way, a sample's way must not depend on the others (experts with a capacity, say)."""
+    last = len(out) - 1
+    if last == 0:
+        return
+    with torch.no_grad(), network.modes(exact=True):
+        one = _tree.take(x, slice(last, last + 1))
+        alone = network(state, private(one))[0]
+    check_independent(out[last].detach(), alone, plan.narrowest)
+
+
+def check_independent(together: Tensor, alone: Tensor, dtype: torch.dtype) -> None:
+    if not close(together, alone, dtype):
+        gap = float((together - alone).abs().max())
+        raise ModelError(
+            f"a sample's output depends on the other samples of the batch (it differs by {gap:.2g} together and "
+            "alone), so no kernel of pairs exists. Remove what mixes them (batch statistics, softmax or sorting over "
+            "the batch dimension, experts with a capacity), or call model.eval()."
+        )
+
+
+def close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    """Whether two tensors agree up to rounding, in a computation whose fewest bits are those of `dtype`."""
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    scale = max(float(b.abs().max()), 1e-30) if b.numel() else 1.0
+    bound = max(CLOSE.get(a.dtype, 2e-4), CLOSE.get(dtype, 2e-4))
+    return bool(((a - b).abs().nan_to_num(0.0) <= bound * scale).all())
+
+
+def _check_new(network: Network, state: Params, x: Inputs, found: Mapping[str, Block], plan: Plan) -> None:
+    """Parameters that the probe's samples did not reach: Σ_i s_i vᵀJ_i of this batch, by autograd and by the blocks."""
+    own = {k: state[k].detach().requires_grad_() for k in found}
+    n, c = _tree.size(x), plan.c
+    v, s = torch.cos(torch.arange(1.0, c + 1)), torch.sin(torch.arange(1.0, n + 1))
+    with torch.enable_grad(), network.modes(exact=True):
+        out = network({**state, **own}, private(x))
+        total = (out * s.to(out)[:, None] * v.to(out)).sum()
+        grads = torch.autograd.grad(total, list(own.values()), allow_unused=True)
+    wrong = []
+    for (name, p), grad in zip(own.items(), grads, strict=True):
+        want = dense(grad, torch.zeros_like(p)).flatten()
+        got = torch.einsum("ncp,n,c->p", found[name].expand().to(want), s.to(want), v.to(want))
+        if float((got - want).norm()) > 10 * FITS.get(plan.narrowest, 2e-3) * (float(want.norm()) + 1e-12):
+            wrong.append(name)
+    if wrong:
+        raise NoRule(wrong)
 
 
 def _companions(taps: list[Tap]) -> dict[str, str]:
     """Weights and biases that are only ever used together."""
-    pairs = {(tap.weight, tap.bias) for tap in taps}
+    pairs = {(_name(tap.weight), _name(tap.bias)) for tap in taps}
     weights, biases = [w for w, _ in pairs], [b for _, b in pairs]
     good = {w: b for w, b in pairs if w and b and weights.count(w) == biases.count(b) == 1}
-    return {w: b for w, b in good.items() if all(tap.rule.summed for tap in taps if tap.weight == w)}
+    alone = {k for tap in taps for w in (tap.weight, tap.bias) if w is not None and w.name is None for k in w.sources}
+    return {
+        w: b
+        for w, b in good.items()
+        if all(tap.rule.summed for tap in taps if _name(tap.weight) == w) and w not in alone and b not in alone
+    }
+
+
+def _name(weight: Weight | None) -> str | None:
+    return None if weight is None else weight.name
 
 
 def _halved(block: Block, seed: float) -> tuple[Block, Tensor]:
@@ -130,20 +271,24 @@ def _power(room: float, largest: Tensor) -> Tensor:
     return torch.exp2(torch.floor(torch.log2(room / safe)).clamp(-100, 100))
 
 
+class Plainly(TorchFunctionMode):
+    """Derivatives of the function itself: an embedding's gradient is neither sparse nor scaled by how often rows occur."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (F.embedding, F.embedding_bag):
+            bound = inspect.signature(func).bind(*args, **(kwargs or {}))
+            bound.arguments |= {"scale_grad_by_freq": False, "sparse": False}
+            return func(*bound.args, **bound.kwargs)
+        return func(*args, **(kwargs or {}))
+
+
 def fallback(network: Network, state: Params, x: Inputs, plan: Plan) -> dict[str, Tensor]:
-    """[n, c, p] for the parameters without a rule, by torch.func; where that cannot run, sample by sample."""
-    found: dict[str, Tensor] = {}
-    looped = set(plan.looped)
-    mapped = [k for k in plan.fallback if k not in looped]
-    if mapped:
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "There is a performance drop")  # said by our own warning
-                found = jacobian_vmap(network, state, x, mapped, plan.transient)
-        except (RuntimeError, NotImplementedError, ValueError, TypeError):
-            looped |= set(mapped)
-    if looped:
-        found |= jacobian_loop(network, state, x, [k for k in plan.fallback if k in looped])
+    """[n, c, p] for the parameters without a rule, by torch.func; those that it cannot do, sample by sample."""
+    mapped = [k for k in plan.fallback if k not in plan.looped]
+    found = jacobian_vmap(network, state, x, mapped, plan.transient) if mapped else {}
+    if plan.looped:
+        names = [k for k in plan.fallback if k in plan.looped]
+        found |= jacobian_loop(network, state, x, names, company=plan.company)
     return found
 
 
@@ -155,41 +300,46 @@ def jacobian_vmap(network: Network, state: Params, x: Inputs, names: Sequence[st
     """
     chosen = {k: state[k] for k in names}
     rest = {k: v for k, v in state.items() if k not in chosen}
-    args, kwargs = _tree.arguments(x)
 
-    def one_sample(args: Any, kwargs: Any) -> Any:
-        one: Inputs = kwargs if kwargs else (args[0] if isinstance(x, Tensor) else args)
-        batch = _tree.transform(lambda v: v[None], one)
+    def one_sample(*values: Tensor) -> Any:
+        batch = _tree.rebuild(x, (v[None] for v in values))
         out, pullback, *_ = vjp(lambda p: network({**rest, **p}, batch)[0], chosen)
         rows = [pullback(e)[0] for e in torch.eye(len(out), dtype=out.dtype, device=out.device)]
         return {k: torch.stack([row[k] for row in rows]) for k in chosen}
 
     size = 4 * sample + 16 * sum(v.numel() for v in chosen.values())
     chunk = max(1, min(_tree.size(x), CAPTURE // size))
-    with network.modes(differentiable=True, exact=True):
-        found = vmap(one_sample, chunk_size=chunk)(args, kwargs)
+    with network.modes(differentiable=True, exact=True), Plainly(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")  # said by our own warning
+        found = vmap(one_sample, chunk_size=chunk)(*(v for _, v in _tree.leaves(x)))
     return {k: g.reshape(*g.shape[:2], -1) for k, g in found.items()}
 
 
-def jacobian_loop(network: Network, state: Params, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
-    """[n, c, p] by plain autograd, one sample and one output at a time. The obvious reference, and the last resort."""
+def jacobian_loop(
+    network: Network, state: Params, x: Inputs, names: Sequence[str], *, company: bool
+) -> dict[str, Tensor]:
+    """[n, c, p] by plain autograd, one sample and one output at a time. The obvious reference, and the last resort.
+
+    `company`: each sample in a batch of two, with the next one.
+    """
     create = _tree.needs_grad(x)
+    n = _tree.size(x)
     rows: dict[str, list[Tensor]] = {k: [] for k in names}
-    with torch.enable_grad(), network.modes(differentiable=create, exact=True):
+    with torch.enable_grad(), network.modes(differentiable=create, exact=True), Plainly():
         own = {k: state[k].detach().requires_grad_() for k in names}
-        for one in _tree.split(x, 1):
-            out = network({**state, **own}, one)[0]
+        for i in range(n):
+            some = torch.tensor([i, (i + 1) % n] if company else [i])
+            batch = _tree.transform(lambda v, some=some: v[some.to(v.device)], x)  # type: ignore[misc]
+            out = network({**state, **own}, batch)[0]
             each: dict[str, list[Tensor]] = {k: [] for k in names}
             for j in range(len(out)):
-                grads: Sequence[Tensor | None] = (
-                    torch.autograd.grad(
+                grads: Sequence[Tensor | None] = [None] * len(own)
+                if out.requires_grad:
+                    grads = torch.autograd.grad(
                         out[j], list(own.values()), retain_graph=True, create_graph=create, allow_unused=True
                     )
-                    if out.requires_grad
-                    else [None] * len(own)
-                )
                 for (k, p), g in zip(own.items(), grads, strict=True):
-                    each[k].append((torch.zeros_like(p) if g is None else g).flatten())
+                    each[k].append(dense(g, torch.zeros_like(p)).flatten())
             for k, gs in each.items():
                 rows[k].append(torch.stack(gs))
     return {k: torch.stack(v) for k, v in rows.items()}

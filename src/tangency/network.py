@@ -1,19 +1,20 @@
 """A model at a point in parameter space, as a plain function from inputs to outputs [n, c]."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from . import _check, _tree
+from . import _check, _tree, borrow
 from ._types import Float, Inputs, Outputs, Params
 from .errors import InputError, ModelError
+from .recorder import Recorder
 
 Head = int | tuple[int, int] | Callable[..., Tensor] | None
 
@@ -23,7 +24,8 @@ class Network:
     """f(params, x) → [n, c]: the model, where its parameters come from, which count, and what is made of its outputs.
 
     With `params=None` the model's own parameters are read at every call (they may go on training); a state dict that
-    was given is copied once and never changes.
+    was given is copied once and never changes. `caches` are dicts in which the model keeps what it computed in earlier
+    calls; the probe finds them, and they are empty while the model runs here.
     """
 
     model: nn.Module
@@ -32,6 +34,7 @@ class Network:
     outputs: Outputs
     head: Head
     precision: str | None
+    caches: list[Any] = field(default_factory=list, repr=False)
 
     @staticmethod
     def of(
@@ -45,22 +48,26 @@ class Network:
     ) -> "Network":
         if not isinstance(model, nn.Module):
             raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
-        model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
+        model, prefix = unwrapped(model)
         for name, p in model.named_parameters():
             if isinstance(p, nn.parameter.UninitializedParameter):
                 raise InputError(f"parameter {name} is not initialised yet (a lazy module). Run the model once first.")
+            if p.is_meta:
+                raise InputError(f"parameter {name} is on the meta device and has no values. Load the weights first.")
         if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
             raise InputError(
                 "the model holds scripted modules (torch.jit), whose parameters torch cannot replace. Pass "
                 "the original nn.Module."
             )
         if params is not None:
+            params = {k.removeprefix(prefix): v for k, v in params.items()}
             _check.state_dict(params, model)
             params = {k: v.detach().clone() for k, v in params.items()}
+        train = train.removeprefix(prefix) if isinstance(train, str) else train
         return Network(model, params, _check.trained(model, train), outputs, head, _check.precision(dtype))
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers as this function takes them: detached, cast, buffers copied."""
+        """Parameters and buffers as this function takes them: detached and cast."""
         given = self.params or {}
         dtype = _check.storage(self.precision)
 
@@ -68,12 +75,13 @@ class Network:
             v = v.detach()
             return v.to(dtype) if dtype is not None and v.is_floating_point() else v
 
-        state = {k: ready(given.get(k, p)) for k, p in self.model.named_parameters()}
         # An own object per parameter: its identity is how the recorder knows it.
-        state = {k: v.view_as(v) for k, v in state.items()}
+        state = {k: ready(given.get(k, p)).detach() for k, p in self.model.named_parameters()}
+        renewed = borrow.renewed(self.model)
+        state = {k: v.clone() if k in renewed else v for k, v in state.items()}
         if self.channels_last:
             state = {k: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v for k, v in state.items()}
-        state |= {k: ready(given.get(k, b)).clone() for k, b in self.model.named_buffers()}
+        state |= {k: ready(given.get(k, b)) for k, b in self.model.named_buffers()}
         return state
 
     @property
@@ -93,13 +101,32 @@ class Network:
         _check.same_place(x, own[0].device, {dtype} if dtype else {p.dtype for p in own})
         return x
 
-    def __call__(self, state: Params, x: Inputs) -> Float[Tensor, "n c"]:
-        n = _tree.size(x)
-        inputs, extra = self._split(x)
+    def __call__(self, state: Params, x: Inputs, watch: Recorder | None = None) -> Float[Tensor, "n c"]:
+        """The outputs. What forward() does to buffers is forgotten: it gets copies. `watch` records the model's calls."""
+        n, extra = _tree.size(x), self._split(x)[1]
+        args, kwargs = self.arguments(x)
+        buffers = {k for k, _ in self.model.named_buffers()}
+        own = {k: v.clone() if k in buffers else v for k, v in state.items()}
+        if watch is not None:
+            watch.know(own.values())
+            watch.know(v for _, _, _, v in borrow.plain_tensors(self.model))
+        with watch or nullcontext():
+            returned = borrow.run(self.model, own, args, kwargs, tuple(self.caches))
+            return self._outputs(returned, n, extra)
+
+    def outputs_of(self, returned: Any, x: Inputs) -> Float[Tensor, "n c"]:
+        """What this network makes of what the model returned for x."""
+        return self._outputs(returned, _tree.size(x), self._split(x)[1])
+
+    def arguments(self, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the model is called with."""
+        inputs = self._split(x)[0]
         if self.channels_last:
             inputs = _tree.transform(lambda v: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v, inputs)
-        args, kwargs = _tree.arguments(inputs)
-        out = pick(functional_call(self.model, dict(state), args, kwargs), self.outputs)
+        return _tree.arguments(inputs)
+
+    def _outputs(self, returned: Any, n: int, extra: tuple[Any, ...]) -> Float[Tensor, "n c"]:
+        out = pick(returned, self.outputs)
         if out.dim() == 0 and n == 1:
             out = out[None]
         if out.dim() == 0 or out.shape[0] != n:
@@ -143,22 +170,44 @@ class Network:
 
     @contextmanager
     def modes(self, *, differentiable: bool = False, exact: bool = False) -> Iterator[None]:
-        """The numerical modes that this precision asks for, for as long as the context lasts; none if `exact`."""
-        cuda = next(self.model.parameters()).device.type == "cuda"
-        math = sdpa_kernel(SDPBackend.MATH) if differentiable else nullcontext()
-        # cuDNN's recurrent layers have no backward pass in evaluation mode; torch's own do.
-        recurrent = cuda and any(isinstance(m, nn.RNNBase) for m in self.model.modules())
-        native = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
+        """The numerical modes that this precision asks for, for as long as the context lasts; none if `exact`.
+
+        The caller's autocast is off (one inside the model is not), and so is the compiling of compiled parts.
+        """
+        device = next(self.model.parameters()).device.type
+        cuda = device == "cuda"
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         before = (matmul.allow_tf32, cudnn.allow_tf32) if cuda else None
-        try:
-            if cuda:
-                matmul.allow_tf32 = cudnn.allow_tf32 = self.precision in ("tf32", "float16") and not exact
-            with math, native:
+        with ExitStack() as stack:
+            if differentiable:
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if cuda and any(isinstance(m, nn.RNNBase) for m in self.model.modules()):
+                # cuDNN's recurrent layers have no backward pass in evaluation mode; torch's own do.
+                stack.enter_context(cudnn.flags(enabled=False))
+            for kind in {device, "cpu"}:
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            if "torch._dynamo" in sys.modules:  # something may be compiled
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            try:
+                if cuda:
+                    matmul.allow_tf32 = cudnn.allow_tf32 = self.precision in ("tf32", "float16") and not exact
                 yield
-        finally:
-            if before is not None:
-                matmul.allow_tf32, cudnn.allow_tf32 = before
+            finally:
+                if before is not None:
+                    matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
+    """The model inside torch.compile, DataParallel and DistributedDataParallel, and the prefix that they give names."""
+    prefix = ""
+    while True:
+        if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model, prefix = inner, prefix + "_orig_mod."
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model, prefix = model.module, prefix + "module."
+        else:
+            return model, prefix
 
 
 def head_arity(head: Head) -> int:

@@ -1,56 +1,82 @@
 """Before the first use: two samples through the model, compared with plain autograd.
 
-Found out here: whether the model is a deterministic function of one sample; in which dimension of every layer's
-tensors the samples lie; which parameters no rule covers, or are covered wrongly; how much memory a sample takes.
+Found out here: whether the model is a deterministic function of one sample, and changes nothing that is not its own; in
+which dimension of every layer's tensors the samples lie; which parameters no rule covers, or are covered wrongly; how much
+memory a sample takes. The reference is autograd on both samples together: for one sample alone torch's own batch norm is
+wrong in some layouts.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointError
 
 from . import _tree
 from ._types import Inputs, Params
-from .blocks import Block, Outer, saved_by_forming
-from .capture import Layout, Recorder, Tap
+from .blocks import Block, Dense, Outer, saved_by_forming
 from .errors import ModelError
-from .jacobian import Plan, capture
+from .examine import check_kept, examine
+from .jacobian import (
+    FITS,
+    Plainly,
+    Plan,
+    Unfamiliar,
+    by_rules,
+    check_independent,
+    close,
+    jacobian_loop,
+    jacobian_vmap,
+    private,
+    record,
+)
+from .layout import Layout
 from .network import Network
+from .recorder import Key, Recorder, Tap
 from .rules import NoRule
-
-# How far two runs of the same arithmetic may be apart, relative to the largest entry: rounding, not error.
-_CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4}
-# How far a rule's gradient may be from autograd's, relative to its norm, before it counts as not fitting.
-_FITS = {torch.float64: 1e-8, torch.float32: 2e-3}
+from .weights import dense
 
 
 def probe(network: Network, x: Inputs) -> tuple[Plan, bool]:
     """The plan for inputs like x, and whether two different samples were there to be certain of it."""
     x = _tree.transform(lambda v: v.detach(), x)
     pair, certain = _two_samples(x)
-    state = network.state()
     first, second = (_tree.take(pair, slice(k, k + 1)) for k in range(2))
-    with network.modes(exact=True):
-        alone = [_record(network, state, one) for one in (first, second)]
-        both, again = _record(network, state, pair), _record(network, state, pair)
-    _deterministic(both[0], again[0])
+    writes = examine(network, pair)
+    state = network.state()
+    plan = Plan({}, {}, {}, {}, 1, 0, torch.float64, private=writes)
+    runs = _Runs.of(network, state, plan, pair, first, second)
+    if copies := runs.copies():
+        runs = _Runs.of(network, state, replace(plan, copies=copies), pair, first, second)
+    narrowest = runs.both.narrowest
+    if not close(runs.out, runs.again, narrowest):
+        raise ModelError(
+            "the model gives different outputs for the same inputs, so it has no kernel. Turn its randomness off "
+            "(model.eval(), or a fixed generator inside forward)."
+        )
     if certain:
-        _independent(both[0], torch.cat([alone[0][0], alone[1][0]]))
-    fallback = {k: f"used by {why}" for k, why in both[1].unexplained.items()}
-    layouts: dict[tuple[str, int], Layout] = {}
-    singles = [{tap.key: tap for tap in run.taps} for _, run in alone]
-    for tap in both[1].taps:
-        layout = _layout(tap, singles[0].get(tap.key), singles[1].get(tap.key))
-        if layout is None:
-            fallback |= {k: "the samples are not found in its tensors" for k in tap.names if k not in fallback}
-        else:
-            layouts[tap.key] = layout
-    rules = {k: tap.rule.name for tap in both[1].taps for k in tap.names}
-    plan = Plan(layouts, fallback, frozenset(), rules, both[0].shape[1], 1, 1)
-    return _verified(network, state, pair, plan), certain
+        check_independent(runs.out, torch.cat(runs.outs_alone), narrowest)
+    layouts, lost = runs.layouts()
+    # Calls that depend on the number of samples (a loop over them): rows are traced to their samples in every batch.
+    loops = bool(lost) and runs.alone[0].calls != runs.both.calls
+    lost = set() if loops else lost
+    fallback = {k: f"used by {why}" for k, why in runs.both.unexplained.items()}
+    fallback |= {k: "the samples are not found in its tensors" for k in lost if k not in fallback}
+    plan = replace(
+        plan,
+        layouts=layouts,
+        copies=copies,
+        fallback=fallback,
+        rules={k: tap.rule.name for tap in runs.both.taps for k in tap.names},
+        c=runs.out.shape[1],
+        calls=runs.both.calls,
+        narrowest=narrowest,
+        measured={runs.both.calls} if loops else set(),
+    )
+    return _verified(network, state, pair, plan, runs.bytes_saved), certain
 
 
 def _two_samples(x: Inputs) -> tuple[Inputs, bool]:
@@ -62,65 +88,86 @@ def _two_samples(x: Inputs) -> tuple[Inputs, bool]:
     return _tree.transform(lambda v: v[[0, 0]], x), False
 
 
-def _record(network: Network, state: Params, x: Inputs) -> tuple[Tensor, Recorder]:
-    names = {id(state[k]): k for k in network.train}
-    recorder = Recorder(names, _tree.size(x), keep_outputs=True)
-    with torch.enable_grad(), recorder:
-        out = network(state, x)
-    recorder.check_unchanged()
-    return out.detach(), recorder
+@dataclass
+class _Runs:
+    """Both samples together, twice, and each alone."""
+
+    out: Tensor
+    again: Tensor
+    outs_alone: list[Tensor]
+    both: Recorder
+    alone: list[Recorder]
+    bytes_saved: int
+
+    @staticmethod
+    def of(network: Network, state: Params, plan: Plan, pair: Inputs, *singles: Inputs) -> "_Runs":
+        def run(x: Inputs) -> tuple[Tensor, Recorder]:
+            out, recorder = record(network, state, x, plan, differentiable=False, half=False, keep_outputs=True)
+            recorder.check_unchanged()
+            return out.detach(), recorder
+
+        alone = [run(one) for one in singles]
+        out, both = run(pair)
+        saved: dict[int, int] = {}
+
+        def pack(v: Tensor) -> Tensor:
+            saved[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
+            return v
+
+        own = {v.untyped_storage().data_ptr() for v in state.values()}
+        with saved_tensors_hooks(pack, lambda v: v):
+            again = run(pair)[0]
+        size = sum(size for place, size in saved.items() if place not in own)
+        return _Runs(out, again, [o for o, _ in alone], both, [r for _, r in alone], size)
+
+    def copies(self) -> dict[Hashable, Layout]:
+        """Weights that grow with the batch: they hold a copy for every sample."""
+        found = {}
+        for key, value in self.both.made.items():
+            one = self.alone[0].made.get(key)
+            if one is not None and one.shape != value.shape:
+                layout = _layout(value, one, one, self.both.narrowest)
+                if layout is not None:
+                    found[key] = layout
+        return found
+
+    def layouts(self) -> tuple[dict[Key, Layout], set[str]]:
+        """Where the samples lie in each use's tensors, and the parameters for which that was not found."""
+        found, lost = dict[Key, Layout](), set[str]()
+        singles = [{tap.key: tap for tap in r.taps} for r in self.alone]
+        for tap in self.both.taps:
+            layout = self._found(tap, *(s.get(tap.key) for s in singles))
+            if layout is not None:
+                found[tap.key] = layout
+            elif not self.both.routes:  # else it is measured for every batch
+                lost |= set(tap.names)
+        return found, lost
+
+    def _found(self, tap: Tap, first: Tap | None, second: Tap | None) -> Layout | None:
+        if first is None or second is None or first.output is None or second.output is None or tap.output is None:
+            return None
+        return _layout(tap.output, first.output, second.output, self.both.narrowest)
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    scale = max(float(b.abs().max()), 1e-30) if b.numel() else 1.0
-    return bool(((a - b).abs().nan_to_num(0.0) <= _CLOSE.get(a.dtype, 2e-4) * scale).all())
-
-
-def _deterministic(one: Tensor, two: Tensor) -> None:
-    if not _close(one, two):
-        raise ModelError(
-            "the model gives different outputs for the same inputs, so it has no kernel. Turn its randomness off "
-            "(model.eval(), or a fixed generator inside forward)."
-        )
-
-
-def _independent(together: Tensor, alone: Tensor) -> None:
-    if not _close(together, alone):
-        gap = float((together - alone).abs().max())
-        raise ModelError(
-            f"a sample's output depends on the other samples of the batch (two samples together and alone differ by "
-            f"{gap:.2g}), so no kernel of pairs exists. Remove what mixes them (batch statistics, softmax or sorting "
-            "over the batch dimension), or call model.eval()."
-        )
-
-
-def _layout(tap: Tap, first: Tap | None, second: Tap | None) -> Layout | None:
+def _layout(both: Tensor, one: Tensor, two: Tensor, narrowest: torch.dtype) -> Layout | None:
     """The dimension in which the samples lie: it doubles with the batch, and its halves are the two samples'."""
-    if first is None or second is None or first.output is None or second.output is None or tap.output is None:
-        return None
-    both, one, two = tap.output, first.output, second.output
-    if both.dim() != one.dim():
+    if not both.dim() == one.dim() == two.dim() or one.shape != two.shape:
         return None
     grown = [k for k in range(both.dim()) if both.shape[k] != one.shape[k]]
-    if not grown:
-        return Layout(None) if _close(both, one) else None
-    if len(grown) > 1 or both.shape[grown[0]] != 2 * one.shape[grown[0]]:
+    if len(grown) != 1 or both.shape[grown[0]] != 2 * one.shape[grown[0]]:
         return None
     (dim,), size = grown, one.shape[grown[0]]
-    if _close(both.narrow(dim, 0, size), one) and _close(both.narrow(dim, size, size), two):
+    halves = both.narrow(dim, 0, size), both.narrow(dim, size, size)
+    if close(halves[0], one, narrowest) and close(halves[1], two, narrowest):
         return Layout(dim, size)
-    alternate = both.unflatten(dim, (size, 2))
-    if _close(alternate.select(dim + 1, 0), one) and _close(alternate.select(dim + 1, 1), two):
+    turns = both.unflatten(dim, (size, 2))
+    if close(turns.select(dim + 1, 0), one, narrowest) and close(turns.select(dim + 1, 1), two, narrowest):
         return Layout(dim, size, major=False)
     return None
 
 
-def _verified(network: Network, state: Params, pair: Inputs, plan: Plan) -> Plan:
-    """The plan after a comparison of Jᵀv with autograd: what differs goes to the fallback."""
+def _verified(network: Network, state: Params, pair: Inputs, plan: Plan, saved: int) -> Plan:
+    """The plan after a comparison of Jᵀv with autograd: what differs goes to the fallback, which is compared too."""
     v = torch.cos(torch.arange(1.0, plan.c + 1))
     expected, unused = _reference(network, state, pair, v)
     scale = float(sum(g.square().sum() for g in expected.values()) ** 0.5)
@@ -129,68 +176,123 @@ def _verified(network: Network, state: Params, pair: Inputs, plan: Plan) -> Plan
             "the outputs do not depend on any of the parameters that count, so the kernel is zero. Check train=, "
             "torch.no_grad() and .detach() in the model."
         )
+    check_kept(network, unused)
+    while True:
+        try:
+            found = by_rules(network, state, pair, plan, exact=True)
+        except NoRule as e:
+            plan = plan.without(e.names - plan.fallback.keys() or _all_ruled(network, plan), "its rule does not fit")
+            continue
+        except CheckpointError:
+            if plan.shield:
+                raise
+            plan = replace(plan, shield=True)
+            continue
+        except Unfamiliar as e:
+            plan.measured.add(e.calls)
+            continue
+        ruled = {k: g for k, g in expected.items() if k not in plan.fallback}
+        wrong = _disagree(found, ruled, unused, v, scale, plan.narrowest)
+        if not wrong or _only_rounding(network, pair, plan, v):
+            break
+        plan = plan.without(wrong, "its rule disagrees with autograd")
+    plan = _checked_fallback(network, state, pair, plan, expected, unused, v)
+    return _weighed(network, found, plan, saved)
+
+
+def _all_ruled(network: Network, plan: Plan) -> set[str]:
+    return set(network.train) - plan.fallback.keys()
+
+
+def _checked_fallback(
+    network: Network,
+    state: Params,
+    pair: Inputs,
+    plan: Plan,
+    expected: Mapping[str, Tensor],
+    unused: tuple[str, ...],
+    v: Tensor,
+) -> Plan:
+    """torch.func where it agrees with autograd, then one sample at a time, then one in the company of another."""
+    scale = float(sum(g.square().sum() for g in expected.values()) ** 0.5)
+
+    def wrong(found: Mapping[str, Tensor], names: Iterable[str]) -> set[str]:
+        blocks = {k: Dense(g) for k, g in found.items()}
+        return set(_disagree(blocks, {k: expected[k] for k in names}, unused, v, scale, plan.narrowest))
+
+    names = list(plan.fallback)
+    if not names:
+        return plan
     try:
-        found, transient = _measured(network, state, pair, plan)
-    except NoRule as e:
-        return _verified(network, state, pair, plan.without(e.names, "its rule does not fit"))
-    except RuntimeError:
-        # A layer that was called once for the whole batch could not be given a copy per sample.
-        shared = {name for (name, _), layout in plan.layouts.items() if layout.dim is None} - set(plan.fallback)
-        if not shared:
-            raise
-        return _verified(network, state, pair, plan.without(shared, "called once for the whole batch"))
-    wrong = _disagree(found, expected, unused, v)
-    if wrong and not _only_rounding(network, pair, plan, v):
-        looped = plan.looped | {k for k in wrong if k in plan.fallback}  # torch.func's own batching can be wrong
-        again = replace(plan, fallback=wrong | plan.fallback, looped=looped)
-        if again == plan:
-            raise ModelError(
-                f"two ways to take the gradient of {', '.join(wrong)} by autograd disagree: the model is not a "
-                "deterministic function of one sample."
-            )
-        return _verified(network, state, pair, again)
-    kept = sum(b.nbytes for b in found.values()) // 2
+        looped = wrong(jacobian_vmap(network, state, pair, names, plan.transient), names)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, ModelError):
+        looped = set(names)
+    if not looped:
+        return plan
+    rest = [k for k in names if k in looped]
+    for company in (False, True):
+        if not wrong(jacobian_loop(network, state, pair, rest, company=company), rest):
+            return replace(plan, looped=frozenset(rest), company=company)
+    raise ModelError(
+        f"two ways to take the gradient of {', '.join(rest)} by autograd disagree: the model is not a deterministic "
+        "function of one sample."
+    )
+
+
+def _weighed(network: Network, found: Mapping[str, Block], plan: Plan, saved: int) -> Plan:
+    """The plan with what a sample takes."""
+    entries = sum(p.numel() * p.element_size() for k, p in network.model.named_parameters() if k in plan.fallback)
+    kept = sum(b.nbytes for b in found.values()) // 2 + plan.c * entries
     top = max((float(t.abs().max()) for b in found.values() for t in b.tensors()[1::2]), default=1.0)
     seed = 2.0 ** round(8 - float(torch.log2(torch.tensor(max(top, 1e-30)))))  # room for 256 times larger ones
     half = 2 if network.precision == "float16" else 1
-    factored = {k: b for k, b in found.items() if isinstance(b, Outer) and not b.indexed}
+    factored = {k: b for k, b in found.items() if isinstance(b, Outer) and not b.indexed and b.slot is None}
+    # Besides what is saved: the outputs of the layer at work, and one set of cotangents on its way (heuristic).
+    moving = sum(t.numel() * t.element_size() for b in found.values() for t in b.tensors()) // plan.c
     return replace(
         plan,
         kept=max(kept // half, 1),
-        transient=max(transient, 1),  # both passes keep 32 bits
+        transient=max(saved + moving, 1),  # both passes keep 32 bits
         saved={k: saved_by_forming(b) // half for k, b in factored.items() if saved_by_forming(b) > 0},
         seed=min(max(seed, 2.0**-14), 2.0**14),
     )
 
 
 def _disagree(
-    found: Mapping[str, Block], expected: Mapping[str, Tensor], unused: tuple[str, ...], v: Tensor
-) -> dict[str, str]:
+    found: Mapping[str, Block],
+    expected: Mapping[str, Tensor],
+    unused: tuple[str, ...],
+    v: Tensor,
+    scale: float,
+    narrowest: torch.dtype,
+) -> list[str]:
     """The parameters whose blocks are not what autograd says."""
-    scale = float(sum(g.square().sum() for g in expected.values()) ** 0.5)
-    tolerance = _FITS.get(next(iter(expected.values())).dtype, 2e-3)
-    wrong = {}
+    wrong = []
     for name, want in expected.items():
         if name in unused:
             continue
+        tolerance = max(FITS.get(want.dtype, 2e-3), FITS.get(narrowest, 2e-3))
         block = found.get(name)
-        got = torch.zeros_like(want) if block is None else torch.einsum("ncp,c->np", block.expand(), v.to(want))
-        if float((got - want).norm()) > tolerance * (float(want.norm()) + 1e-3 * scale):
-            wrong[name] = "its rule disagrees with autograd"
+        g = None if block is None else block.expand()
+        got = torch.zeros_like(want) if g is None else torch.einsum("ncp,c->np", g.to(want), v.to(want))
+        if not float((got - want).norm()) <= tolerance * (float(want.norm()) + 1e-3 * scale):
+            wrong.append(name)
     return wrong
 
 
 def _only_rounding(network: Network, pair: Inputs, plan: Plan, v: Tensor) -> bool:
-    """Whether the plan fits in float64. In fewer bits a ReLU whose input is almost 0 may open for a batch of two and
-    stay shut for one sample, which no tolerance covers."""
+    """Whether the plan fits in float64. In fewer bits a ReLU whose input is almost 0 may open for one run and stay shut
+    for another, which no tolerance covers."""
     if next(iter(network.state().values())).dtype == torch.float64:
         return False
     exact = replace(network, precision="float64")
     try:
         state, wide = exact.state(), _tree.cast(pair, torch.float64)
         expected, unused = _reference(exact, state, wide, v)
-        return not _disagree(capture(exact, state, wide, plan, exact=True), expected, unused, v)
-    except (RuntimeError, TypeError, NoRule):  # a model that insists on its own type
+        scale = float(sum(g.square().sum() for g in expected.values()) ** 0.5)
+        ruled = {k: g for k, g in expected.items() if k not in plan.fallback}
+        return not _disagree(by_rules(exact, state, wide, plan, exact=True), ruled, unused, v, scale, torch.float64)
+    except (RuntimeError, TypeError, NoRule, Unfamiliar):  # a model that insists on its own type
         return False
 
 
@@ -199,30 +301,27 @@ def _reference(network: Network, state: Params, pair: Inputs, v: Tensor) -> tupl
     own = {k: state[k].detach().requires_grad_() for k in network.train}
     rows: dict[str, list[Tensor]] = {k: [] for k in own}
     reached: set[str] = set()
-    with torch.enable_grad(), network.modes(exact=True):
-        for one in _tree.split(pair, 1):
-            out = network({**state, **own}, one)[0]
+    with torch.enable_grad(), network.modes(exact=True), Plainly():
+        out = network({**state, **own}, private(pair))
+        for row in out:
             grads: Iterable[Any] = [None] * len(own)
             if out.requires_grad:
-                grads = torch.autograd.grad(out @ v.to(out), list(own.values()), allow_unused=True)
+                grads = _gradient(row @ v.to(out), list(own.values()))
             for (k, p), g in zip(own.items(), grads, strict=True):
                 if g is not None:
                     reached.add(k)
-                rows[k].append((torch.zeros_like(p) if g is None else g).flatten())
+                rows[k].append(dense(g, torch.zeros_like(p)).flatten())
     return {k: torch.stack(r) for k, r in rows.items()}, tuple(k for k in own if k not in reached)
 
 
-def _measured(network: Network, state: Params, pair: Inputs, plan: Plan) -> tuple[dict[str, Any], int]:
-    """The blocks of the two samples, and the bytes per sample that autograd kept to make them."""
-    saved: dict[int, int] = {}
-
-    def pack(v: Tensor) -> Tensor:
-        saved[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
-        return v
-
-    own = {v.untyped_storage().data_ptr() for v in state.values()}
-    with saved_tensors_hooks(pack, lambda v: v):
-        found = capture(network, state, pair, plan, exact=True)
-    total = sum(size for place, size in saved.items() if place not in own)
-    # Besides what is saved: the outputs of the layer at work, and one set of cotangents on its way (heuristic).
-    return found, total + sum(t.numel() * t.element_size() for b in found.values() for t in b.tensors()) // plan.c
+def _gradient(value: Tensor, of: list[Tensor]) -> Iterable[Any]:
+    try:
+        return torch.autograd.grad(value, of, retain_graph=True, allow_unused=True)
+    except RuntimeError as e:
+        why = str(e).splitlines()[0]
+        if isinstance(e, torch.OutOfMemoryError) or not any(word in why for word in ("inplace", "in-place", "heckpoint")):
+            raise
+        raise ModelError(
+            f"autograd cannot differentiate the model in evaluation mode, so it has no tangent kernel: {why} Replace "
+            "x += … by x = x + …, and checkpoint(…, use_reentrant=True) by use_reentrant=False."
+        ) from e

@@ -47,6 +47,10 @@ class Rule(ABC):
         """What `weight` takes, made once for all outputs from the captured input [n, r, …]."""
         return x
 
+    def positions(self, d: Tensor) -> int:
+        """How many leading dimensions of a cotangent are positions, each of which may belong to another sample."""
+        return 1
+
 
 @dataclass(frozen=True)
 class Linear(Rule, Lift):
@@ -88,6 +92,42 @@ class Linear(Rule, Lift):
     def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
         return math.prod(x.shape[1:-1]), 1, x.shape[-1], 1 if self.vector else d.shape[-1]
 
+    def positions(self, d: Tensor) -> int:
+        return d.dim() if self.vector else d.dim() - 1
+
+
+@dataclass(frozen=True)
+class Grouped(Rule, Lift):
+    """y_g = x_g W_gᵀ: a weight [g, o, i] for each of g groups, over any leading dimensions (experts, heads)."""
+
+    name = "grouped"
+    kind = "groups"
+
+    def a(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], -1, *x.shape[-2:])
+
+    def d(self, d: Tensor) -> Tensor:
+        return d.reshape(*d.shape[:2], -1, *d.shape[-2:])
+
+    def layout(self, g: Tensor) -> Tensor:
+        return g
+
+    @property
+    def taps(self) -> int | None:
+        return 1
+
+    def weight(self, x: Tensor, d: Tensor) -> Block:
+        return Outer((Use(self, x, d),))
+
+    def bias(self, d: Tensor) -> Block:
+        raise NoRule
+
+    def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
+        return math.prod(x.shape[1:-2]), x.shape[-2], x.shape[-1], d.shape[-1]
+
+    def positions(self, d: Tensor) -> int:
+        return d.dim() - 2
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -127,8 +167,11 @@ class Conv(Rule, Lift):
 
     windows: Windows
     name = "conv"
-    kind = "rows"
     summed = True
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return f"patches, {self.windows.groups} groups"
 
     def channel(self, rank: int) -> int:
         return rank - len(self.windows.kernel) - 1
@@ -171,7 +214,10 @@ class ConvTranspose(Rule, Lift):
 
     windows: Windows
     name = "conv transpose"
-    kind = "columns"
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return f"patches of δ, {self.windows.groups} groups"
 
     def channel(self, rank: int) -> int:
         return rank - len(self.windows.kernel) - 1
@@ -216,16 +262,22 @@ class Embedding(Rule, Lift):
     vocabulary: int
     padding: int | None = None
     bag: str | None = None
+    wrapped: bool = False  # negative numbers count from the end
+    trailing: int = 1  # dimensions of what a row holds
     name = "embedding"
     kind = "lookup"
     indexed = True
 
     def a(self, x: Tensor) -> Tensor:
         index = x.reshape(x.shape[0], -1).long()
+        index = index % self.vocabulary if self.wrapped else index
         return index if self.padding is None else torch.where(index == self.padding, -1, index)
 
     def d(self, d: Tensor) -> Tensor:
-        return d.reshape(*d.shape[:2], -1, 1, d.shape[-1])
+        return d.reshape(*d.shape[:2], -1, 1, self._width(d))
+
+    def _width(self, d: Tensor) -> int:
+        return math.prod(d.shape[d.dim() - self.trailing :])
 
     def layout(self, g: Tensor) -> Tensor:
         return g[:, :, 0].transpose(-1, -2)
@@ -240,7 +292,10 @@ class Embedding(Rule, Lift):
         raise NoRule
 
     def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
-        return math.prod(x.shape[1:]), 1, self.vocabulary, d.shape[-1]
+        return math.prod(x.shape[1:]), 1, self.vocabulary, self._width(d)
+
+    def positions(self, d: Tensor) -> int:
+        return d.dim() - self.trailing
 
 
 @dataclass(frozen=True)
@@ -259,6 +314,9 @@ class Affine(Rule):
 
     def channel(self, rank: int) -> int:
         return rank - 1 if self.trailing else rank - self.rank + 1
+
+    def positions(self, d: Tensor) -> int:
+        return d.dim() - self.trailing if self.trailing else 1
 
     def ready(self, x: Tensor) -> Tensor:
         return self.normalise(x.flatten(0, 1)).unflatten(0, x.shape[:2])
@@ -293,12 +351,17 @@ class Broadcast(Rule):
     name = "broadcast"
     small = True
 
-    def aligned(self, rank: int, sample: int) -> "Broadcast":
-        """The parameter's shape against an output of this rank whose samples lie in dimension `sample`."""
+    def aligned(self, rank: int, folded: tuple[int, ...]) -> "Broadcast":
+        """The parameter's shape against an output of this rank whose dimensions `folded` are now samples and rows."""
         shape = [1] * (rank - len(self.shape)) + list(self.shape)
-        if len(shape) != rank or shape.pop(sample) != 1:
+        if len(shape) != rank or any(shape[k] != 1 for k in folded):
             raise NoRule
-        return Broadcast(tuple(shape), self.product)
+        return Broadcast(tuple(size for k, size in enumerate(shape) if k not in folded), self.product)
+
+    def positions(self, d: Tensor) -> int:
+        shape = [1] * (d.dim() - len(self.shape)) + list(self.shape)
+        own = [k for k, size in enumerate(shape) if size != 1]
+        return max(1, own[0] if own else d.dim())
 
     def weight(self, x: Tensor, d: Tensor) -> Block:
         return self.bias(_wide(d) * x[:, None] if self.product else d)
@@ -309,6 +372,20 @@ class Broadcast(Rule):
         if any(size not in (1, d.shape[2 + k]) for k, size in enumerate(self.shape)):
             raise NoRule
         return Dense((d.sum(over, keepdim=True) if over else d).flatten(2))
+
+
+@dataclass(frozen=True)
+class Repeated(Rule):
+    """A value that every sample was given a copy of (a class token): each copy has a cotangent of its own."""
+
+    name = "repeated"
+    small = True
+
+    def weight(self, x: Tensor, d: Tensor) -> Block:
+        return Dense(_wide(d).flatten(2))
+
+    def bias(self, d: Tensor) -> Block:
+        raise NoRule
 
 
 def _wide(d: Tensor) -> Tensor:

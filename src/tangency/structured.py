@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .rules import Affine, Broadcast, Conv, ConvTranspose, Embedding, Linear, NoRule, Rule, Windows
+from .bilinear import grouped_linear
+from .rules import Affine, Broadcast, Conv, ConvTranspose, Embedding, Grouped, Linear, NoRule, Rule, Windows
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ def _matmul(input: Tensor, other: Tensor) -> Call:
     if other.dim() > 2 or input.dim() < 2:
         raise NoRule
     return Call(Linear(transposed=other.dim() == 2, vector=other.dim() == 1), input, other)
+
+
+@register(grouped_linear)
+def _grouped(x: Tensor, weight: Tensor) -> Call:
+    return Call(Grouped(), x, weight)
 
 
 @register(torch.addmm, Tensor.addmm)
@@ -118,8 +124,6 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Call:
-    if max_norm is not None or scale_grad_by_freq:
-        raise NoRule
     rows = weight.shape[0]
     padding = None if padding_idx is None else padding_idx % rows
     return Call(Embedding(rows, padding), input, weight)
@@ -132,9 +136,7 @@ def _embedding_bag(
     # nn.EmbeddingBag passes the rest by position: max_norm, norm_type, scale_grad_by_freq, mode, sparse, …
     names = ("max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights", "last", "padding")
     given = {"mode": mode, **dict(zip(names, args, strict=False)), **options}
-    plain = all(
-        given.get(k) in (None, False) for k in ("max_norm", "scale_grad_by_freq", "per_sample_weights", "padding_idx")
-    )
+    plain = all(given.get(k) is None for k in ("max_norm", "per_sample_weights", "padding_idx"))
     if input.dim() != 2 or offsets is not None or not plain or given["mode"] not in ("sum", "mean"):
         raise NoRule
     if given.get("padding") is not None:
@@ -209,12 +211,12 @@ def _prelu(input: Tensor, weight: Tensor) -> Call:
     return Call(Affine(lambda x: x.clamp(max=0), rank=input.dim(), single=weight.numel() == 1), input, weight)
 
 
-@register(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+@register(torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_)
 def _mul(input: Any, other: Any) -> Call:
     return Call(Broadcast((), product=True), *_operands(input, other))
 
 
-@register(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
+@register(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_)
 def _add(input: Any, other: Any, *, alpha: float = 1) -> Call:
     if alpha != 1:
         raise NoRule
@@ -228,9 +230,23 @@ def _operands(input: Any, other: Any) -> tuple[Any, Any]:
     return input, other
 
 
-@register(Tensor.expand)
-def _expand(input: Tensor, *sizes: Any) -> Call:
-    return Call(Broadcast((), product=False), None, input)
+@register(Tensor.__getitem__)
+def _getitem(input: Tensor, index: Any) -> Call:
+    """table[i] with row numbers i."""
+    if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
+        raise NoRule
+    return _rows(input, index)
+
+
+@register(torch.index_select, Tensor.index_select)
+def _index_select(input: Tensor, dim: int, index: Tensor) -> Call:
+    if dim % input.dim() != 0 or index.dim() != 1:
+        raise NoRule
+    return _rows(input, index)
+
+
+def _rows(table: Tensor, index: Tensor) -> Call:
+    return Call(Embedding(table.shape[0], wrapped=True, trailing=table.dim() - 1), index, table)
 
 
 def read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
@@ -243,3 +259,49 @@ def read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
         return reader(*args, **kwargs)
     except (NoRule, TypeError):
         return None
+
+
+def _both(*names: str) -> frozenset[Any]:
+    return frozenset(f for name in names for space in (torch, Tensor) if (f := getattr(space, name, None)) is not None)
+
+
+# Elementwise functions of tensors that are broadcast against each other, beyond sums and products.
+_ELEMENTWISE = _both(
+    "add", "add_", "__add__", "__radd__", "mul", "mul_", "sub", "sub_", "subtract", "rsub", "__sub__", "__rsub__", "div",
+    "div_", "divide", "true_divide", "__truediv__", "__rtruediv__", "__div__", "pow", "pow_", "__pow__", "__rpow__",
+    "float_power", "where", "maximum", "minimum", "fmax", "fmin", "lerp", "lerp_", "addcmul", "addcdiv", "atan2",
+    "hypot", "clamp", "clamp_min", "clamp_max", "clip", "copysign", "xlogy", "logaddexp", "ldexp",
+)  # fmt: skip
+
+
+def spread(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: Callable[[Tensor], bool]
+) -> torch.Size | None:
+    """The common shape to which an elementwise function's arguments are broadcast; None for other functions."""
+    if function is F.scaled_dot_product_attention:
+        # A mask that is a weight (relative position biases) is added to the scores of every sample.
+        query, key, value = [*args, *(kwargs[k] for k in ("query", "key", "value") if k in kwargs)][:3]
+        scores = torch.Size((*query.shape[:-1], key.shape[-2]))
+        return None if any(map(is_weight, (query, key, value))) else scores
+    if function not in _ELEMENTWISE:
+        return None
+    return torch.broadcast_shapes(*(v.shape for v in (*args, *kwargs.values()) if isinstance(v, Tensor)))
+
+
+_SCALING = {
+    f: power
+    for power, names in ((1, ("mul", "__mul__", "__rmul__", "multiply")), (-1, ("div", "__truediv__", "true_divide")))
+    for f in _both(*names)
+}
+_CASTS = _both("to", "float", "double", "half", "type", "type_as", "contiguous", "clone")
+
+
+def factor(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """k where the function's result is k times its first argument, entry by entry; None where that is not known."""
+    if not args or not isinstance(args[0], Tensor):
+        return None
+    if function in _CASTS:
+        return 1.0
+    if function in _SCALING and len(args) == 2 and isinstance(args[1], (int, float)) and not kwargs:
+        return float(args[1]) ** _SCALING[function] if args[1] else None
+    return None

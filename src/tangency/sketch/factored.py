@@ -56,6 +56,7 @@ def split(k: int, o: int, i: int) -> tuple[int, int]:
 
 def _both_sides(block: Block, stream: Stream, sizes: tuple[int, int], sides: tuple[int, int]) -> Tensor:
     """[n, c, k₁, k₂]."""
+    block = _in_order(block)
     like = block.tensors()[-1]
     like = like.float() if like.dtype == torch.float16 else like
     rest = _side(stream, REST, sizes[1], sides[1], like)
@@ -81,6 +82,11 @@ def _both_sides(block: Block, stream: Stream, sizes: tuple[int, int], sides: tup
         g = block.expand().unflatten(2, sizes)
         return _apply(_apply(g, rest).transpose(-1, -2), first).transpose(-1, -2)
     return _scaled(made, block.scale)
+
+
+def _in_order(block: Block) -> Block:
+    """The block with entries in the parameter's own order: factors of a part of it are multiplied out."""
+    return Dense(block.expand()) if isinstance(block, Outer) and block.slot is not None else block
 
 
 def _looked_up(block: Outer, stream: Stream, k: int, rest: Tensor) -> Tensor:
@@ -154,6 +160,7 @@ def _picks(stream: Stream, k: int, total: int, like: Tensor) -> tuple[Tensor, Te
 
 def _values(block: Block, columns: Tensor) -> Tensor:
     """Single entries of the gradients: [n, c, len(columns)]."""
+    block = _in_order(block)
     if isinstance(block, Dense):
         g = block.g[:, :, columns].float() if block.g.dtype == torch.float16 else block.g[:, :, columns]
         return g if block.scale is None else g * block.scale[:, None, None]

@@ -77,7 +77,8 @@ def _alike(blocks: Sequence[Block]) -> bool:
     """Whether their pieces hold the same columns, without scales."""
     if len({(type(b), b.n, b.c) for b in blocks}) > 1 or isinstance(blocks[0], Mixed):
         return False
-    return not any(getattr(b, "indexed", False) or getattr(b, "scale", None) is not None for b in blocks)
+    plain = (None, False)
+    return all(any(getattr(b, k, None) is v for v in plain) for b in blocks for k in ("indexed", "scale", "slot"))
 
 
 def _rows(piece: Piece, c: int | None) -> Tensor:

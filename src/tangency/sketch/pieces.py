@@ -33,6 +33,12 @@ def pieces(block: Block, room: int, compact: bool = True) -> Iterator[Piece]:
             yield from pieces(b, room, compact)
     elif isinstance(block, Dense):
         yield Piece(block.g, scale=block.scale)
+    elif isinstance(block, Outer) and block.slot is not None:
+        if block.slot.contiguous:
+            for piece in pieces(replace(block, slot=None), room, compact=False):
+                yield replace(piece, start=piece.start + block.slot.offset)
+        else:
+            yield Piece(block.expand())
     elif isinstance(block, Outer) and block.indexed:
         yield from _rows(block, room) if compact else _vocabulary(block, room)
     elif isinstance(block, Outer) and block.uses[0].lift.taps is not None:

@@ -1,0 +1,147 @@
+"""A user's model run with other tensors in place of its own, and left exactly as it was.
+
+`torch.func.functional_call` swaps by name: a module with two names is restored by the first and then spoilt by the
+second. Here every module is visited once, tensors are known by identity, and all that a forward pass leaves behind in
+a module (caches, counters, weights made by hooks, a replaced submodule) is taken out again, after errors too.
+"""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+Containers = (dict, OrderedDict, defaultdict, list, set)
+
+
+@dataclass
+class Snapshot:
+    """What the modules of a model hold: their attributes, and the contents of dicts, lists and sets among them."""
+
+    attributes: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    contents: list[tuple[Any, Any]] = field(default_factory=list)
+
+    @staticmethod
+    def of(model: nn.Module) -> "Snapshot":
+        found, seen = Snapshot(), set[int]()
+        for module in model.modules():
+            own = module.__dict__
+            found.attributes.append((own, dict(own)))
+            for value in own.values():
+                found._keep(value, seen, depth=3)
+        return found
+
+    def _keep(self, value: Any, seen: set[int], depth: int) -> None:
+        if type(value) not in Containers or id(value) in seen or depth == 0:
+            return
+        seen.add(id(value))
+        self.contents.append((value, value.copy()))
+        if value:
+            for inner in value.values() if isinstance(value, dict) else value:
+                self._keep(inner, seen, depth - 1)
+
+    def restore(self) -> None:
+        """Put everything back. Done again from the start if Ctrl-C comes in between: it may be repeated."""
+        interrupted: KeyboardInterrupt | None = None
+        while True:
+            try:
+                for now, before in (*self.attributes, *self.contents):
+                    _put_back(now, before)
+                break
+            except KeyboardInterrupt as e:
+                interrupted = e
+        if interrupted is not None:
+            raise interrupted
+
+
+def _put_back(now: Any, before: Any) -> None:
+    if isinstance(now, dict):
+        if len(now) != len(before) or any(k not in now or now[k] is not v for k, v in before.items()):
+            now.clear()
+            now.update(before)
+    elif isinstance(now, list):
+        if len(now) != len(before) or any(v is not w for v, w in zip(now, before, strict=True)):
+            now[:] = before
+    elif now != before:
+        now.clear()
+        now.update(before)
+
+
+@contextmanager
+def borrowed(model: nn.Module, values: Mapping[str, Tensor], empty: tuple[Any, ...] = ()) -> Iterator[None]:
+    """Within it, the model's parameters and buffers are `values`, by name; after it, all is as before.
+
+    `empty` are dicts of the model (caches) that are empty for as long.
+    """
+    own = {id(v): values[k] for k, v in _named(model) if k in values}
+    kept = Snapshot.of(model)
+    types = [(v, v.dtype, v.detach()) for v in values.values()]
+    try:
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                for name, v in table.items():
+                    if v is not None and id(v) in own:
+                        table[name] = own[id(v)]  # type: ignore[assignment]
+        for cache in empty:
+            cache.clear()
+        yield
+    finally:
+        kept.restore()
+        for v, dtype, data in types:
+            if v.dtype != dtype:  # forward() changed the type of a parameter: `layer.to(…)`
+                v.data = data
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def run(model: nn.Module, values: Mapping[str, Tensor], args: Any, kwargs: Any, empty: tuple[Any, ...] = ()) -> Any:
+    """model(*args, **kwargs) with `values` as its parameters and buffers."""
+    with borrowed(model, values, empty):
+        return model(*args, **kwargs)
+
+
+def attributes(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
+    """(name, table, key, value) of everything that a module holds as a plain attribute."""
+    for name, module in model.named_modules():
+        for key, value in module.__dict__.items():
+            if key not in _OWN:
+                yield f"{name}.{key}" if name else key, module.__dict__, key, value
+
+
+def plain_tensors(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
+    """Tensors that are attributes without being parameters or buffers."""
+    return ((name, table, key, v) for name, table, key, v in attributes(model) if isinstance(v, Tensor))
+
+
+def caches(model: nn.Module) -> list[tuple[str, dict[Any, Any]]]:
+    """Dicts that hold tensors: where models keep what they computed before."""
+    found = []
+    for name, _, _, value in attributes(model):
+        if isinstance(value, dict) and any(isinstance(v, Tensor) for v in value.values()):
+            found.append((name, value))
+    return found
+
+
+def switches(model: nn.Module) -> tuple[Any, ...]:
+    """The attributes by which a model may choose its way: modes, flags, numbers and words."""
+    return tuple(
+        (name, key, value)
+        for name, module in model.named_modules()
+        for key, value in module.__dict__.items()
+        if isinstance(value, (bool, int, float, str, type(None)))
+    )
+
+
+def renewed(model: nn.Module) -> set[str]:
+    """Weights that forward() itself writes to: embeddings with max_norm."""
+    embeddings = (nn.Embedding, nn.EmbeddingBag)
+    written = [m.weight for m in model.modules() if isinstance(m, embeddings) and m.max_norm is not None]
+    return {k for k, p in model.named_parameters() if any(p is w for w in written)}
+
+
+_OWN = frozenset(nn.Module().__dict__)
