@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import pickle
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 import reference
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.prune
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
@@ -409,6 +411,167 @@ def test_embedding_bags(mode: str, weighted: bool, padding: int | None) -> None:
     net = tg.linearize(model)
     move(net, 1.0)
     assert error(net(ids), net.model(ids).detach()) < 1e-13  # linear in its weight
+
+
+IDS = torch.tensor([[0, 1, 1, 1], [2, 0, 1, 4]])
+EMBEDDINGS: dict[str, Callable[[], nn.Module]] = {
+    "by frequency": lambda: nn.Sequential(nn.Embedding(5, 3, scale_grad_by_freq=True), nn.Flatten()),
+    "sparse": lambda: nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten()),
+    "bag by frequency": lambda: nn.EmbeddingBag(5, 3, mode="mean", scale_grad_by_freq=True),
+    "bag, sparse": lambda: nn.EmbeddingBag(5, 3, mode="sum", sparse=True),
+    "by hand": lambda: Net(
+        lambda net, ids: torch.embedding(net.weight, ids, -1, True, False).flatten(1),
+        weight=nn.Parameter(torch.randn(5, 3)),
+    ),
+}
+
+
+@torch.no_grad()
+def slopes(model: nn.Module, x: Tensor, h: float = 1e-5) -> dict[str, Tensor]:
+    """The Jacobian [n·c, p] by parameter, by central differences: no derivative of torch's has a part in it."""
+    found = {}
+    for name, p in model.named_parameters():
+        columns, flat = [], p.view(-1)
+        for i in range(p.numel()):
+            here = flat[i].clone()
+            ends = []
+            for sign in (1, -1):
+                flat[i] = here + sign * h
+                ends.append(model(x).flatten().clone())
+            flat[i] = here
+            columns.append((ends[0] - ends[1]) / (2 * h))
+        found[name] = torch.stack(columns, 1)
+    return found
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_the_derivative_of_an_embedding_is_that_of_the_function(name: str, backwards: bool) -> None:
+    """scale_grad_by_freq and sparse say what a backward pass shall leave, not what the function is."""
+    model = nn.Sequential(EMBEDDINGS[name](), nn.Tanh(), nn.LazyLinear(2)).double()
+    start = model(IDS).detach()
+    j = slopes(copy.deepcopy(model), IDS)
+    net = tg.linearize(model)
+    net._backwards = backwards
+    steps = move(net)
+    assert error(net(IDS), start.flatten() + sum(j[k] @ v.flatten() for k, v in steps.items())) < 1e-9
+    u = torch.randn_like(start)
+    (net(IDS) * u).sum().backward()
+    for k, p in net.model.named_parameters():
+        assert p.grad is not None
+        assert not p.grad.is_sparse
+        assert error(p.grad, u.flatten() @ j[k]) < 1e-8, k
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("norm", [1.0, 2.0])
+def test_rows_that_are_too_long_are_shortened_without_writing_to_the_weight(kind: Any, norm: float, order: int) -> None:
+    """As in autograd, where the factor is a constant; but there the weight is changed in place, and θ0 must not be."""
+    model = nn.Sequential(kind(5, 3, max_norm=0.7, norm_type=norm), nn.Flatten(), nn.LazyLinear(2)).double()
+    before = {k: v.clone() for k, v in model.state_dict().items() if not isinstance(v, nn.UninitializedParameter)}
+    twin = copy.deepcopy(model)
+    twin(IDS)  # shortens its rows
+    model[2] = copy.deepcopy(twin[2])
+    net = tg.linearize(model, order=order)
+    steps = move(net)
+    theta0 = {k: v.clone() for k, v in net.anchor.items()}
+    j = jacobians(twin, IDS)
+    want = twin(IDS).detach().flatten() + sum(j[k] @ v.flatten() for k, v in steps.items())
+    if order == 2:  # bilinear in the rows and the head
+        rows = steps["0.weight"][IDS]
+        want += (rows.flatten(1) if kind is nn.Embedding else rows.mean(1)).matmul(steps["2.weight"].T).flatten()
+    for _ in range(2):
+        assert error(net(IDS), want) < 1e-12
+    assert all(torch.equal(v, theta0[k]) for k, v in net.anchor.items())
+    assert torch.equal(model[0].weight, before["0.weight"])
+
+
+class Caches(nn.Module):
+    """Keeps what it computed, as models do that are looked into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.kept = nn.Linear(4, 4), {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.linear(x)
+        self.kept["all"] = [self.last]
+        return self.last.tanh()
+
+
+def pruned() -> nn.Module:
+    return nn.utils.prune.random_unstructured(nn.Linear(4, 4), "weight", 0.3)
+
+
+HISTORIES: dict[str, Callable[[], nn.Module]] = {
+    "weight_norm": lambda: nn.utils.weight_norm(nn.Linear(4, 4)),
+    "spectral_norm": lambda: nn.utils.spectral_norm(nn.Linear(4, 4)),
+    "pruned": pruned,
+    "caches": Caches,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", HISTORIES)
+def test_models_that_keep_tensors_with_a_history_are_copied(name: str) -> None:
+    """torch's deepcopy refuses them after a forward pass with gradients."""
+    model, x = nn.Sequential(HISTORIES[name](), nn.Tanh(), nn.Linear(4, 2)).double().eval(), torch.randn(5, 4).double()
+    start = model(x)
+    with pytest.raises(RuntimeError, match="deepcopy"):
+        copy.deepcopy(model)
+    held = {k: v for k, v in vars(model[0]).items() if isinstance(v, Tensor)}
+    assert held
+    every = dict(model.named_parameters())
+    rows = [torch.autograd.grad(v, list(every.values()), retain_graph=True) for v in start.flatten()]
+    net = tg.linearize(model)
+    steps = move(net)
+    want = torch.stack([sum((g * steps[k]).sum() for k, g in zip(every, row, strict=True)) for row in rows])
+    got = net(x)
+    assert error(got, start.detach().flatten() + want) < 1e-12
+    got.sum().backward()  # what the model kept does not stand in the way
+    assert all(vars(model[0])[k] is v for k, v in held.items())  # the model is as it was
+    again = pickle.loads(pickle.dumps(copy.deepcopy(net)))
+    assert torch.equal(again(x), net(x))
+
+
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    model.lock = threading.Lock()
+    with pytest.raises(tg.ModelError, match=r"cannot be copied \(TypeError: .*lock.*Take out of the model"):
+        tg.linearize(model)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_modules_that_occur_twice(order: int) -> None:
+    """One module under two names has one set of parameters, and is as it was afterwards."""
+    shared = nn.Linear(4, 4)
+    model, x = nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(4, 2)).double(), torch.randn(5, 4).double()
+    twin, net = copy.deepcopy(model), tg.linearize(model, order=order)
+    steps = {k: 0.1 * torch.randn_like(v) for k, v in net.anchor.items()}
+    with torch.no_grad():
+        for k, v in steps.items():
+            net.model.get_parameter(k).add_(v)
+    assert set(steps) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    # f(θ0 + tδ) as plain operations on the twin's parameters
+    theta = dict(twin.named_parameters())
+
+    def along(t: Tensor) -> Tensor:
+        w, b, v, c = (theta[k] + t * steps[k] for k in ("0.weight", "0.bias", "3.weight", "3.bias"))
+        return F.linear(F.linear(torch.tanh(F.linear(x, w, b)), w, b), v, c)
+
+    zero = torch.zeros((), dtype=torch.float64)
+    first = torch.autograd.functional.jacobian(along, zero, create_graph=True)
+    want = along(zero) + first
+    if order == 2:
+        bend = lambda t: torch.autograd.functional.jacobian(along, t, create_graph=True)  # noqa: E731
+        want = want + torch.autograd.functional.jacobian(bend, zero) / 2
+    for _ in range(2):
+        assert error(net(x), want.detach().flatten()) < 1e-12
+    assert net.model[0] is net.model[2]
+    assert isinstance(net.model[0].weight, nn.Parameter)
+    assert model[0] is model[2]
+    assert torch.equal(model(x), twin(x))
 
 
 class Cube(torch.autograd.Function):

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import reference
+import scipy.special
 import torch
 import torch.nn.functional as F
 from hypothesis import given
@@ -594,6 +596,65 @@ def test_leave_one_out_is_leaving_one_out(form: str, shifted: bool) -> None:
         assert float(risks.gcv[number]) == pytest.approx(train / (1 - np.trace(hat) / len(k)) ** 2, rel=1e-9)
 
 
+def left_out(K: Tensor, y: Tensor, reg: float) -> float:
+    """The leave-one-out error by n fits with 40 digits, on the numbers that K has."""
+    n, off = len(y), mpmath.mpf(0)
+    with mpmath.workdps(40):
+        k, t = (mpmath.matrix(v.double().tolist()) for v in (K, y))
+        for i in range(n):
+            rest = [j for j in range(n) if j != i]
+            part = mpmath.matrix([[k[a, b] + (reg if a == b else 0) for b in rest] for a in rest])
+            a = mpmath.lu_solve(part, mpmath.matrix([t[j] for j in rest]))
+            off += (sum(k[i, j] * a[number] for number, j in enumerate(rest)) - t[i]) ** 2
+        return float(off / n)
+
+
+SINGULAR: dict[str, Any] = {
+    "whole numbers": lambda x: (x * 2).round() @ (x * 2).round().T,  # K has no rounding
+    "few features": lambda x: x @ x.T,
+    "copies": lambda x: (x @ x.T + (x @ x.T).T + 6 * torch.eye(5)).repeat(2, 2)[:9, :9],  # symmetric to the last bit
+    "float32": lambda x: (x @ x.T).float(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:reg up to:tangency.errors.TangencyWarning")
+@pytest.mark.parametrize("name", SINGULAR)
+def test_leave_one_out_of_a_singular_kernel_is_right_or_says_how_unsure_it_is(name: str) -> None:
+    x, y = torch.randn(9, 3, dtype=F64), normal(9)
+    K = SINGULAR[name](x if name != "copies" else x[:5])
+    regs = [1e-2, 1e-4] if name == "float32" else [1e-2, 1e-8, 1e-12]
+    risks = cross_validate(K, y, regs)
+    for reg, loo, unsure in zip(regs, risks.loo.tolist(), risks.uncertainty.tolist(), strict=True):
+        want = left_out(K, y, reg)
+        assert abs(loo - want) <= (unsure + 1e-12) * want
+        if name == "whole numbers":  # K has no rounding, and every sample a part in its null space: nothing is lost
+            assert loo == pytest.approx(want, rel=1e-10)
+    assert float(risks.uncertainty[0]) < 1e-3 < float(risks.uncertainty[-1]) * 100
+
+
+def test_leave_one_out_that_rounding_decides_is_warned_of() -> None:
+    x, y = normal(12, 3), normal(12)
+    with pytest.warns(tg.TangencyWarning, match=r"reg up to 1e-14 .*move the leave-one-out error by more than 0.1%"):
+        risks = cross_validate(x @ x.T, y, [1.0, 1e-3, 1e-14])
+    assert (risks.uncertainty > 1e-3).tolist() == [False, False, True]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cross_validate(x @ x.T, y, [1.0, 1e-3])
+        cross_validate((x @ x.T).float(), y, [1.0])
+        assert float(cross_validate(spectrum(x @ x.T), y, [1e-14]).uncertainty) > 1e-3  # said, but not loudly
+
+
+@pytest.mark.parametrize("c", [None, 2])
+def test_the_uncertainty_of_leave_one_out_covers_kernels_that_round_alike(c: int | None) -> None:
+    """K in float32 and K itself differ by rounding alone; so do their errors."""
+    data = some(10, 14, c=c)
+    y = data.targets(None)[0]
+    rounded, exact = (cross_validate(k, y, [1.0, 1e-2]) for k in (data.k.float(), data.k))
+    off = (rounded.loo - exact.loo).abs() / exact.loo
+    assert bool((off <= rounded.uncertainty).all())
+    assert bool((off > 1e-4 * rounded.uncertainty).all())  # and it is not a bound that says nothing
+
+
 def test_the_best_reg_is_that_of_least_predicted_error() -> None:
     data, y = some(20, 40), normal(20)
     risks = cross_validate(data.k, y, torch.logspace(-4, 2, 25, dtype=F64))
@@ -969,6 +1030,99 @@ def test_newton_comes_back_from_a_far_start(seed: int, far: float, classes: int)
     gamma = fit.model.coefficients.reshape(20, -1)
     start = phi.T @ F.one_hot(labels, classes).double()
     assert float((phi.T @ off + 1e-2 * gamma).norm()) <= 1e-8 * float(start.norm())
+
+
+ABSENT: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "more classes than y has": (torch.arange(12) % 2, {"classes": 3}, r"class 2 \(of 3\)"),
+    "a gap": (2 * (torch.arange(12) % 2), {}, r"class 1 \(of 3\)"),
+    "no weight": (torch.arange(12) % 3, {"weights": (torch.arange(12) % 3 != 0).double()}, r"class 0 \(of 3\)"),
+    "no weight of two": (torch.arange(12) % 2, {"weights": torch.arange(12) % 2}, r"class 0 \(of 2\)"),
+    "no probability": (F.one_hot(torch.arange(12) % 2, 4).double(), {}, r"class 2, 3 \(of 4\)"),
+    "one of two": (torch.tensor([[1.0, 0.0]] * 12), {}, r"class 1 \(of 2\)"),
+}
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_a_class_without_samples_has_no_bias(name: str) -> None:
+    """It went to −15 and on with every step, and was returned. Without a bias there is an optimum."""
+    y, options, message = ABSENT[name]
+    x = normal(12, 3)
+    for f, k in ((logistic, x @ x.T), (logistic, expanded(x @ x.T, 4)), (logistic_features, x)):
+        if len(k.shape) == 4 and name != "no probability":
+            continue
+        with pytest.raises(tg.InputError, match=f"no sample .of positive weight. of {message}.*bias=False"):
+            f(k, y, reg=0.1, bias=True, **options)
+        assert f(k, y, reg=0.1, **options).gradient <= 1e-10
+
+
+def test_a_class_whose_samples_have_no_weight_is_refused_by_the_estimator() -> None:
+    estimators = pytest.importorskip("tangency.estimators")
+    x, y = normal(12, 3).numpy(), np.arange(12) % 3
+    classifier = estimators.KernelClassifier("precomputed", loss="logistic", bias=True)
+    with pytest.raises(tg.InputError, match=r"of class 1 \(of 3\)"):
+        classifier.fit(x @ x.T, y, sample_weight=(y != 1).astype(float))
+
+
+def test_probabilities_in_single_precision_sum_to_one_before_they_are_fitted() -> None:
+    """What is left of their sums pushed the biases for ever."""
+    phi, soft = normal(30, 3), torch.softmax(normal(30, 3), 1)
+    want = logistic_features(phi, soft, reg=0.1, bias=True).probabilities(phi)
+    for rough in (soft.float(), soft * (1 + 5e-5 * torch.rand(30, 1, dtype=F64))):
+        near(logistic_features(phi, rough, reg=0.1, bias=True).probabilities(phi), want, 1e-6)
+    with pytest.raises(tg.InputError, match="y has probabilities of 3 classes and classes=4"):
+        logistic_features(phi, soft, reg=0.1, classes=4)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("reg", [1e-2, 1e-6, 1e-10])
+def test_separated_classes_have_the_margins_of_the_optimum(classes: int, reg: float) -> None:
+    """By scipy, on log-losses that do not cancel: reg·γ = Σ_i w_i (y − p) φ_i, as exactly as e⁻ᶻ follows from z."""
+    labels = torch.arange(24) % classes
+    phi = torch.eye(3, dtype=F64)[labels] * 3 + 0.3 * normal(24, 3)
+    fit = logistic_features(phi, labels, reg=reg)
+    z = fit.logits(phi).reshape(24, -1).numpy()
+    z = z if classes > 2 else np.hstack([0 * z, z])
+    rest = np.where(np.eye(classes)[labels], -np.inf, z)
+    own = z[np.arange(24), labels]
+    # y − p: of the own class what the others have
+    share = np.exp(z - scipy.special.logsumexp(z, 1, keepdims=True))
+    pull = -share
+    pull[np.arange(24), labels] = scipy.special.expit(scipy.special.logsumexp(rest, 1) - own)
+    pull = pull if classes > 2 else pull[:, 1:]
+    near(reg * fit.model.coefficients.reshape(3, -1), phi.numpy().T @ pull, 1e-4)
+    assert fit.distance <= 1e-6
+
+
+def test_an_optimum_at_zero_is_found() -> None:
+    """Every sample is there with each label: the gradient at zero is nothing but rounding."""
+    phi = normal(20, 3)
+    both, labels = torch.cat([phi, phi]), torch.cat([torch.zeros(20), torch.ones(20)]).long()
+    fit = logistic_features(both, labels, reg=1.0, bias=True)
+    near(fit.probabilities(phi), np.full((20, 2), 0.5), 1e-12)
+    zero = logistic_features(0 * phi, torch.arange(20) % 3, reg=1.0, bias=True)
+    near(zero.probabilities(0 * phi)[0], [0.35, 0.35, 0.3], 1e-6)
+
+
+@pytest.mark.parametrize("options", [{"max_steps": 0}, {"max_steps": -3}, {"tol": 0.0}, {"tol": float("nan")}])
+def test_steps_and_tolerances_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(tg.InputError, match=r"max_steps=.*, tol=.*; needed: at least 1, above 0"):
+        logistic_features(normal(6, 2), torch.arange(6) % 2, reg=0.1, **options)
+
+
+@pytest.mark.parametrize("reg", [1e-40, 1e-30, 1e-20, 1e-12])
+def test_least_squares_with_next_to_no_reg_is_of_least_norm(reg: float) -> None:
+    """Singular values that are rounding made the coefficients 1e15 times as large, and the fit wrong."""
+    x = normal(20, 4)
+    phi, y = torch.cat([x, x[:, :2] @ normal(2, 3)], 1), normal(20)
+    near(least_squares(phi, y, reg=reg).coefficients, np.linalg.lstsq(phi.numpy(), y.numpy(), rcond=1e-12)[0], 1e-8)
+
+
+def test_a_gaussian_process_that_is_not_solved_is_not_returned() -> None:
+    x = torch.linspace(0, 1, 40)
+    K = torch.exp(-(x[:, None] - x[None]).square() / 0.5)
+    with pytest.raises((tg.DidNotConverge, tg.NotPositiveDefinite)):
+        gaussian_process(K, torch.randn(40), noise=2e-6)
+    assert gaussian_process(K, torch.randn(40).double(), noise=2e-6).model.residual < 1e-6
 
 
 # What is refused.

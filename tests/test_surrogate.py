@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.optimize
+import scipy.special
 import scipy.stats
 import torch
 from hypothesis import example, given, settings
@@ -632,6 +633,109 @@ def test_stochastic_descent_depends_on_its_seed_alone() -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+# Where the objective is flat: separated classes and a small reg.
+
+
+def newton(phi: np.ndarray, aims: np.ndarray, reg: float) -> np.ndarray:
+    """Logits [n, q] of argmin Σ loss(φθ + b) + reg/2·‖θ‖², with the whole Hessian and no difference from one taken."""
+    n, q = aims.shape
+    phi, ridge = np.hstack([phi, np.ones((n, 1))]), np.full(phi.shape[1] + 1, reg)
+    ridge[-1] = 0
+    theta, before = np.zeros((phi.shape[1], q)), np.inf
+
+    def cost(t: np.ndarray) -> float:
+        z = phi @ t
+        others = -2 * aims * z + z if q == 1 else z - (aims * z).sum(1, keepdims=True)
+        inside = np.exp(others) if q == 1 else (np.exp(others) * (1 - aims)).sum(1)
+        return float(np.log1p(np.minimum(inside, 1e300)).sum() + (ridge[:, None] * t**2).sum() / 2)
+
+    for _ in range(200):
+        z = phi @ theta
+        p = scipy.special.expit(z) if q == 1 else scipy.special.softmax(z, 1)
+        rest = scipy.special.expit(-z) if q == 1 else np.stack([np.delete(p, c, 1).sum(1) for c in range(q)], 1)
+        slope = phi.T @ (p * (1 - aims) - aims * rest) + ridge[:, None] * theta
+        bend = -p[:, :, None] * p[:, None]
+        bend[:, np.arange(q), np.arange(q)] = p * rest
+        hessian = np.einsum("ni,ncd,nj->icjd", phi, bend, phi, optimize=True).reshape(slope.size, -1) + np.diag(
+            ridge.repeat(q)
+        )
+        scale = 1 / np.sqrt(np.maximum(hessian.diagonal(), 1e-280))
+        step = np.linalg.lstsq(hessian * scale * scale[:, None], scale * slope.ravel(), rcond=1e-17)[0]
+        step = -(scale * step).reshape(theta.shape)
+        step = step if q == 1 else step - step.mean(1, keepdims=True)
+        rate, value = 1.0, cost(theta)
+        while cost(theta + rate * step) > value * (1 + 1e-15) + 1e-4 * rate * (slope * step).sum() and rate > 1e-12:
+            rate /= 2
+        length = np.linalg.norm(phi @ step) / np.linalg.norm(phi @ (theta + step))
+        if length < 1e-7 and length > before / 2:
+            return phi @ theta
+        theta, before = theta + rate * step, min(length, before)
+    raise AssertionError("the reference did not converge")
+
+
+def separated(classes: int, kernel: str) -> tuple[Tensor, Tensor]:
+    y = torch.arange(21) % classes
+    x = 4 * normal(classes, 3, seed=classes)[y] + 0.5 * normal(21, 3, seed=7)
+    return rbf(x, x) if kernel == "rbf" else x @ x.T, y
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "linear"])
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("factor", [1.0, 1e-3, 1e-6, 1e-8])
+def test_separated_classes_are_fitted_to_the_optimum_however_small_reg_is(
+    classes: int, kernel: str, factor: float
+) -> None:
+    """A gradient of 1e-6 of that at zero left the logits at 0.5 of their size, without a word."""
+    K, y = separated(classes, kernel)
+    reg = factor * default_reg(K)
+    aims = one_hot(y).numpy()
+    want = newton(K.numpy(), aims[:, 1:] if classes == 2 else aims, reg)
+    found = fit(K, y, reg=reg, progress=False)
+    got = found.logits(K)
+    near(got[:, 1:] - got[:, :1] if classes == 2 else got, want, 1.05e-6)
+    assert found.distance <= 1e-6
+
+
+@pytest.mark.parametrize("penalty", ["weights", "norm"])
+def test_what_stops_short_on_a_flat_objective_says_how_far_it_is(penalty: str) -> None:
+    K, y = separated(3, "rbf")
+    with pytest.raises(DidNotConverge, match=r"the optimum is still about \d.*of the answer away .*small") as e:
+        fit(K, y, reg=1e-12, penalty=penalty, tol=1e-4, max_steps=13, progress=False)
+    best = fit(K, y, reg=1e-12, penalty=penalty, progress=False)
+    off = (e.value.solution.logits(K) - best.logits(K)).norm() / best.logits(K).norm()
+    assert float(off) > 0.1 and e.value.solution.gradient <= 1e-4 < e.value.solution.distance  # noqa: PT018
+
+
+def test_the_distance_is_that_to_the_optimum() -> None:
+    """What is said of an answer that is not exact, against the exact one."""
+    data = Problem(3)
+    best = fit(data.K, data.y, tol=1e-10, progress=False)
+    for tol in (1e-1, 1e-2, 1e-3):
+        found = fit(data.K, data.y, tol=tol, progress=False)
+        off = float((found.logits(data.K) - best.logits(data.K)).norm() / best.logits(data.K).norm())
+        assert off <= 2 * found.distance <= 2 * tol
+    assert fit(data.K, data.y, method="sgd", tol=ANY, max_steps=3, progress=False).distance is None
+
+
+@pytest.mark.parametrize("constant", [0.0, 1.0])
+def test_a_kernel_that_tells_nothing_leaves_the_bias(constant: float) -> None:
+    y = torch.arange(30) % 4 % 3
+    found = fit(torch.full((30, 30), constant, dtype=F64), y, reg=0.5, progress=False)
+    near(found.probabilities(torch.full((1, 30), constant, dtype=F64))[0], torch.bincount(y) / 30, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("u", "v", "message"),
+    [
+        ([0.0, np.nan, 2.0], [1.0, 2.0, 3.0], r"u\[1\] is nan"), ([0.0, 1.0], [1.0, np.inf], r"v\[1\] is inf"),
+        ([0.0, 1.0, 2.0], [1.0, 2.0], r"u has shape \(3,\), v \(2,\)"),
+    ],
+)  # fmt: skip
+def test_a_map_of_what_is_no_number_is_refused(u: list[float], v: list[float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        monotone(torch.tensor(u), torch.tensor(v))
 
 
 # Not converged, and asked in a wrong way.

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, jvp
+from torch.func import jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from . import _check
+from . import _check, borrow
 from ._types import Outputs
 from .errors import InputError, ModelError, PerformanceWarning
 from .network import Network, pick
@@ -37,7 +37,9 @@ def linearize(
     tensor out of what the model returns. The model is copied and never touched.
 
     Batch norm keeps its statistics and dropout is off, whatever `.train()` says: f is the model in evaluation mode.
-    J is that of the kernels, so for order 1 the tangent kernel of f_lin is `full_ntk(model)` at every θ.
+    J is that of the kernels, so for order 1 the tangent kernel of f_lin is `full_ntk(model)` at every θ. It is the
+    derivative of the function: what an embedding's `scale_grad_by_freq` and `sparse` make of gradients is left out.
+    Rows of its `padding_idx` do not move, and `max_norm` shortens rows by a constant factor, as in autograd.
 
     >>> model, x = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)), torch.randn(5, 3)
     >>> net = linearize(model)
@@ -67,7 +69,7 @@ class Linearized(nn.Module):
 
     def __init__(self, network: Network, order: int) -> None:
         super().__init__()
-        self.model = copy.deepcopy(network.model)
+        self.model = _copied(network.model)
         self.names, self.outputs, self.order = network.train, network.outputs, order
         for name, p in self.model.named_parameters():
             p.requires_grad_(name in self.names)
@@ -113,7 +115,7 @@ class Linearized(nn.Module):
         def f(point: Point) -> Tensor:
             buffers = {k: b.clone() for k, b in self.model.named_buffers()}  # a model may write to them
             with _Tangents(_REPLACED if self.order == 1 else _REPLACED_TWICE):
-                out = pick(functional_call(self.model, {**fixed, **buffers, **point}, args, kwargs), self.outputs)
+                out = pick(borrow.run(self.model, {**fixed, **buffers, **point}, args, kwargs), self.outputs)
             if not out.is_floating_point():
                 raise ModelError(f"the model's output is {out.dtype}; needed: a real floating-point tensor.")
             return out
@@ -150,6 +152,35 @@ class Linearized(nn.Module):
                 _check_derivatives(self.order, f, anchor)
             self._checked = True
         return sum((term / factorial(k) for k, term in enumerate(terms[1:], 1)), terms[0])
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A deep copy, also of what a forward pass left in attributes: torch refuses to copy tensors with a history."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for v in _tensors(vars(module)):
+            if v.grad_fn is not None:
+                memo[id(v)] = v.detach().clone()
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as e:
+        raise ModelError(
+            f"the model cannot be copied ({type(e).__name__}: {_first_sentence(e)}), and a linearised network is made "
+            "on a copy. Take out of the model what cannot (open files, locks, generators), or give its classes a "
+            "__deepcopy__."
+        ) from e
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in an attribute, and in lists, tuples and dicts of them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for v in value.values():
+            yield from _tensors(v)
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from _tensors(v)
 
 
 def _buffer(name: str) -> str:
@@ -250,12 +281,36 @@ class _Tangents(TorchFunctionMode):
         return self.replaced.get(func, func)(*args, **(kwargs or {}))
 
 
-def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
-    """F.embedding whose padding has no tangent, as it has no gradient."""
-    rows = F.embedding(input, weight, padding_idx, *args, **kwargs)
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """F.embedding whose padding has no tangent, as it has no gradient, and whose gradient is that of the function."""
+    rows = F.embedding(input, _shortened(weight, max_norm, norm_type))
     if padding_idx is None:
         return rows
     return torch.where((input == padding_idx % len(weight))[..., None], rows.detach(), rows)
+
+
+def _rows(weight: Tensor, indices: Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any) -> Tensor:
+    """torch.embedding, likewise."""
+    return _embedding(indices, weight, padding_idx if padding_idx >= 0 else None)
+
+
+def _shortened(weight: Tensor, max_norm: float | None, norm_type: float) -> Tensor:
+    """Rows of at most this norm. As in autograd the factor is a constant; torch writes it to the weight, we do not."""
+    if max_norm is None:
+        return weight
+    fixed = weight.detach()
+    norms = torch.linalg.vector_norm(fixed, norm_type, dim=1, keepdim=True)
+    # As torch computes it: max_norm / (norm + 1e-7).
+    shorter = torch.where(norms > max_norm, max_norm / (norms + 1e-7), 1.0)
+    return weight + (shorter - 1) * fixed
 
 
 def _embedding_bag(*args: Any, **kwargs: Any) -> Tensor:
@@ -263,9 +318,11 @@ def _embedding_bag(*args: Any, **kwargs: Any) -> Tensor:
     bound = inspect.signature(F.embedding_bag).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
+    given |= {"scale_grad_by_freq": False, "sparse": False, "max_norm": None,
+              "weight": _shortened(given["weight"], given["max_norm"], given["norm_type"])}  # fmt: skip
     ids, padding = given["input"], given["padding_idx"]
-    if ids.dim() != 2 or given["mode"] == "max" or given["max_norm"] is not None:
-        return F.embedding_bag(*args, **kwargs)
+    if ids.dim() != 2 or given["mode"] == "max":
+        return F.embedding_bag(*bound.args, **bound.kwargs)
     rows = F.embedding(ids, given["weight"])
     counts = torch.ones_like(ids) if padding is None else ids != padding % len(given["weight"])
     shares = counts.to(rows.dtype)
@@ -318,6 +375,7 @@ def _normed(x: Tensor, dims: Iterable[int], weight: Tensor | None, bias: Tensor 
 _REPLACED: dict[Any, Callable[..., Tensor]] = {
     F.embedding: _embedding,
     F.embedding_bag: _embedding_bag,
+    torch.embedding: _rows,
     torch._weight_norm: _weight_norm,
 }
 _REPLACED_TWICE: dict[Any, Callable[..., Tensor]] = {

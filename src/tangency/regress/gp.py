@@ -9,7 +9,7 @@ from torch import Tensor
 from .. import _check
 from .._types import Float
 from ..eigen import Spectrum
-from ..errors import InputError
+from ..errors import DidNotConverge, InputError
 from ..factor import factor, substitute
 from ..gram import Gram
 from ..matrix import Matrix, between, flattened
@@ -82,4 +82,11 @@ def gaussian_process(K: Matrix, y: Array, *, noise: float, f0: Array | None = No
     likelihood = (
         -0.5 * float((t * a).sum()) - q * float(lower.diagonal().log().sum()) - 0.5 * n * q * math.log(2 * math.pi)
     )
-    return GaussianProcess(model, noise, likelihood, lower)
+    found = GaussianProcess(model, noise, likelihood, lower)
+    if not residual <= (limit := 1e-6 if t.dtype == torch.float64 else 1e-3):  # as of tg.solve.linear
+        raise DidNotConverge(
+            f"Cholesky left the relative residual {residual:.2e}; needed: {limit:.0e}. K is ill-conditioned beside the "
+            f"noise: give a larger noise= (it was {noise:g}), or y in float64; .solution holds what was found.",
+            found,
+        )
+    return found

@@ -1,7 +1,7 @@
 """Kernel logistic regression, binary and multinomial, by Newton's method with a line search, in float64.
 
 From a Gram the work is done in the coordinates of its eigenvectors, Φ = V Λ^½; by features in theirs. Either way the
-logits are linear in the coefficients, the objective is convex, and the answer carries the norm of its gradient.
+logits are linear in the coefficients, the objective is convex, and the answer says how far it is from the optimum.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,15 @@ class LogisticModel:
     """Logits z ↦ f₀(z) + k(z, X)·a + bias: [m] for two classes (the log-odds of class 1), else [m, c] under softmax.
 
     `gradient`: ‖∇‖ of the objective at the answer, in the kernel's Hilbert space, relative to that at a = 0.
+    `distance`: how long the next Newton step would be, in that space and in the logits of the training samples,
+    relative to where it starts; where a small gradient says little (separated classes, a small reg), it does not.
     """
 
     model: KernelModel
     bias: Float[Tensor, "..."]
     classes: int
     loss: float  # Σ_i w_i·loss_i, without the penalty
+    distance: float | None = None
 
     @property
     def gradient(self) -> float:
@@ -68,9 +71,10 @@ def logistic(
     """a = argmin Σ_i w_i loss(f(x_i), y_i) + (reg/2)·‖f − f₀‖², loss = log(1 + e^{∓f}) or −log softmax.
 
     `y`: classes [n] as integers from 0, or probabilities [n, c]. Two classes have one logit, more have c of them (K⊗I);
-    a full kernel [n, c, n, c] couples its c logits. `bias`: an intercept per logit, not penalised. `tol`: of the
-    gradient's norm. With reg = 0 the classes must overlap. Qadeer et al. 2023 (15), (16). Takes a `Spectrum`, too;
-    eigenvalues up to `cutoff`·λ_1 (n·ε) are left out. Cost: an eigendecomposition, then n·rank·c a product.
+    a full kernel [n, c, n, c] couples its c logits. `bias`: an intercept per logit, not penalised; every class then
+    needs a sample. `tol`: of the gradient's norm and, down to 1e-6, of the distance to the optimum. With reg = 0 the
+    classes must overlap. Qadeer et al. 2023 (15), (16). Takes a `Spectrum`, too; eigenvalues up to `cutoff`·λ_1 (n·ε)
+    are left out. Cost: an eigendecomposition, then n·rank·c a product.
 
     >>> import tangency as tg
     >>> x = torch.randn(40, 3).double()
@@ -82,6 +86,7 @@ def logistic(
     side = given.shape[: len(given.shape) // 2]
     labels = one_hot_labels(y, side, classes, given.device)
     reg = _check.nonnegative(reg, "reg")
+    _biased(labels, weights, bias)
     whole = given if isinstance(given, Spectrum) else spectrum(given, dtype=torch.float64, device=labels.device)
     part = whole.kept(cutoff)
     values, vectors = part.values.double(), part.vectors.double()
@@ -116,6 +121,7 @@ def logistic_features(
         raise InputError(f"features have shape {tuple(phi.shape)}; needed: [n, p] or [n, c, p].")
     _check.finite(phi, "features")
     labels = one_hot_labels(y, phi.shape[:-1], classes, phi.device)
+    _biased(labels, weights, bias)
     task = _task(phi, labels, f0, weights, _check.nonnegative(reg, "reg"), bias)
     answer = task.newton(tol, max_steps)
     return _model(task, answer, answer.theta, tol, f0 is not None)
@@ -125,6 +131,8 @@ def one_hot_labels(y: Array, side: torch.Size, classes: int | None, device: torc
     """[n, 1] of class 1's probability for two classes in one logit, else [n, c] probabilities."""
     y = torch.as_tensor(y).detach()
     _check.beside(y, device, "y")
+    if classes is not None and (not isinstance(classes, int) or classes < 2):
+        raise InputError(f"classes={classes!r}; needed: how many there are, at least 2, or None to count those of y.")
     if y.is_complex():
         raise InputError(f"y is {y.dtype}; needed: classes as integers [n], or probabilities [n, c].")
     if y.is_floating_point():
@@ -135,7 +143,10 @@ def one_hot_labels(y: Array, side: torch.Size, classes: int | None, device: torc
                 f"y is {y.dtype} of shape {tuple(y.shape)}; needed: classes as integers [n], or probabilities [n, c] "
                 "that are at least 0 and sum to 1."
             )
-        one_hot = y.double()
+        if classes not in (None, y.shape[1]):
+            raise InputError(f"y has probabilities of {y.shape[1]} classes and classes={classes}; needed: the same.")
+        # What is left of the sum by rounding would be a force on the bias that nothing balances.
+        one_hot = y.double() / y.double().sum(1, keepdim=True)
         if one_hot.shape[1] == 2 and len(side) == 1:
             one_hot = one_hot[:, 1:]
     else:
@@ -158,6 +169,30 @@ def one_hot_labels(y: Array, side: torch.Size, classes: int | None, device: torc
     return one_hot
 
 
+def both_columns(labels: Tensor) -> Tensor:
+    """Labels with a column for each class."""
+    return torch.cat([1 - labels, labels], 1) if labels.shape[1] == 1 else labels
+
+
+def every_class(labels: Tensor, w: Tensor, fix: str) -> None:
+    """Refuse a class without a sample, or without weight [n, 1]: with nothing to hold it, its bias would run off."""
+    counts = (w * both_columns(labels)).sum(0)
+    empty = (counts == 0).nonzero()[:, 0].tolist()
+    if empty:
+        names = _check.some([str(c) for c in empty])
+        raise InputError(f"y has no sample (of positive weight) of class {names} (of {len(counts)}). {fix}")
+
+
+def _biased(labels: Tensor, weights: Any, bias: bool) -> None:
+    if bias:
+        w = sample_weights(weights, len(labels), labels)
+        every_class(
+            labels, torch.ones_like(labels[:, :1]) if w is None else w[:, None],
+            "Its bias would run off to minus infinity: leave the class out (number the others from 0 on; classes= is "
+            "how many there are), add samples of it, or fit with bias=False.",
+        )  # fmt: skip
+
+
 def _task(phi: Tensor, labels: Tensor, f0: Array | None, weights: Any, reg: float, bias: bool) -> Task:
     n, q = labels.shape
     begin = torch.zeros_like(labels)
@@ -177,12 +212,11 @@ def _model(task: Task, answer: Answer, coefficients: Tensor, tol: float, shifted
         answer.steps, answer.gradient, shifted, full, **facts,
     )  # fmt: skip
     bias = answer.b[0] if alone else answer.b
-    found = LogisticModel(model, bias, max(2, q), float(task.losses(z)))
-    if not answer.gradient <= tol:
+    found = LogisticModel(model, bias, max(2, q), float(task.losses(z)), answer.distance)
+    if short := answer.shortfall(tol):
         raise DidNotConverge(
-            f"Newton's method reached the relative gradient {answer.gradient:.2e} in {answer.steps} steps; asked "
-            f"for: {tol:.1e}. Give a larger reg= (it was {task.reg:g}), more max_steps or a larger tol; .solution "
-            "holds what was found.",
+            f"Newton's method reached {short}. Give a larger reg= (it was {task.reg:g}), more max_steps or a larger "
+            "tol; .solution holds what was found.",
             found,
         )
     return found

@@ -86,7 +86,7 @@ def least_squares(
 
     The same fit as by ridge or ridgeless, better conditioned: K = ΦΦᵀ squares the singular values (CKJ in Qadeer et al.
     2023, App. B). `features`: [n, p], or [n, c, p] for a full kernel; `kernel.matrix(x)` gives them. With reg = 0,
-    singular values up to `cutoff`·σ_1 (default max(n, p)·ε) are left out.
+    singular values up to `cutoff`·σ_1 (default max(n, p)·ε) are left out; with reg > 0 those that are rounding, 4ε·σ_1.
 
     >>> import tangency as tg
     >>> model, x = tg.models.mlp([3, 9, 1]), torch.randn(20, 3)
@@ -111,8 +111,9 @@ def least_squares(
     root = None if w is None else w.sqrt().repeat_interleave(rows // len(phi))[:, None]
     a, t = (matrix, t) if root is None else (matrix * root, t * root)
     u, s, vt = torch.linalg.svd(a, full_matrices=False)
-    limit = float(s[0]) * cutoff
-    keep = int((s > limit).sum()) if reg == 0 else len(s)
+    # What is rounding has singular vectors by chance; a reg far below it would let them decide.
+    limit = float(s[0]) * (cutoff if reg == 0 else 4 * torch.finfo(phi.dtype).eps)
+    keep = int((s > limit).sum())
     u, s, vt = u[:, :keep], s[:keep], vt[:keep]
     gamma = vt.T @ ((s / (s.square() + reg))[:, None] * (u.T @ t))
     out = matrix @ gamma

@@ -1,5 +1,6 @@
 """How well a ridge fit will do on new data, from the training data alone, for every reg from one eigendecomposition."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,20 +11,30 @@ from torch import Tensor
 from .._progress import bar
 from .._types import Float
 from ..eigen import Spectrum, spectrum
-from ..errors import InputError, NotPositiveDefinite
+from ..errors import InputError, NotPositiveDefinite, TangencyWarning
 from ..matrix import Matrix, between, square, targets
 from .model import Array, Decomposable, Problem, same_shape
+
+# Eigenvalues up to this many times what rounding K, and decomposing it, leave of λ_1 count as zero (heuristic).
+ROUNDING = 4.0
+# Leave-one-out errors that rounding may move by more than this, relative to them, are warned of.
+UNSURE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Risks:
-    """Mean square errors (over samples and outputs) by reg: `train`, and two predictions of that on new data."""
+    """Mean square errors (over samples and outputs) by reg: `train`, and two predictions of that on new data.
+
+    `uncertainty`: about how far the rounding of K's entries moves `loo`, relative to it, to first order. It grows as
+    reg falls towards the rounding of K: what a sample left out shows is then decided by digits that K does not have.
+    """
 
     regs: Float[Tensor, " l"]
     train: Float[Tensor, " l"]
     gcv: Float[Tensor, " l"]  # generalised cross-validation
     loo: Float[Tensor, " l"]  # leave one sample out, exactly
     degrees: Float[Tensor, " l"]  # effective degrees of freedom, tr K (K + reg)⁻¹
+    uncertainty: Float[Tensor, " l"]
 
     def best(self, by: Literal["loo", "gcv"] = "loo") -> float:
         """The reg of least predicted error."""
@@ -36,7 +47,9 @@ def cross_validate(K: Decomposable, y: Array, regs: Sequence[float] | Array, *, 
     """Leave-one-out ‖a_i / (K + reg)⁻¹_ii‖² and GCV ‖y − f‖² / (1 − tr H/n)² of `ridge`, for all `regs` at once.
 
     Both from one eigendecomposition, none of the n fits is made. For a full kernel a sample is left out with all its
-    outputs. Golub, Heath & Wahba 1979; Wei, Hu & Steinhardt 2022, "More than a toy". Cost: about 9 n³, whatever regs.
+    outputs. Eigenvalues within the rounding of K count as zero; `Risks.uncertainty` says how far that rounding may move
+    `loo`, and above 0.1 % it is warned of (unless K is a `Spectrum`). Golub, Heath & Wahba 1979; Wei, Hu & Steinhardt
+    2022, "More than a toy". Cost: about 9 n³, whatever regs.
 
     >>> import tangency as tg
     >>> x, y = torch.randn(30, 4).double(), torch.randn(30).double()
@@ -48,25 +61,71 @@ def cross_validate(K: Decomposable, y: Array, regs: Sequence[float] | Array, *, 
     whole = problem.spectrum()
     if not whole.complete:
         raise InputError(f"only {len(whole)} eigenpairs were given; needed: all of them (tg.solve.spectrum).")
-    grid = _regs(regs, whole)
+    grid, (limit, entry) = _regs(regs, whole), _rounding(whole)
+    values = torch.where(whole.values.abs() <= limit, 0, whole.values)
     inside = whole.vectors.T @ problem.target  # [r, q]
     n, c = whole.shape[0], problem.rows // whole.shape[0]
-    rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    squared = whole.vectors.square() if c == 1 else None
+    rows: list[tuple[Tensor, ...]] = []
     for reg in grid:
-        inverse = 1 / (whole.values + reg)
+        inverse = 1 / (values + reg)
         a = whole.vectors @ (inverse[:, None] * inside)  # (K + reg)⁻¹ t; the error on the training samples is reg·a
-        if squared is not None:
-            out = a / (squared @ inverse)[:, None]
-        else:
-            v = whole.vectors.reshape(n, c, -1)
-            blocks = torch.einsum("icr,r,idr->icd", v, inverse, v)
-            out = torch.linalg.solve(blocks, a.reshape(n, c, -1)).reshape(a.shape)
-        train = (reg * a).square().mean()
+        once, twice = (_blocks(whole.vectors, inverse**k, n) for k in (1, 2))
+        out = torch.linalg.solve(once, a.reshape(n, c, -1))
+        moved = entry * _moved(once, twice, a, whole.vectors @ (inverse.square()[:, None] * inside), out)
+        train, loo = (reg * a).square().mean(), out.square().mean()
+        shift = (2 * out.flatten(1).norm(dim=1) * moved + moved.square()).sum() / out.numel()
         rows.append(
-            (train, train / (reg * inverse.mean()).square(), out.square().mean(), (whole.values * inverse).sum())
+            (
+                train, train / (reg * inverse.mean()).square(), loo, (values * inverse).sum(),
+                torch.where(loo > 0, shift / loo, torch.zeros_like(loo)),
+            )
+        )  # fmt: skip
+    found = Risks(grid, *(torch.stack(column) for column in zip(*rows, strict=True)))
+    if not isinstance(K, Spectrum):  # who decomposes K himself searches over many regs, and has the figures
+        _warn(found)
+    return found
+
+
+def _rounding(whole: Spectrum) -> tuple[float, float]:
+    """What rounding K to its own type, and decomposing it, leave: of an eigenvalue (at most), of an entry (about)."""
+    largest, n = float(whole.values.abs().max()), len(whole)
+    entry = whole.eps * float(whole.values.norm()) / n + whole.residual * largest / n**0.5
+    return ROUNDING * (whole.eps + whole.residual) * largest, entry
+
+
+def _blocks(vectors: Tensor, weights: Tensor, n: int) -> Tensor:
+    """The blocks [n, c, c] on the diagonal of V diag(weights) Vᵀ, one for each sample."""
+    if len(vectors) == n:
+        return torch.einsum("ir,ir,r->i", vectors, vectors, weights)[:, None, None]
+    v = vectors.reshape(n, -1, vectors.shape[1])
+    return torch.einsum("icr,r,idr->icd", v, weights, v)
+
+
+def _moved(once: Tensor, twice: Tensor, a: Tensor, again: Tensor, out: Tensor) -> Tensor:
+    """How far out_i moves, for each sample [n], when K moves by E with random entries of size one, to first order.
+
+    With U = M e_i the columns of M = (K + reg)⁻¹ for sample i and m = e_iᵀ M e_i, out_i = m⁻¹ a_i moves by
+    −m⁻¹ Uᵀ E (a − U out_i), in which a − U out_i are the coefficients of the fit without the sample. `once`, `twice`:
+    m and UᵀU; `again`: M a.
+    """
+    inverse = torch.linalg.inv(once)
+    slope = (inverse @ twice @ inverse).diagonal(dim1=1, dim2=2).sum(1)
+    rest = a.square().sum() - 2 * (out * again.reshape(out.shape)).sum((1, 2)) + (out * (twice @ out)).sum((1, 2))
+    return (slope.clamp_min(0) * rest.clamp_min(0)).sqrt()
+
+
+def _warn(found: Risks) -> None:
+    unsure = found.uncertainty > UNSURE
+    if bool(unsure.any()):
+        worst = int(found.uncertainty.argmax())
+        below = float(found.regs[unsure].max())
+        warnings.warn(
+            f"reg up to {below:.3g} is so small beside K that the rounding of K alone may move the leave-one-out error "
+            f"by more than {UNSURE:.1%} (at {float(found.regs[worst]):.3g} by {float(found.uncertainty[worst]):.1%}). "
+            "Give larger regs, or compute the kernel in float64; .uncertainty has the figure for each reg.",
+            TangencyWarning,
+            stacklevel=3,
         )
-    return Risks(grid, *(torch.stack(column) for column in zip(*rows, strict=True)))
 
 
 def _regs(regs: Any, whole: Spectrum) -> Tensor:

@@ -127,6 +127,13 @@ def monotone(u: Tensor, v: Tensor, bins: int = 30) -> MonotoneMap:
     >>> bool((m(u) - u**3).abs().max() < 2)
     True
     """
+    if u.dim() != 1 or u.shape != v.shape or not len(u) or bins < 1:
+        raise InputError(
+            f"u has shape {tuple(u.shape)}, v {tuple(v.shape)}, bins={bins}; needed: one number u and one v for each "
+            "sample, [n] twice, and at least one group."
+        )
+    _check.finite(u, "u")
+    _check.finite(v, "v")
     at, which, counts = torch.unique(u, return_inverse=True, return_counts=True)  # equal u stay together
     group = ((counts.cumsum(0) - counts) * bins // len(u))[which]
     sizes, sum_u, sum_v = (

@@ -14,9 +14,9 @@ from ..eigen import spectrum, top
 from ..errors import DidNotConverge, InputError
 from ..gram import DenseGram, Gram
 from ..matrix import Matrix, square
-from ..regress.logistic import LogisticModel, logistic, one_hot_labels
+from ..regress.logistic import LogisticModel, both_columns, every_class, logistic, one_hot_labels
 from ..regress.model import Array, apply, sample_weights
-from ..regress.newton import Answer, Design, Lead, Task, losses, probabilities
+from ..regress.newton import Answer, Chances, Design, Lead, Task, losses
 
 Penalty = Literal["weights", "norm"]
 Method = Literal["newton", "sgd"]
@@ -25,14 +25,18 @@ Method = Literal["newton", "sgd"]
 WIDEN = 4 << 30
 # Below this many samples all eigenvectors lead the search, above it the largest 512 (heuristic).
 RANK = 512
+ABSENT = "Leave the class out (number the others from 0 on: Labelled.only), or add samples of it."
 
 
 @dataclass(frozen=True, eq=False)
 class Surrogate:
     """kGLM(x) = W κ(x, X) + b, class probabilities by softmax. Engel et al. 2024, (1).
 
-    `weights`: Wᵀ [n, c]; two classes have W_1 = −W_0, so that their softmax is the sigmoid of 2·W_1 κ. `gradient`: the
-    certificate, the norm of the objective's gradient at the answer relative to that at W = 0. `loss`: Σ_i w_i loss_i.
+    `weights`: Wᵀ [n, c]; two classes have W_1 = −W_0, so that their softmax is the sigmoid of 2·W_1 κ. `loss`:
+    Σ_i w_i loss_i. `gradient`: the norm of the objective's gradient at the answer, relative to that at W = 0. Where the
+    objective is flat (separated classes, a small reg) a small gradient may be far from the optimum, so the certificate
+    is `distance`: how long the next Newton step would be, in the kernel's norm and in the logits of the training
+    samples, relative to where it starts (logits below one count as one). None where no such step was made ("sgd").
     """
 
     weights: Float[Tensor, "n c"]
@@ -43,6 +47,7 @@ class Surrogate:
     steps: int
     gradient: float
     loss: float
+    distance: float | None = None
 
     @property
     def classes(self) -> int:
@@ -88,16 +93,16 @@ def fit(
 
     `K`: the Gram of the training samples, in memory or on disk, of any kernel. `reg`: default `default_reg(K)`.
     `penalty`: "weights" for ‖W‖², as published; "norm" for the kernel's own norm, tr(W K Wᵀ). `weights`: of the
-    samples, or "balanced" (each class counts alike). `method`: "newton" reaches `tol` (1e-6) of the gradient, or
-    raises; preconditioned by the `rank` largest eigenvectors. "sgd" steps on random rows, holding few of them at a
-    time, until the loss falls by less than 1e-3 of itself in five epochs, or for `max_steps` (100) of them. It stops
-    before the optimum, as the published surrogates do; `gradient` says how far, and above `tol` (0.1; float("inf") to
-    take what comes) it raises. Engel et al. 2024, (1).
+    samples, or "balanced" (each class counts alike). `method`: "newton" reaches `tol` (1e-6) in `gradient` and, down to
+    1e-6, in `distance`, or raises; preconditioned by the `rank` largest eigenvectors. "sgd" steps on random rows,
+    holding few of them at a time, until the loss falls by less than 1e-3 of itself in five epochs, or for `max_steps`
+    (100) of them. It stops before the optimum, as the published surrogates do; with a `gradient` above `tol` (0.1;
+    float("inf") to take what comes) it raises. Engel et al. 2024, (1).
 
     >>> import tangency as tg
     >>> x, y = torch.randn(60, 3).double(), torch.randint(3, (60,))
     >>> fit = tg.surrogate.fit(x @ x.T, y)
-    >>> fit.gradient < 1e-6, fit.probabilities(x[:5] @ x.T).shape
+    >>> fit.distance < 1e-6, fit.probabilities(x[:5] @ x.T).shape
     (True, torch.Size([5, 3]))
     """
     gram = _pairs(K)
@@ -110,7 +115,7 @@ def fit(
         raise InputError(f"max_steps={max_steps}, tol={tol}; needed: at least 1, above 0.")
     labels = one_hot_labels(y, torch.Size(gram.shape[:1]), classes, gram.device)
     w = _sample_weights(weights, labels)
-    _every_class(labels, w)
+    every_class(labels, w, ABSENT)
     if reg is None:
         reg = default_reg(gram, penalty)
     if not _check.nonnegative(reg, "reg") > 0:
@@ -148,29 +153,12 @@ def _pairs(K: Matrix) -> Gram:
     return gram
 
 
-def _both(labels: Tensor) -> Tensor:
-    """Labels with a column for each class."""
-    return torch.cat([1 - labels, labels], 1) if labels.shape[1] == 1 else labels
-
-
-def _every_class(labels: Tensor, w: Tensor) -> None:
-    """A class without a sample, or without weight, cannot be learned: its bias would run off."""
-    counts = (w * _both(labels)).sum(0)
-    empty = (counts == 0).nonzero()[:, 0].tolist()
-    if empty:
-        names = _check.some([str(c) for c in empty])
-        raise InputError(
-            f"y has no sample (of positive weight) of class {names} (of {len(counts)}). Leave the class out (number "
-            "the others from 0 on: Labelled.only), or add samples of it."
-        )
-
-
 def _sample_weights(weights: Any, labels: Tensor) -> Tensor:
     if isinstance(weights, str):
         if weights != "balanced":
             raise InputError(f"weights={weights!r}; needed: a weight for each sample, or 'balanced'.")
-        both = _both(labels)
-        _every_class(labels, torch.ones_like(labels[:, :1]))
+        both = both_columns(labels)
+        every_class(labels, torch.ones_like(labels[:, :1]), ABSENT)
         return (both @ (len(both) / (both.shape[1] * both.sum(0))))[:, None]
     given = sample_weights(weights, len(labels), labels)
     return torch.ones_like(labels[:, :1]) if given is None else given[:, None]
@@ -223,15 +211,21 @@ class _KernelDesign(Design):
     def adjoint(self, g: Tensor) -> Tensor:
         return self.gram @ g
 
-    def preconditioner(self, p: Tensor, w: Tensor, reg: float) -> Lead:
+    def bound(self) -> float:
+        return float(self.gram.diag().double().abs().sum())
+
+    def norm(self, theta: Tensor, image: Tensor) -> float:
+        return float((theta * image).sum().abs().sqrt())
+
+    def preconditioner(self, bends: Tensor, reg: float) -> Lead:
         r = len(self.values)
-        image = torch.cat([self.vectors * self.values, torch.ones_like(p[:, :1])], 1)  # the bias sees ones
+        image = torch.cat([self.vectors * self.values, torch.ones_like(bends[:, :1])], 1)  # the bias sees ones
         ridge = torch.full_like(image[0], reg)
-        factors = image.new_empty(p.shape[1], r + 1, r + 1)
-        for c in range(p.shape[1]):  # the coupling between classes is left to the iteration
-            small = image.T @ (image * (w[:, 0] * p[:, c] * (1 - p[:, c]))[:, None])
+        factors = image.new_empty(bends.shape[1], r + 1, r + 1)
+        for c in range(bends.shape[1]):  # the coupling between classes is left to the iteration
+            small = image.T @ (image * bends[:, c, None])
             ridge[-1] = 1e-10 * small.diagonal()[-1] + torch.finfo(small.dtype).tiny
-            factors[c] = torch.linalg.cholesky_ex(small + torch.diag(ridge))[0]
+            factors[c] = _factor(small, ridge)
 
         def lead(theta: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
             inside = self.vectors.T @ theta
@@ -242,17 +236,25 @@ class _KernelDesign(Design):
         return lead
 
 
+def _factor(small: Tensor, ridge: Tensor) -> Tensor:
+    """The Cholesky factor of a matrix with a diagonal added; a larger one where rounding asks for it."""
+    for more in (0.0, 1e-15, 1e-14, 1e-13, 1e-12, 1e-10):
+        lower, failed = torch.linalg.cholesky_ex(small + torch.diag(ridge + more * small.diagonal().max()))
+        if not failed:
+            return lower
+    return torch.diag((small.diagonal() + ridge).sqrt())
+
+
 def _surrogate(task: Task, answer: Answer, method: str, tol: float) -> Surrogate:
     theta, b = answer.theta, answer.b
     loss = float(task.losses(task.logits(theta, b)))
     if theta.shape[1] == 1:  # one logit z of two classes: −z/2 and z/2
         theta, b = torch.cat([-theta, theta], 1) / 2, torch.cat([-b, b]) / 2
-    found = Surrogate(theta, b, task.reg, "weights", method, answer.steps, answer.gradient, loss)
-    if not answer.gradient <= tol:
+    found = Surrogate(theta, b, task.reg, "weights", method, answer.steps, answer.gradient, loss, answer.distance)
+    if short := answer.shortfall(tol):
         raise DidNotConverge(
-            f"{method} reached the relative gradient {answer.gradient:.2e} in {answer.steps} steps; asked for: "
-            f"{tol:.1e}. Give a larger reg= (it was {task.reg:g}), more max_steps or a larger tol; .solution holds "
-            "what was found.",
+            f"{method} reached {short}. Give a larger reg= (it was {task.reg:g}), more max_steps or a larger tol; "
+            ".solution holds what was found.",
             found,
         )
     return found
@@ -274,7 +276,7 @@ def _by_norm(gram: Gram, y: Array, reg: float, w: Tensor, classes: int | None, t
         a, b = found.model.coefficients, found.bias
         if a.dim() == 1:
             a, b = torch.stack([-a, a], 1) / 2, torch.stack([-b, b]) / 2
-        return Surrogate(a, b, reg, "norm", "newton", found.model.steps, found.gradient, found.loss)
+        return Surrogate(a, b, reg, "norm", "newton", found.model.steps, found.gradient, found.loss, found.distance)
 
     try:
         return surrogate(
@@ -303,7 +305,7 @@ def _descend(
             for rows, k in _batches(gram, height, seed + epoch):
                 z = k @ theta + b
                 loss += float(losses(z, labels[rows], w[rows]))
-                g = w[rows] * (probabilities(z) - labels[rows]) / len(rows)
+                g = w[rows] * Chances.of(z).less(labels[rows]) / len(rows)
                 theta, b, steps = theta - rate * (k.T @ g + reg / n * theta), b - rate_b * g.sum(0), steps + 1
                 part = 4 / (steps + 3)  # polynomial decay averaging (Shamir & Zhang 2013, η = 3)
                 mean, mean_b = mean + part * (theta - mean), mean_b + part * (b - mean_b)
@@ -312,7 +314,7 @@ def _descend(
             best = min(best, loss)
             if idle >= 5:
                 break
-    return _surrogate(task, Answer(mean, mean_b, steps, task.certificate(mean, mean_b)), "sgd", tol)
+    return _surrogate(task, Answer(mean, mean_b, steps, task.certificate(mean, mean_b), None), "sgd", tol)
 
 
 def _height(gram: Gram) -> int:
