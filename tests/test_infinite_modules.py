@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tangency as tg
-from tangency.errors import InputError, TangencyError, UnsupportedModule
+from tangency.errors import InputError, TangencyError, TangencyWarning, UnsupportedModule
 from tangency.estimators import KernelRegressor
 from tangency.infinite import Twin
 from tangency.infinite.initial import detect
@@ -922,20 +922,23 @@ def test_own_models_by_their_initialisation(monkeypatch: pytest.MonkeyPatch) -> 
         tg.infinite_ntk(tg.models.mlp([3, 64, 64, 1], bias=False, parametrization="ntk"), w_var="init").both(x),
         Moments(x * 3**0.5, 1).affine(1.0).relu().affine(1.0).relu().affine(1.0).both,
     )
-    standard = tg.models.mlp([3, 64, 64, 1], bias=False)
-    m = Moments(x, 1)
-    for width, act in ((3, True), (64, True), (64, False)):
+    two = tg.infinite_ntk(tg.models.two_layer(3, 64, torch.relu), w_var="init")
+    assert two(x).shape == (5, 5)
+    close(two.both(x), Moments(x, 1).affine(1.0).relu().affine(1.0).both)
+    wide = points(5, 40)  # of fewer inputs, sums of uniform weights are not taken for Gaussian
+    standard = tg.models.mlp([40, 64, 64, 1], bias=False)
+    m = Moments(wide, 1)
+    for width, act in ((40, True), (64, True), (64, False)):
         k = m.k.clone()
         m = m.affine(1 / 3)
         m.t = m.t - m.k + width * k  # the weights themselves move
         m = m.relu() if act else m
-    close(tg.infinite_ntk(standard, w_var="init").both(x), m.both)
-    two = tg.infinite_ntk(tg.models.two_layer(3, 64, torch.relu), w_var="init")
-    assert two(x).shape == (5, 5)
-    close(two.both(x), Moments(x, 1).affine(1.0).relu().affine(1.0).both)
+    with pytest.warns(TangencyWarning, match="excess kurtosis"):
+        close(tg.infinite_ntk(standard, w_var="init").both(wide), m.both)
     images_ = torch.randn(2, 1, 8, 8, dtype=torch.float64)
     small = tg.infinite_ntk(tg.models.small_cnn(size=8, width=4), w_var="init")
-    tg.testing.check_kernel(small, torch.cat([images_, images_[:1] * 2]))
+    with pytest.warns(TangencyWarning, match="excess kurtosis"):
+        tg.testing.check_kernel(small, torch.cat([images_, images_[:1] * 2]))
 
 
 # A kernel like all others

@@ -18,6 +18,9 @@ from .quadrature import recognize
 
 def elementwise(call: Call, target: Callable[..., Any], method: str | None = None) -> Any:
     value, rest, kwargs = call.args[0], call.args[1:], {k: v for k, v in call.kwargs.items() if k != "inplace"}
+    for v in (*rest, *kwargs.values()):
+        if isinstance(v, (Parameter, *RANDOM)) or (isinstance(v, Tensor) and v.numel() != 1):
+            raise call.build.unsupported("is given a tensor beside its input.", "Give numbers, or use arithmetic.")
     dual = recognize(target, *rest, **kwargs)
     return call.build.elementwise(value, partial(_apply, target, rest, kwargs), dual, method or call.label)
 
@@ -36,12 +39,14 @@ def _together(call: Call, a: Any, b: Any, op: Callable[[Tensor, Tensor], Tensor]
     return Lazy(left[0][0], None, lambda x: op(f(x), g(x)), label=call.label)
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, (bool, int, float)):
-        return float(value)
+def _number(call: Call, value: Any) -> float | None:
+    """A number that no sample may have changed: it is noted, to compare."""
     if isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad:
-        return float(value)
-    return None
+        value = float(value)
+    if not isinstance(value, (bool, int, float)):
+        return None
+    call.build.numbers.append(float(value))
+    return float(value)
 
 
 def plus(call: Call, sign: float = 1.0) -> Any:
@@ -52,7 +57,7 @@ def plus(call: Call, sign: float = 1.0) -> Any:
     if not isinstance(a, RANDOM):
         raise call.build.unsupported("adds a parameter to an input.", "Put a layer with weights before it.")
     own, other = weights
-    shift = _number(b)
+    shift = _number(call, b)
     if shift is not None:
         if shift == 0 and own == 1:
             return a
@@ -98,9 +103,9 @@ def _beside(call: Call, value: Any, like: Any) -> Any:
 def times(call: Call, divide: bool = False) -> Any:
     a, b = call.get(0, "input"), call.get(1, "other")
     build = call.build
-    if not isinstance(a, RANDOM) and not divide:
+    if not divide and not isinstance(a, RANDOM) and (isinstance(b, RANDOM) or not isinstance(a, Parameter)):
         a, b = b, a
-    factor = _number(b)
+    factor = _number(call, b)
     if isinstance(a, Parameter) and factor is not None:
         return replace(a, factor=a.factor * (1 / factor if divide else factor))
     if divide and isinstance(b, RANDOM):
@@ -112,6 +117,8 @@ def times(call: Call, divide: bool = False) -> Any:
     if isinstance(b, RANDOM):
         return _together(call, a, b, torch.mul) or build.product([a, b])
     if isinstance(b, Parameter):
+        if divide:
+            raise build.unsupported(f"divides by the parameter {b.name}.", "Multiply by one.")
         return _gain(call, a, b)
     known = b.double().reciprocal() if divide else b.double()
     shape = (build.size, *a.shape)
@@ -124,7 +131,7 @@ def times(call: Call, divide: bool = False) -> Any:
 
 
 def _quotient(call: Call, a: Any, b: Any) -> Any:
-    number = _number(a)
+    number = _number(call, a)
     if number is not None:
         return call.build.elementwise(b, lambda x: number / x, None, call.label)
     joined = _together(call, a, b, torch.div) if isinstance(a, RANDOM) else None
@@ -137,7 +144,7 @@ def power(call: Call) -> Any:
     base, exponent = call.get(0, "input"), call.get(1, "exponent")
     if isinstance(base, RANDOM):
         return elementwise(call, torch.pow)
-    number = _number(base)
+    number = _number(call, base)
     if number is None:
         raise call.build.unsupported("raises a known value to a random one.", "Use a number as base.")
     return call.build.elementwise(exponent, lambda x: number**x, None, call.label)
@@ -146,15 +153,15 @@ def power(call: Call) -> Any:
 def _gain(call: Call, value: Any, by: Parameter) -> Field:
     """Each channel times a parameter of its own (LayerScale)."""
     f = call.build.settled(value)
-    rate = call.weights.rate(by.name)
+    rate = call.weights.rate(by.name) * by.factor**2
     if by.value.numel() == 1 and f.width != 1:
         if rate:
             raise call.build.unsupported(
                 f"multiplies all channels by one trained number ({by.name}), whose gradient has no limit.",
                 "Freeze it (train=), or give every channel its own.",
             )
-        return call.build.settled(call.build.scaled(value, float(by.value)))
-    square = by.value.detach().double().square()
+        return call.build.settled(call.build.scaled(value, float(by.value) * by.factor))
+    square = (by.value.detach().double() * by.factor).square()
     constant = float(square.max() - square.min()) == 0
     scaled = call.build.same(Affine(float(square.mean())), f, gaussian=f.gaussian and constant)
     factor = rate / float(square.mean()) if float(square.mean()) else 0.0
@@ -166,7 +173,7 @@ def _gain(call: Call, value: Any, by: Parameter) -> Field:
 def weigh_mask(call: Call) -> Any:
     """masked_fill(mask, 0)."""
     value, mask, fill = call.args[0], call.get(1, "mask"), call.get(2, "value")
-    if _number(fill) != 0:
+    if _number(call, fill) != 0:
         raise call.build.unsupported(f"fills random values with {fill}.", "Fill with 0, or use key_padding_mask.")
     return times(replace(call, args=(value, (~mask).double()), kwargs={}))
 
@@ -197,6 +204,8 @@ def linear(call: Call) -> Any:
     value, weight, bias = call.args[0], call.get(1, "weight"), call.get(2, "bias")
     if not isinstance(weight, Parameter):
         raise call.build.unsupported("has weights that are no parameter.", "Use nn.Linear.")
+    if bias is not None and not isinstance(bias, Parameter):
+        raise call.build.unsupported("has a bias that is no parameter.", "Use nn.Linear.")
     rows = weight.value.shape[0] if weight.value.dim() == 2 else 1
     return _linear(call, value, weight, bias, weight.value.shape[-1], rows)
 
@@ -208,6 +217,7 @@ def _linear(call: Call, value: Any, weight: Parameter, bias: Parameter | None, f
     names = (weight.name, bias.name if bias is not None else weight.name + ".bias")
     tensors = (weight.value, None if bias is None else bias.value)
     op = call.weights.layer("", fan_in, bias=bias is not None, tensors=tensors, names=names)
-    if weight.factor != 1:
-        op = replace(op, w_var=op.w_var * weight.factor**2, w_rate=op.w_rate * weight.factor**2)
+    w, b = weight.factor**2, 1.0 if bias is None else bias.factor**2
+    if (w, b) != (1.0, 1.0):
+        op = replace(op, w_var=op.w_var * w, w_rate=op.w_rate * w, b_var=op.b_var * b, b_rate=op.b_rate * b)
     return call.build.affine(f, width, op)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import _check
 from ..errors import InputError
 from . import heads
+from .faithful import check_leaf
 from .fields import Builder, Field
 from .layers import Layer
 from .modules import convert, reads
@@ -195,6 +196,8 @@ def _encoder_layer(m: nn.TransformerEncoderLayer, build: Builder, weights: Weigh
 def block(
     m: nn.TransformerEncoderLayer, build: Builder, weights: Weights, name: str, value: Any, padding: Any, causal: bool
 ) -> Any:
+    check_leaf(m, name)
+
     def inner(part: str, x: Any) -> Any:
         label = dotted(name, part)
         build.name, build.where = label, f"{label} ({type(getattr(m, part)).__name__})"

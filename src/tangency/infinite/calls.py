@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .fields import Builder, Field, Joint, Lazy, Normed
@@ -18,6 +19,47 @@ class Parameter:
     value: Tensor
     name: str
     factor: float = 1.0
+
+
+# Options that do not change values, or only their rounding.
+_HARMLESS = {"inplace", "memory_format", "non_blocking", "copy", "device", "dtype"}
+
+
+class Options(dict[str, Any]):
+    """Arguments by name; those that no rule asked for are known."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__(given)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().get(name, default)
+
+    def items(self) -> Any:
+        self.asked |= set(self)
+        return super().items()
+
+    def __ror__(self, other: Any) -> Any:
+        self.asked |= set(self)
+        return {**other, **self}
+
+    def values(self) -> Any:
+        self.asked |= set(self)
+        return super().values()
+
+    def missed(self) -> str:
+        """The first one that was not asked for, as code."""
+        for name in sorted(set(self) - self.asked - _HARMLESS):
+            if super().__getitem__(name) is not None:
+                return f"{name}={super().__getitem__(name)!r}"
+        kind = super().get("dtype")
+        integer = isinstance(kind, torch.dtype) and not (kind.is_floating_point or kind.is_complex)
+        return f"dtype={kind}" if integer else ""
 
 
 @dataclass(frozen=True)

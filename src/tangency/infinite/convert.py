@@ -5,37 +5,24 @@ What depends on the input alone is computed as it stands; from the first weights
 
 import copy
 import hashlib
-import re
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
-from ..errors import InputError, UnsupportedModule
+from .. import _tree
+from ..errors import InputError, TangencyError, UnsupportedModule
 from ..kernel import architecture, digest
-from .calls import RANDOM, Call, Parameter
+from .calls import RANDOM, Call, Options, Parameter
+from .faithful import Settled, check_root
 from .fields import Builder
 from .functional import FUNCTIONS, METHODS
+from .graphs import Tracer, faithful, in_place, leaves, same_outputs, spoiled, stack, traced
 from .layers import Layer
 from .modules import as_known, convert
-from .twin import Twin
 from .weights import Weights, dotted
-
-
-class Tracer(fx.Tracer):
-    """Goes into the user's own modules; torch's are read as they are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.record_stack_traces = True
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, Twin):
-            return True
-        own = m.__module__.startswith(("torch.nn", "torch.ao.nn"))
-        return own and not isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
 
 
 @dataclass(frozen=True)
@@ -45,12 +32,23 @@ class Traced(Layer):
     source: nn.Module
     root: nn.Module = field(init=False, repr=False, compare=False)  # what was traced: fx keeps constants on it
     graph: fx.Graph = field(init=False, repr=False, compare=False)
+    tracer: Tracer = field(init=False, repr=False, compare=False)
+    modes: tuple[bool, ...] = field(init=False, repr=False, compare=False)  # training or not, as it was traced
+    spoiled: dict[fx.Node, fx.Node] = field(init=False, repr=False, compare=False)
+    in_place: bool = field(init=False, repr=False, compare=False)
+    verified: set[str] = field(init=False, repr=False, compare=False)  # forms of inputs for which the graph is right
 
     def __post_init__(self) -> None:
+        check_root(self.source)
         # A copy without depth: the modules are the user's, but fx's constants do not land on the user's model.
         root = nn.Sequential(self.source) if _single(self.source) else copy.copy(self.source)
-        object.__setattr__(self, "root", root)
-        object.__setattr__(self, "graph", traced(root, self.source))
+        tracer = Tracer(_single(self.source))
+        made = {"root": root, "tracer": tracer, "modes": _modes(self.source), "verified": set()}
+        made["graph"] = graph = traced(root, self.source, tracer)
+        modules = dict(root.named_modules())
+        made |= {"spoiled": spoiled(graph, modules), "in_place": in_place(graph, modules)}
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"source": self.source}  # the graph holds functions that pickle does not take; it is traced again
@@ -60,7 +58,33 @@ class Traced(Layer):
         self.__post_init__()
 
     def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
-        return Reading(self, build, weights, name).run(value)
+        self._again()
+        found = Reading(self, build, _frozen(weights, self.source, name), name).run(value)
+        self._verify(value)
+        return found
+
+    def _again(self) -> None:
+        """What may have changed since the trace: hooks, weights, the modes of training or evaluation."""
+        check_root(self.source)
+        for name, m in self.tracer.met.items():
+            faithful(self.tracer, name, m)
+        if _modes(self.source) != self.modes:
+            self.__post_init__()
+
+    def _verify(self, value: Any) -> None:
+        """Once for each form of inputs: the graph must compute what the module does."""
+        if any(not isinstance(v, Tensor) for v in leaves(value)):
+            return  # hidden values of layers before it
+        form = str([(label, v.shape[1:], v.dtype) for label, v in _tree.leaves(value)])
+        if form in self.verified:
+            return
+        if not same_outputs(self.source, self.root, self.graph, _tree.take(value, slice(0, 2))):
+            raise UnsupportedModule(
+                f"{type(self.source).__name__}: its forward() gives other values than what torch.fx traced of it, so "
+                "it does something that tracing passes over: it asks for types (isinstance(x, Tensor) is False there), "
+                "catches errors, keeps a state, or draws Python's or NumPy's random numbers. Write it without."
+            )
+        self.verified.add(form)
 
     def module(self, width: int) -> nn.Module:
         return self.source
@@ -120,32 +144,17 @@ def attribute(root: nn.Module, target: str) -> Any:
     return value
 
 
-def traced(root: nn.Module, module: nn.Module) -> fx.Graph:
-    """The module's graph; what cannot be traced gets the line where tracing stopped."""
-    try:
-        graph = Tracer().trace(root)
-    except Exception as e:
-        raise UnsupportedModule(
-            f"{type(module).__name__} cannot be traced by torch.fx, at {_line(e)}: {e}. Write that line without "
-            "control flow on values or shapes of tensors, or give the network as layers of tangency.infinite."
-        ) from e
-    return graph
+def _modes(module: nn.Module) -> tuple[bool, ...]:
+    return tuple(m.training for m in module.modules())
 
 
-def _line(error: BaseException) -> str:
-    """The last line outside of torch."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "/torch/" not in f.filename and "/tangency/infinite/" not in f.filename]
-    if not own:
-        return "an unknown line"
-    return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})"
-
-
-def _stack(node: fx.Node) -> str:
-    """Where in the user's code a node comes from."""
-    lines = re.findall(r'File "([^"]+)", line (\d+)[^\n]*\n\s+([^\n]+)', node.stack_trace or "")
-    own = [f for f in lines if "/torch/" not in f[0]]
-    return f"{own[-1][0]}:{own[-1][1]} ({own[-1][2].strip()})" if own else ""
+def _frozen(weights: Weights, source: nn.Module, name: str) -> Weights:
+    """A module among layers keeps what it has frozen, unless `train=` says which parameters count."""
+    if not name or weights.chosen:
+        return weights
+    frozen = {dotted(name, n) for n, p in source.named_parameters() if not p.requires_grad}
+    trained = weights.trained
+    return replace(weights, trained=lambda n: n not in frozen and trained(n)) if frozen else weights
 
 
 class Reading:
@@ -155,12 +164,13 @@ class Reading:
         self.traced, self.build, self.weights, self.prefix = traced, build, weights, name
         self.single = _single(traced.source)
         self.modules = dict(traced.root.named_modules())
-        self.called: dict[int, str] = {}
         self.fixed: set[fx.Node] = set()  # known values that no input decides: they have no batch
 
     def run(self, value: Any) -> Any:
         env: dict[fx.Node, Any] = {}
         graph = self.traced.graph
+        if self.traced.in_place:  # the user's tensors stay as they are
+            value = _tree.transform(torch.clone, value)
         inputs = _inputs(graph, value)
         was = self.build.where, self.build.name
         try:
@@ -176,7 +186,7 @@ class Reading:
                         isinstance(env[n], (Tensor, *RANDOM)) and n not in self.fixed for n in node.all_input_nodes
                     ):
                         self.fixed.add(node)
-                    env[node] = self.step(node, args, kwargs)
+                    env[node] = self.tried(node, args, kwargs)
         finally:
             self.build.where, self.build.name = was
         raise AssertionError("a graph without output")
@@ -184,6 +194,33 @@ class Reading:
     def name(self, target: str) -> str:
         target = target.removeprefix("0") if self.single else target
         return dotted(self.prefix, target)
+
+    def tried(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """One step; what it fails with says where, and that it is the module that could not be read."""
+        try:
+            return self.step(node, args, kwargs)
+        except (TangencyError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as e:
+            raise UnsupportedModule(
+                f"{self.build.where}: could not be read for these inputs, {type(e).__name__}: {e}. Call the model with "
+                "them; if that works, use a torch.nn layer there or layers of tangency.infinite."
+            ) from e
+
+    def unread(self, node: fx.Node, args: Any, kwargs: Any, weighted: bool = False) -> None:
+        """What a graph does not show: gradients that are cut, and random values changed under another name."""
+        random = weighted or any(isinstance(v, (*RANDOM, Parameter)) for v in leaves((args, kwargs)))
+        if random and node.meta.get("cut"):
+            raise self.build.unsupported(
+                "runs without gradients (torch.no_grad, or an autograd.Function), which the limit would not.",
+                "Freeze its parameters instead, by requires_grad_(False) or train=.",
+            )
+        if random and node in self.traced.spoiled:
+            at = stack(self.traced.spoiled[node]) or self.traced.spoiled[node].name
+            raise self.build.unsupported(
+                f"changes a value in place that is read later under its old name, at {at}.",
+                "Use the form that returns a new value (inplace=False, x = x + y).",
+            )
 
     def step(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         build = self.build
@@ -193,8 +230,10 @@ class Reading:
             module = self.modules[str(node.target)]
             name = self.name(str(node.target))
             build.name, build.where = name, f"{name or 'the module'} ({type(module).__name__})"
-            if not any(isinstance(v, RANDOM) for v in _leaves((args, kwargs))) and not _weighted(module):
-                return as_known(module, *args, **kwargs)
+            self.unread(node, args, kwargs, _weighted(module))
+            if not any(isinstance(v, RANDOM) for v in leaves((args, kwargs))) and not _weighted(module):
+                with Settled(build.where):
+                    return as_known(module, *args, **kwargs)
             self.once(module.parameters(), name)
             if isinstance(module, nn.Embedding) and node.all_input_nodes[0] in self.fixed:
                 index = args[0] if args else kwargs["input"]  # a table of positions: the same for every sample
@@ -202,13 +241,16 @@ class Reading:
                 args, kwargs = (index.expand(build.size, *index.shape[1:]),), {}
             return convert(module, build, self.weights, name, args, kwargs)
         label = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-        build.where = f"{label} at {_stack(node)}" if _stack(node) else str(label)
+        build.where = f"{label} at {stack(node)}" if stack(node) else str(label)
         build.name = dotted(self.prefix, node.name)
-        call = Call(build, self.weights, args, kwargs, str(label))
-        if not any(isinstance(v, (*RANDOM, Parameter)) for v in _leaves((args, kwargs))):
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+        self.unread(node, args, kwargs)
+        options = Options(kwargs)
+        call = Call(build, self.weights, args, options, str(label))
+        if not any(isinstance(v, (*RANDOM, Parameter)) for v in leaves((args, kwargs))):
+            with Settled(build.where):
+                if node.op == "call_method":
+                    return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+                return node.target(*args, **kwargs)  # type: ignore[operator]
         rule: Callable[[Call], Any] | None
         rule = METHODS.get(str(node.target)) if node.op == "call_method" else FUNCTIONS.get(node.target)
         if rule is None:
@@ -216,14 +258,23 @@ class Reading:
                 "has no rule for random values.",
                 "Use a torch.nn layer for it, or build the network from layers of tangency.infinite.",
             )
-        return rule(call)
+        found = rule(call)
+        if missed := options.missed():
+            raise build.unsupported(f"is given {missed}, which is not read for random values.", "Leave it out.")
+        return found
 
     def attribute(self, node: fx.Node) -> Any:
         value, name = attribute(self.traced.root, str(node.target)), self.name(str(node.target))
         if not isinstance(value, nn.Parameter):
+            if isinstance(value, Tensor) and value.requires_grad:
+                self.build.where = f"{name} (a tensor)"
+                raise self.build.unsupported(
+                    "requires a gradient but is no parameter: it is made of others, or was not registered.",
+                    "Make it an nn.Parameter of the module and compute with it in forward(), or detach() it.",
+                )
             return value
         uses = [u for u in node.users if u.target not in (getattr, "size", "dim") or u.args[1:2] in (("T",), ("mT",))]
-        at = _stack(uses[-1]) if uses else ""
+        at = stack(uses[-1]) if uses else ""
         label = getattr(uses[-1].target, "__name__", str(uses[-1].target)) if uses else name
         self.build.where = f"{label} at {at}" if at else f"{name} (a parameter)"
         if len(uses) > 1:
@@ -233,11 +284,12 @@ class Reading:
 
     def once(self, parameters: Iterable[nn.Parameter], name: str) -> None:
         """Shared weights correlate what they give in two places."""
-        every = list(parameters)
-        for p in every:
-            if id(p) in self.called:
-                raise self._shared(self.called[id(p)])
-        self.called |= {id(p): name for p in every}
+        called = self.build.called
+        every = [(_place(p), p) for p in parameters]
+        for place, _ in every:
+            if place in called:
+                raise self._shared(called[place][0])
+        called |= {place: (name, p) for place, p in every}  # the parameter too: its place stays its own
 
     def _shared(self, where: str) -> UnsupportedModule:
         return self.build.unsupported(
@@ -245,21 +297,37 @@ class Reading:
         )
 
 
+def _place(p: Tensor) -> Any:
+    """Where a parameter's numbers lie: two in one place are one."""
+    if isinstance(p, nn.UninitializedParameter) or not p.numel() or p.is_meta:
+        return id(p)
+    try:
+        return p.device, p.data_ptr()
+    except RuntimeError:  # a subclass without memory of its own
+        return id(p)
+
+
 def _inputs(graph: fx.Graph, value: Any) -> dict[Any, Any]:
     """The inputs by the names of forward()'s arguments."""
-    names = [node.target for node in graph.nodes if node.op == "placeholder"]
-    needed = [node.target for node in graph.nodes if node.op == "placeholder" and not node.args]
+    every = [node for node in graph.nodes if node.op == "placeholder"]
+    names = [str(node.target) for node in every if not str(node.target).startswith("*")]
+    needed = [str(node.target) for node in every if not node.args and not str(node.target).startswith("*")]
+    rest: dict[str, Any] = {str(n.target): {} if str(n.target).startswith("**") else () for n in every}
+    more = [name for name in rest if name.startswith("*") and not name.startswith("**")]
     if isinstance(value, dict):
         given = dict(value)
+        if unknown := sorted(str(n) for n in given if n not in names):
+            raise InputError(f"inputs {unknown} were given by name; the model takes {names}.")
     else:
         values = list(value) if isinstance(value, (tuple, list)) else [value]
         given = dict(zip(names, values, strict=False))
-        if len(values) > len(names):
+        if len(values) > len(names) and not more:
             raise InputError(f"{len(values)} inputs were given; the model takes {names}.")
+        given |= {name: tuple(values[len(names) :]) for name in more}
     if any(name not in given for name in needed):
         raise InputError(f"the model takes {names}; given were {sorted(given)}.")
-    defaults = {node.target: node.args[0] for node in graph.nodes if node.op == "placeholder" and node.args}
-    return {**defaults, **given}
+    defaults = {node.target: node.args[0] for node in every if node.args}
+    return {**{k: v for k, v in rest.items() if k.startswith("*")}, **defaults, **given}
 
 
 def _first(value: Any, build: Builder) -> Any:
@@ -271,17 +339,9 @@ def _first(value: Any, build: Builder) -> Any:
         if len(found) != 1:
             raise build.unsupported(f"returns {len(found)} random values.", "Return one tensor.")
         return found[0]
+    if not isinstance(value, (Tensor, *RANDOM)):
+        raise build.unsupported(f"the model returns a {type(value).__name__}.", "Return one tensor.")
     return value
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        for v in value:
-            yield from _leaves(v)
-    elif isinstance(value, dict):
-        yield from _leaves(tuple(value.values()))
-    else:
-        yield value
 
 
 def _weighted(module: nn.Module) -> bool:

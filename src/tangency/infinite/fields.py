@@ -6,7 +6,6 @@ moments), or `Lazy` (an elementwise function of a Field, not yet applied: functi
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -15,7 +14,9 @@ from torch import Tensor
 
 from ..errors import InputError, UnsupportedModule
 from .duals import Dual, Identity, Relu
+from .few import Doubt, FewActivation, doubt, either, warn
 from .joint import Sampled
+from .moments import centered, turned
 from .ops import Activation, Add, Affine, BatchNormalize, Drawn, Input, Mix, Multiply, Op, Same, Scale, Weigh, products
 from .plan import Node, Plan
 from .positions import Join, Regrid, Take, Trace
@@ -33,6 +34,8 @@ class Field:
     centered: bool  # mean zero
     sources: frozenset[Any]  # the weights that it is linear in: two fields without a common one are uncorrelated
     gain: float = 0.0  # the rate of a scale of each channel's own that was just applied; not yet in the moments
+    few: bool = False  # its channels stay as many as they are: inputs, and parameters used as values
+    doubt: Doubt | None = None  # in what it is not Gaussian, though it is taken for it
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -117,6 +120,9 @@ class Builder:
     where: str = "the network"
     name: str = ""
     made: dict[Any, Any] = field(default_factory=dict)
+    called: dict[Any, Any] = field(default_factory=dict)  # where parameters lie that were read, and in which layer
+    numbers: list[float] = field(default_factory=list)  # factors and summands in forward(), in order
+    warned: set[Any] = field(default_factory=set)  # what was said already, for this kernel
     mask: Tensor | None = None  # [n, *grid], True where a position of the values at hand is real
 
     def unsupported(self, what: str, instead: str) -> UnsupportedModule:
@@ -173,26 +179,31 @@ class Builder:
         self.energy = energy if self.energy is None else self.energy + energy
         grid = (*shape[:channel], *shape[channel + 1 :])
         node = self.add(Input(slot, grid, shape[channel]), (), grid)
-        return Field(node, shape, channel, gaussian=False, centered=False, sources=frozenset([node]))
+        return Field(node, shape, channel, gaussian=False, centered=False, sources=frozenset([node]), few=True)
 
     def table(self, index: Tensor, width: int, padding: int | None) -> Field:
         """An Embedding's rows for known indices, of unit variance."""
         grid = tuple(index.shape[1:])
         node = self.add(Same(self.slot(index.movedim(0, -1)), grid, padding), (), grid)
-        return Field(node, (*grid, width), len(grid), gaussian=True, centered=True, sources=frozenset([node]))
+        return Field(node, (*grid, width), len(grid), True, True, sources=frozenset([node]), few=True)
 
     def drawn(self, shape: tuple[int, ...], channel: int) -> Field:
         """A parameter used as a value, of unit variance."""
         grid = (*shape[:channel], *shape[channel + 1 :])
         node = self.add(Drawn(grid), (), grid)
-        return Field(node, shape, channel, gaussian=True, centered=True, sources=frozenset([node]))
+        return Field(node, shape, channel, True, True, sources=frozenset([node]), few=True)
 
     # Layers
 
     def affine(self, f: Field, width: int, op: Affine) -> Field:
         shape = (*f.shape[: f.channel], width, *f.shape[f.channel + 1 :])
+        law = doubt(self.nodes, self.known, f.node, f.few, op, self.where)
         node = self.add(op, (f,), f.grid)
-        return Field(node, shape, f.channel, gaussian=True, centered=True, sources=frozenset([node]))
+        return Field(node, shape, f.channel, True, True, sources=frozenset([node]), doubt=law)
+
+    def doubted(self, f: Field) -> None:
+        """Warn, once for each layer of a kernel, that these values are taken for Gaussian."""
+        warn(f.doubt, self.warned)
 
     def elementwise(self, value: Random, fn: Callable[[Tensor], Tensor], dual: Dual | None, label: str) -> Random:
         """φ of a value; of an elementwise function, their composition."""
@@ -236,13 +247,19 @@ class Builder:
         if key not in self.made:
             dual = value.dual or Quadrature(value.fn, name=value.label)
             zero = centered(dual)
-            inner = _turned(dual) if value.of.gain else value.inner
-            op = Activation(dual, inner, value.of.gain or value.rate)
-            f = self.same(op, value.of, gaussian=False, centered=zero, gain=0.0)
+            inner = turned(dual) if value.of.gain else value.inner
+            f = self.same(self._activation(value, dual, inner), value.of, centered=zero, **_AFTER)
             f = self.same(Scale(value.scale), f) if value.scale != 1 else f
             self.made[key] = (f, value)
         found: Field = self.made[key][0]
         return found
+
+    def _activation(self, value: Lazy, dual: Dual, inner: Dual | None) -> Op:
+        law, rate = value.of.doubt, value.of.gain or value.rate
+        if law is not None and law.exact is not None and law.node == value.of.node and not value.of.gain:
+            return FewActivation(law.exact, value.fn, value.inner, rate, self.samples, self.seed)
+        self.doubted(value.of)
+        return Activation(dual, inner, rate)
 
     def _gained(self, f: Field) -> Field:
         """A scale of each channel's own that nothing elementwise follows: its derivative is the value itself."""
@@ -257,8 +274,10 @@ class Builder:
         key = ("joint", id(value))
         if key not in self.made:
             gains = tuple(f.gain for f in value.of)
+            for f in value.of:
+                self.doubted(f)
             node = self.add(Sampled(value.fn, value.label, gains, self.samples, self.seed), value.of, value.of[0].grid)
-            f = replace(value.of[0], node=node, gaussian=False, centered=False, sources=_sources(value.of), gain=0.0)
+            f = replace(value.of[0], node=node, centered=False, sources=_sources(value.of), **_AFTER)
             self.made["joint", node] = value
             self.made[key] = (f, value)
         found: Field = self.made[key][0]
@@ -306,10 +325,12 @@ class Builder:
                 "Use ReLU there, or LayerNorm instead of BatchNorm.",
             )
         relu = dual == Relu()
+        if relu:
+            self.doubted(value.of)
         key = ("normed", id(value), relu)
         if key not in self.made:
             op = BatchNormalize(relu, value.eps, *value.rates)
-            self.made[key] = (self.same(op, value.of, gaussian=False, centered=not relu), value)
+            self.made[key] = (self.same(op, value.of, centered=not relu, **_AFTER), value)
         found: Field = self.made[key][0]
         return found
 
@@ -325,6 +346,9 @@ class Builder:
         if f.gaussian:
             before, already = self.made.get(("multiple", f.node), (f, 1.0))
             self.made["multiple", found.node] = (before, already * factor)
+        if f.doubt is not None and f.doubt.exact is not None and f.doubt.node == f.node:
+            exact = replace(f.doubt.exact, factor=f.doubt.exact.factor * factor)
+            found = replace(found, doubt=replace(f.doubt, exact=exact, node=found.node))
         return found
 
     def weighed(self, value: Random, weights: Tensor) -> Field:
@@ -370,8 +394,9 @@ class Builder:
         if joint is not None:
             self.made["joint", node] = joint
         sources = _sources(fields)
-        every = all(f.gaussian for f in fields)
-        return replace(fields[0], node=node, gaussian=every, centered=all(f.centered for f in fields), sources=sources)
+        every, zero = all(f.gaussian for f in fields), all(f.centered for f in fields)
+        law = either([f.doubt for f in fields])
+        return replace(fields[0], node=node, gaussian=every, centered=zero, sources=sources, few=False, doubt=law)
 
     def product(self, values: list[Any]) -> Field:
         fields = self.fields(values)
@@ -382,7 +407,8 @@ class Builder:
         if joint is not None:
             self.made["joint", node] = joint
         sources = _sources(fields)
-        return replace(fields[0], node=node, gaussian=False, centered=any(f.centered for f in fields), sources=sources)
+        zero = any(f.centered for f in fields)
+        return replace(fields[0], node=node, centered=zero, sources=sources, **_AFTER)
 
     def concat_channels(self, values: Sequence[Any]) -> Field:
         """Channels side by side. An activation that follows is applied to each part by itself."""
@@ -404,7 +430,8 @@ class Builder:
         grid = (*shape[: first.channel], *shape[first.channel + 1 :])
         node = self.add(Join(axis), fields, grid)
         every, zero = all(f.gaussian for f in fields), all(f.centered for f in fields)
-        return Field(node, shape, first.channel, every, zero, _sources(fields))
+        law = either([f.doubt for f in fields])
+        return Field(node, shape, first.channel, every, zero, _sources(fields), doubt=law)
 
     def alike(self, fields: list[Field], what: str) -> None:
         if len({(f.shape, f.channel) for f in fields}) > 1:
@@ -452,21 +479,12 @@ class Builder:
         return Plan(tuple(self.nodes), twin)
 
 
+# What follows an activation is not Gaussian, has all channels' number, and no scale that waits.
+_AFTER: dict[str, Any] = {"gaussian": False, "gain": 0.0, "few": False, "doubt": None}
+
+
 def _itself(x: Tensor) -> Tensor:
     return x
-
-
-@lru_cache(maxsize=256)
-def centered(dual: Dual) -> bool:
-    """Whether E φ(u) = 0 (an odd function)."""
-    return float(dual.mean(torch.ones((), dtype=torch.float64)).abs()) < 1e-12
-
-
-def _turned(dual: Dual) -> Dual:
-    """x φ'(x): what a scale before φ changes."""
-    if dual.homogeneous:
-        return dual  # x φ'(x) = φ(x)
-    return Quadrature(lambda x: torch.func.jvp(dual, (x,), (x,))[1], name=f"x·{type(dual).__name__}'")
 
 
 def _sources(fields: Iterable[Field]) -> frozenset[Any]:

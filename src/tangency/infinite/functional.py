@@ -20,6 +20,7 @@ from .ops import Scale
 from .tensors import (
     attribute,
     cat,
+    expand,
     flatten,
     getitem,
     pad,
@@ -61,6 +62,10 @@ def conv(call: Call) -> Any:
     weight, bias = given["weight"], given.get("bias")
     if not isinstance(weight, Parameter):
         raise call.build.unsupported("has weights that are no parameter.", "Use nn.Conv.")
+    if bias is not None and not isinstance(bias, Parameter):
+        raise call.build.unsupported("has a bias that is no parameter.", "Use nn.Conv.")
+    if weight.factor != 1 or (bias is not None and bias.factor != 1):
+        raise call.build.unsupported("has a multiple of a parameter for weights or bias.", "Multiply its output.")
     source: Any = SimpleNamespace(weight=weight.value, bias=None if bias is None else bias.value)
     layer = Conv(
         tuple(weight.value.shape[2:]), given.get("stride", 1), given.get("padding", 0), given.get("dilation", 1),
@@ -142,13 +147,16 @@ METHODS: dict[str, Callable[[Call], Any]] = {
     "sub": partial(plus, sign=-1.0), "div": partial(times, divide=True),
     "neg": lambda c: c.build.scaled(c.args[0], -1.0),
     "mean": partial(reduce, mean=True), "sum": partial(reduce, mean=False), "dim": lambda c: len(c.args[0].shape) + 1,
-    **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as", "expand", "expand_as"), unchanged),
+    **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as"), unchanged),
+    **dict.fromkeys(("expand", "expand_as"), expand),
 }  # fmt: skip
 METHODS |= {name: partial(elementwise, target=fn, method=name) for name, fn in ELEMENTWISE_METHODS.items()}
+METHODS |= {f"{name}_": METHODS[name] for name in (*ELEMENTWISE_METHODS, "sub", "div", "neg", "pow", "masked_fill")}
 
 FUNCTIONS: dict[Any, Callable[[Call], Any]] = {
     operator.add: plus, operator.iadd: plus, torch.add: plus,
     operator.sub: partial(plus, sign=-1.0), torch.sub: partial(plus, sign=-1.0),
+    operator.isub: partial(plus, sign=-1.0), operator.itruediv: partial(times, divide=True), operator.ipow: power,
     operator.mul: times, operator.imul: times, torch.mul: times,
     operator.truediv: partial(times, divide=True), torch.div: partial(times, divide=True),
     operator.neg: lambda c: c.build.scaled(c.args[0], -1.0), torch.neg: lambda c: c.build.scaled(c.args[0], -1.0),

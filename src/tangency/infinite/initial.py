@@ -2,20 +2,30 @@
 
 from dataclasses import dataclass
 from math import sqrt
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 # A sample variance may lie this many of its standard errors from a named one to be taken for it.
 SIGMAS = 4.0
+# Weights from which on their kurtosis tells uniform from normal ones.
+TELLING = 100
+
+
+Law = Literal["normal", "uniform", "other"]
 
 
 @dataclass(frozen=True)
 class Detected:
-    """The variance of an initialisation, and its name ("measured" if it is none of those known)."""
+    """The variance of an initialisation, its name ("measured" if it is none of those known), and its law.
+
+    The law counts where few weights are added up: sums of many are Gaussian whatever it is.
+    """
 
     variance: float
     label: str
+    law: Law = "normal"
 
 
 def candidates(tensor: Tensor, weight: Tensor | None) -> list[tuple[str, float, bool]]:
@@ -61,14 +71,28 @@ def detect(tensor: Tensor, weight: Tensor | None = None) -> Detected:
         if square == 0:
             return Detected(0.0, "zeros")
         if len(v) > 1 and float(v.max() - v.min()) == 0:
-            return Detected(square, f"constant {float(v[0]):g}")
+            return Detected(square, f"constant {float(v[0]):g}", "other")
         largest, count = float(v.abs().max()), len(v)
+        law = _law(v, square)
     best: tuple[float, Detected] | None = None
     for name, variance, uniform in candidates(tensor, weight):
         spread = sqrt((0.8 if uniform else 2.0) / count)  # of the sample variance, relative: kurtosis − 1
         off = abs(square / variance - 1) / spread
         bounded = largest <= sqrt(3 * variance) * (1 + 1e-6)
         shaped = bounded if uniform else not bounded or count < 20
+        shaped = shaped and (count < TELLING or law == ("uniform" if uniform else "normal"))
         if shaped and off < SIGMAS and (best is None or off < best[0] - 1):
-            best = (off, Detected(variance, name))
-    return best[1] if best else Detected(square, "measured")
+            best = (off, Detected(variance, name, "uniform" if uniform else "normal"))
+    return best[1] if best else Detected(square, "measured", law)
+
+
+def _law(v: Tensor, square: float) -> Law:
+    """The law of weights by their kurtosis, 3 of normal ones and 1.8 of uniform ones, and their largest.
+
+    A sample's own kurtosis spreads by √(24/n) about 3, and by 1.15/√n about 1.8 (simulated).
+    """
+    count = len(v)
+    kurtosis, largest = float(v.pow(4).mean()) / square**2, float(v.abs().max()) / sqrt(3 * square)
+    if abs(kurtosis - 1.8) < SIGMAS * 1.15 / sqrt(count) and largest < 1 + 2.5 / sqrt(count):
+        return "uniform" if count >= TELLING or kurtosis < 2.4 else "normal"
+    return "normal" if count < TELLING or abs(kurtosis - 3) < 5 * sqrt(24 / count) else "other"

@@ -40,7 +40,7 @@ class Infinite(Kernel):
     samples: int = 4096
     seed: int = 0
     twin: bool = False
-    seen: set[Any] = field(default_factory=set, repr=False)  # forms of inputs that were looked at
+    seen: set[Any] = field(default_factory=set, repr=False)  # forms of inputs that were looked at, warnings given
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         _check.inputs(x, name)
@@ -51,7 +51,7 @@ class Infinite(Kernel):
 
     def read(self, x: Inputs) -> tuple[Builder, Plan]:
         """The network's operations for inputs of this shape; what of x alone is computed, is computed here."""
-        build = Builder(_tree.size(x), self.samples, self.seed)
+        build = Builder(_tree.size(x), self.samples, self.seed, warned=self.seen)
         value = self.layer.grow(build, x, self.weights, "")
         return build, build.plan(value, self.twin)
 
@@ -72,7 +72,7 @@ class Infinite(Kernel):
         one, _ = self.read(_tree.take(x, slice(0, 1)))
         for slot, v in build.known.items():
             alone, among = one.known[slot][..., 0].double(), v[..., 0].double()
-            if not torch.allclose(alone, among, rtol=1e-9, atol=1e-12, equal_nan=True):
+            if not torch.allclose(alone, among, rtol=1e-9, atol=1e-12, equal_nan=True) or one.numbers != build.numbers:
                 raise ModelError(
                     "what forward() computes of one sample's input depends on the others of its batch. Normalise the "
                     "data beforehand, and reduce over other axes than the batch."
@@ -97,7 +97,8 @@ class Infinite(Kernel):
     def error(self, x: Inputs, y: Inputs | None = None, *, repeats: int = 8) -> Tensor:
         """The standard error of k(x, y) where expectations are drawn, from as many other seeds; 0 where none is.
 
-        Drawn are softmax attention and activations of sums that are not Gaussian. Cost: `repeats` times k(x, y).
+        Drawn are softmax attention, activations of sums that are not Gaussian, and with w_var="init" those right after
+        a Linear layer of few inputs whose weights are uniform. Cost: `repeats` times k(x, y).
         """
         if repeats < 2:
             raise InputError(f"repeats={repeats}; needed: at least 2.")
@@ -121,7 +122,8 @@ class Infinite(Kernel):
         if plan.batchwise:
             return self._at_once(a, b, want)
         out, each = Tile(plan, n, m, want, a.side.energy), torch.arange(max(n, m), device=a.side.energy.device)
-        small = same and sum(v.numel() for v in a.side.known.values()) <= NARROW * n * plan.cell()
+        inputs = sum(v.numel() for v in a.side.known.values())
+        small = same and not plan.featured and inputs <= NARROW * n * plan.cell()
         for i, j in blocks(plan, n, m, workspace, same, small, a.side.energy.device.type):
             if small and i.start == j.start:  # each pair of the square once, one by one
                 first, second = (

@@ -44,7 +44,7 @@ def infinite_ntk(
     "ntk" parametrisation weights are √(w_var/fan-in) times standard normal parameters; in the "standard" one (the
     default with "init") the parameters are the weights themselves, and the module's own widths enter. `train` says
     which parameters count, as in `trace_ntk`; `lr` is a factor of each one's part. Outputs with positions give
-    [n, s, m, t]. `samples` and `seed` are for softmax attention, whose expectation is drawn.
+    [n, s, m, t]. `samples` and `seed` are for what is drawn, such as softmax attention; `error` says how exact it is.
 
     Computed in float64. Cost: O(n m) for dense networks, O(n m s) with s positions that are flattened in the end,
     O(n m s²) where they are pooled. Jacot et al. 2018; Arora et al. 2019; Yang 2020.
@@ -103,7 +103,7 @@ def _made(
             for key in given if isinstance(given, Mapping) else ():
                 if key not in known:
                     raise InputError(f"{what}= names {key!r}, which is no layer.{_check.suggest(key, known)}")
-    weights = Weights(w_var, b_var, how, trained, lr)
+    weights = Weights(w_var, b_var, how, trained, lr, chosen=train is not None)
     layer = as_layer(network)
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
         raise InputError(f"samples={samples!r}; needed: a whole number, at least 2.")

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .calls import Call
+from .calls import Call, Options
 from .duals import ABRelu, LeakyRelu
+from .faithful import check_leaf, exact
 from .fields import Builder, Field, Lazy, Normed
 from .layers import AvgPool, Conv, Dropout, Embedding, GlobalAvgPool, LayerNorm, Linear, each
 from .ops import Affine
@@ -54,11 +55,17 @@ def reads(*types: type) -> Callable[[Reader], Reader]:
 
 def convert(module: nn.Module, build: Builder, weights: Weights, name: str, args: Any, kwargs: Any) -> Any:
     """The value after a module of torch's."""
+    check_leaf(module, name)
     for kind in type(module).__mro__:
         if kind in NO_LIMIT:
             raise build.unsupported("has no known infinite-width limit.", NO_LIMIT[kind] + ".")
         if kind in READERS:
-            return READERS[kind](module, build, weights, name, _Args(args, kwargs))
+            if not exact(module):
+                raise build.unsupported(
+                    f"derives from {kind.__name__} with code of its own, which would be passed over.",
+                    f"Use {kind.__name__} itself.",
+                )
+            return _read(READERS[kind], module, build, weights, name, _Args(args, kwargs))
     dual = recognize(module)
     if dual is not None or _elementwise(module):
         value = args[0] if args else next(iter(kwargs.values()))
@@ -72,12 +79,25 @@ def convert(module: nn.Module, build: Builder, weights: Weights, name: str, args
 class _Args(tuple[Any, ...]):
     """A call's arguments; `named` are those given by keyword."""
 
-    named: dict[str, Any]
+    named: Options
 
     def __new__(cls, args: Any, kwargs: Any) -> "_Args":
         made = super().__new__(cls, args if args else tuple(kwargs.values())[:1])
-        made.named = kwargs
+        made.named = Options(kwargs)
+        if not args:
+            made.named.asked |= set(list(kwargs)[:1])
         return made
+
+
+def _read(reader: Reader, module: nn.Module, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    """The reader's value; arguments that it does not know are refused."""
+    found = reader(module, build, weights, name, args)
+    if isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.RNN)):
+        return found  # their readers know all arguments
+    missed = args.named.missed() or (f"{len(args)} arguments" if len(args) > 1 else "")
+    if missed:
+        raise build.unsupported(f"is given {missed}, which is not read.", "Give its input alone.")
+    return found
 
 
 def _elementwise(module: nn.Module) -> bool:
@@ -109,6 +129,10 @@ def _conv(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> A
 
 @reads(nn.Embedding)
 def _embedding(m: nn.Embedding, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+    if m.max_norm is not None or m.scale_grad_by_freq:
+        raise build.unsupported(
+            "rescales its rows (max_norm) or their gradients (scale_grad_by_freq).", "Leave both at their default."
+        )
     return Embedding(width=m.embedding_dim, padding=m.padding_idx, of=m).grow(build, args[0], weights, name)
 
 
@@ -169,10 +193,23 @@ def _layer_norm(m: Any, build: Builder, weights: Weights, name: str, args: _Args
             f"normalises over axes {[d + 1 for d in dims]}, the channels lie on axis {f.channel + 1}.",
             "Normalise over the channels, alone or with all positions.",
         )
+    _at_start(m, build, weights)
     eps = m.eps if m.eps is not None else torch.finfo(torch.float32).eps
     affine = bool(m.elementwise_affine)
     shift = affine and getattr(m, "bias", None) is not None
     return LayerNorm(f.channel, over > 1, eps, affine, shift).grow(build, f, weights, name)
+
+
+def _at_start(m: Any, build: Builder, weights: Weights) -> None:
+    """w_var="init" reads the module's own numbers: a norm's are taken for 1 and 0, as torch begins with."""
+    if weights.w_var != "init":
+        return
+    for p, start in ((getattr(m, "weight", None), 1.0), (getattr(m, "bias", None), 0.0)):
+        if p is not None and not bool((p == start).all()):
+            raise build.unsupported(
+                "has a scale or shift that is not 1 and 0, which w_var='init' does not read.",
+                "Reset them (reset_parameters()), or give w_var as a number.",
+            )
 
 
 def _of_input(m: nn.Module, build: Builder, weights: Weights, name: str, x: Tensor) -> Tensor:
@@ -187,7 +224,8 @@ def _of_input(m: nn.Module, build: Builder, weights: Weights, name: str, x: Tens
 
 def as_known(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """A module's output for known inputs, in float64; the user's module stays as it is."""
-    if any(v.is_floating_point() and v.dtype != torch.float64 for v in module.state_dict().values()):
+    changes = module.training and any(True for _ in module.buffers())  # running statistics
+    if changes or any(v.is_floating_point() and v.dtype != torch.float64 for v in module.state_dict().values()):
         module = copy.deepcopy(module).double()
     return module(*args, **kwargs)
 
@@ -201,6 +239,7 @@ def _group_norm(m: nn.GroupNorm, build: Builder, weights: Weights, name: str, ar
         )
     if isinstance(args[0], Tensor):
         return _of_input(m, build, weights, name, args[0])
+    _at_start(m, build, weights)
     return LayerNorm(0, True, m.eps, m.affine).grow(build, args[0], weights, name)
 
 
@@ -211,6 +250,7 @@ def _batch_norm(m: Any, build: Builder, weights: Weights, name: str, args: _Args
             raise build.unsupported("normalises the input over the batch.", "Normalise the data beforehand.")
         return _of_input(m, build, weights, name, args[0])
     f = build.settled(args[0])
+    _at_start(m, build, weights)
     if not m.training and m.track_running_stats:
         return _running(m, build, weights, name, f)
     if len(f.shape) != 1 or not f.gaussian:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .batchnorm import normalized, slopes
 from .duals import Dual
+from .initial import Law
 from .state import Here, Need, State, embed
 
 
@@ -23,6 +24,7 @@ class Op:
     own: ClassVar[Need] = Need.NOTHING
     carries_gap: ClassVar[bool] = False  # whether nearly equal inputs stay exact through it
     batchwise: ClassVar[bool] = False  # whether it mixes the samples of a batch
+    featured: ClassVar[bool] = False  # whether it makes features of each sample, so that pairs one by one are dear
 
     def reads(self, asked: Need) -> Need:
         return asked
@@ -125,6 +127,7 @@ class Affine(Op):
     b_var: float = 0.0
     w_rate: float = 0.0
     b_rate: float = 0.0
+    laws: tuple[Law, Law] = ("normal", "normal")  # of weights and bias; of account where they act on few inputs
     carries_gap: ClassVar[bool] = True
 
     def __call__(self, states: Sequence[State], here: Here) -> State:

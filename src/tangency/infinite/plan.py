@@ -66,6 +66,10 @@ class Plan:
         return any(node.op.batchwise for node in self.nodes)
 
     @cached_property
+    def featured(self) -> bool:
+        return any(node.op.featured for node in self.nodes)
+
+    @cached_property
     def exact_diagonal(self) -> bool:
         """Whether a sample meets itself among others exactly as it does alone.
 

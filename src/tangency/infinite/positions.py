@@ -245,6 +245,13 @@ class Regrid(PositionOp):
     def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         return self.sizes
 
+    def __call__(self, states: Sequence[State], here: Here) -> State:
+        found = super().__call__(states, here)
+        if states[0].grid or not here.whole(self.sizes):
+            return found
+        # No position becomes one: its covariance with itself is all of it, and what repeats it asks for the whole.
+        return replace(found.map(lambda v: embed(v, self.sizes)), whole=True)
+
     def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
         times = 2 if whole else 1
         return v.reshape(*self.sizes * times, *v.shape[times * len(grid) :])

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from .duals import Dual, Relu
-from .fields import Builder, Field, centered
+from .few import doubt
+from .fields import Builder, Field
 from .layers import Layer
 from .modules import reads
+from .moments import centered
 from .ops import Affine, Dropout, Op
 from .quadrature import recognize
 from .state import Here, Need, State
@@ -129,6 +131,8 @@ class RNN(Layer):
             tensors = (getattr(self.of, names[0], None), getattr(self.of, names[1], None) if self.bias else None)
             own = (self.w_var, self.b_var)
             numbers.append(weights.layer(name, fan_in, bias=self.bias, own=own, tensors=tensors, names=names))
+        law = doubt(build.nodes, build.known, f.node, f.few, numbers[0], build.where)
+        build.doubted(replace(f, doubt=law))
         node = build.add(Recur(self.dual, numbers[0], numbers[1], back), (f,), f.grid)
         return Field(node, (*f.grid, width), 1, gaussian=False, centered=centered(self.dual), sources=frozenset([node]))
 
@@ -155,8 +159,10 @@ class Finals:
 def _rnn(m: nn.RNN, build: Builder, weights: Weights, name: str, args: Any) -> tuple[Any, Finals]:
     if not m.batch_first:
         raise build.unsupported("has its batch on axis 1.", "Use batch_first=True.")
-    if len(args) > 1 and args[1] is not None:
+    if (len(args) > 1 and args[1] is not None) or args.named.get("hx") is not None:
         raise build.unsupported("is given a first hidden value.", "Leave it out: it is zero.")
+    if getattr(m, "proj_size", 0):
+        raise build.unsupported("projects its hidden values.", "Use proj_size=0, and a Linear layer after it.")
     dual = recognize(nn.ReLU() if m.nonlinearity == "relu" else nn.Tanh())
     assert dual is not None
     value, finals = args[0], []

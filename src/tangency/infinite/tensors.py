@@ -250,7 +250,37 @@ def attribute(call: Call) -> Any:
 
 
 def unchanged(call: Call) -> Any:
+    kinds = [v for v in call.args[1:] if isinstance(v, torch.dtype)]
+    kinds += [v.dtype for v in call.args[1:] if isinstance(v, torch.Tensor)]
+    if any(not k.is_floating_point for k in kinds):
+        raise call.build.unsupported(f"casts random values to {kinds[0]}.", "Keep them floating point.")
     return call.args[0]
+
+
+def expand(call: Call) -> Any:
+    """A parameter for each sample of the batch; a random value along positions of size 1."""
+    value, like = call.args[0], call.args[1:]
+    if len(like) == 1 and not isinstance(like[0], int):
+        like = (
+            (call.build.size, *like[0].shape)
+            if isinstance(like[0], RANDOM)
+            else tuple(getattr(like[0], "shape", like[0]))
+        )
+    if isinstance(value, Parameter):
+        own = value.value.shape
+        if like[-len(own) :][1:] and any(n not in (-1, m) for n, m in zip(like[-len(own) :][1:], own[1:], strict=True)):
+            raise call.build.unsupported(f"repeats the parameter {value.name}.", "Expand it along the batch alone.")
+        return value
+    f = call.field()
+    if len(like) != len(f.shape) + 1 or like[0] not in (-1, call.build.size):
+        raise call.build.unsupported(f"expands values of shape {f.shape} to {tuple(like)}.", "Keep their axes.")
+    for dim, (have, want) in enumerate(zip(f.shape, like[1:], strict=True)):
+        if want in (-1, have):
+            continue
+        if dim == f.channel:
+            raise call.build.unsupported("repeats one channel.", "Use a Linear layer.")
+        f = call.build.take(f, dim, (0,) * want, drop=False)
+    return f
 
 
 def repeat(call: Call) -> Any:

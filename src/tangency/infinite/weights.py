@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import _check
 from ..errors import InputError
-from .initial import Detected, detect
+from .initial import Detected, Law, detect
 from .ops import Affine
 
 Parametrization = Literal["ntk", "standard"]
@@ -29,6 +29,7 @@ class Weights:
     trained: Callable[[str], bool] = field(default=lambda name: True)
     lr: Number = 1.0
     record: dict[str, Any] = field(default_factory=dict)
+    chosen: bool = False  # whether train= was given
 
     def layer(
         self,
@@ -43,12 +44,12 @@ class Weights:
     ) -> Affine:
         """The numbers of one layer whose window of `patch` positions is summed before it."""
         w_name, b_name = (dotted(name, n) for n in names)
-        w_var, b_var, note = self._variances(w_name, b_name, fan_in, own, tensors, bias)
+        w_var, b_var, note, laws = self._variances(w_name, b_name, fan_in, own, tensors, bias)
         lr_w, lr_b = self.rate(w_name), self.rate(b_name) if bias else 0.0
         standard = self.parametrization == "standard"
         w_rate, b_rate = (fan_in, 1.0) if standard else (w_var, b_var)
         self.record[name or names[0]] = {"w_var": w_var, "b_var": b_var, "lr": [lr_w, lr_b], "fan_in": fan_in, **note}
-        return Affine(w_var / patch, b_var, lr_w * w_rate / patch, lr_b * b_rate)
+        return Affine(w_var / patch, b_var, lr_w * w_rate / patch, lr_b * b_rate, laws)
 
     def _variances(
         self,
@@ -58,23 +59,27 @@ class Weights:
         own: tuple[float | None, float | None],
         tensors: tuple[Tensor | None, Tensor | None],
         bias: bool,
-    ) -> tuple[float, float, dict[str, str]]:
+    ) -> tuple[float, float, dict[str, str], tuple[Law, Law]]:
         note: dict[str, str] = {}
+        of_weight: Law = "normal"
+        of_bias: Law = "normal"
         if self.w_var == "init":
             if tensors[0] is None:
                 raise InputError("w_var='init' reads a module's weights; layers have none. Give numbers.")
             found: Detected = detect(tensors[0])
-            w_var, note["init"] = found.variance * fan_in, found.label
+            w_var, note["init"], of_weight = found.variance * fan_in, found.label, found.law
             b_var = 0.0
             if tensors[1] is not None:
-                of_bias = detect(tensors[1], tensors[0])
-                b_var, note["bias init"] = of_bias.variance, of_bias.label
+                other = detect(tensors[1], tensors[0])
+                b_var, note["bias init"], of_bias = other.variance, other.label, other.law
         else:
             w_var = by_name(self.w_var, w_name, "w_var")
             b_var = by_name(self.b_var, b_name, "b_var") if bias else 0.0
-        w_var = w_var if own[0] is None else own[0]
-        b_var = b_var if own[1] is None else own[1]
-        return w_var, b_var if bias else 0.0, note
+        if own[0] is not None:
+            w_var, of_weight = own[0], "normal"
+        if own[1] is not None:
+            b_var, of_bias = own[1], "normal"
+        return w_var, b_var if bias else 0.0, note, (of_weight, of_bias if bias else "normal")
 
     def value(self, name: str, tensor: Tensor, factor: float = 1.0) -> Affine:
         """The numbers of a parameter, or a multiple of it, that is used as a value."""
@@ -82,7 +87,7 @@ class Weights:
         lr = self.rate(name)
         rate = 1.0 if self.parametrization == "standard" else found.variance
         self.record[name] = {"variance": found.variance, "lr": lr, "init": found.label}
-        return Affine(found.variance * factor**2, 0.0, lr * rate * factor**2)
+        return Affine(found.variance * factor**2, 0.0, lr * rate * factor**2, laws=(found.law, "normal"))
 
     def rate(self, name: str) -> float:
         """A parameter's learning rate, 0 if it is frozen: how fast one of order 1 moves (a norm's scale or shift)."""
