@@ -265,7 +265,7 @@ def parts(block: Block) -> tuple[Block, ...]:
 
 def matched(x: Block, y: Block) -> list[tuple[Block, Block]] | None:
     """The pairs of parts whose products make up ⟨x, y⟩, if all others vanish: parts of one parameter that lie apart."""
-    found = []
+    found: list[tuple[Block, Block]] = []
     for a in parts(x):
         for b in parts(y):
             if not (isinstance(a, Outer) and isinstance(b, Outer)):

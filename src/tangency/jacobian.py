@@ -219,15 +219,16 @@ def _check_new(network: Network, state: Params, x: Inputs, found: Mapping[str, B
 
 
 def _companions(taps: list[Tap]) -> dict[str, str]:
-    """Weights and biases that are only ever used together."""
+    """Weights and biases that are only ever used together, by rules that sum the very same factors for the bias."""
     pairs = {(_name(tap.weight), _name(tap.bias)) for tap in taps}
     weights, biases = [w for w, _ in pairs], [b for _, b in pairs]
-    good = {w: b for w, b in pairs if w and b and weights.count(w) == biases.count(b) == 1}
-    alone = {k for tap in taps for w in (tap.weight, tap.bias) if w is not None and w.name is None for k in w.sources}
+    made_of = {k for tap in taps for w in (tap.weight, tap.bias) if w is not None and w.name is None for k in w.sources}
+    unlike = {_name(tap.weight) for tap in taps if not tap.rule.summed} | made_of
     return {
         w: b
-        for w, b in good.items()
-        if all(tap.rule.summed for tap in taps if _name(tap.weight) == w) and w not in alone and b not in alone
+        for w, b in pairs
+        if w and b and weights.count(w) == biases.count(b) == 1 and b not in weights and w not in biases
+        if w not in unlike and b not in made_of
     }
 
 

@@ -103,13 +103,13 @@ class Recorder(TorchFunctionMode):
 
     def _classify(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Any) -> None:
         made = list(tensors_in((out,), {}))
-        for v in made:
-            if v.dtype in _BITS and _BITS[v.dtype] < _BITS[self.narrowest]:
-                self.narrowest = v.dtype
         data = [v for v in tensors if not self._is_constant(v)]
         if not data or func in valueless():
             self._constant.update((id(v), v) for v in made)
             return
+        for v in made:
+            if v.dtype in _BITS and _BITS[v.dtype] < _BITS[self.narrowest]:
+                self.narrowest = v.dtype
         if func in escapes() or routes(func, args, any(v is w for v in data for w in _indices(func, args, kwargs))):
             self.routes = True
         if in_place(func) and tensors:

@@ -84,7 +84,7 @@ class Weights:
             return None
         if any(step == 0 and size > 1 for size, step in zip(v.shape, v.stride(), strict=True)):
             return None
-        offset = v.storage_offset() - leaf.storage_offset()
+        offset = int(v.storage_offset() - leaf.storage_offset())
         slot = Slot(leaf.numel(), tuple(v.shape), v.stride(), offset)
         return slot if v.numel() <= leaf.numel() else None
 

@@ -161,11 +161,13 @@ def _sliced(v: Any) -> bool:
 
 def _mapped(f: Callable[[Any], Any], form: Any) -> Any:
     """`_tree.transform` for whatever can be cut: f of every array, other values as they are."""
+    if _sliced(form):
+        return f(form)
     if isinstance(form, Mapping):
-        return {k: f(v) if _sliced(v) else v for k, v in form.items()}
+        return {k: _mapped(f, v) for k, v in form.items()}
     if isinstance(form, (tuple, list)):
-        return tuple(f(v) if _sliced(v) else v for v in form)
-    return f(form)
+        return tuple(_mapped(f, v) for v in form)
+    return form
 
 
 def _cut(v: Any, block: slice) -> Tensor:
@@ -176,12 +178,16 @@ def _cut(v: Any, block: slice) -> Tensor:
     return taken
 
 
-def _items(form: Any) -> Iterator[tuple[str, Any]]:
+def _items(form: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What is not a container, with its name."""
     if isinstance(form, Mapping):
-        return ((f"[{k!r}]", form[k]) for k in sorted(form, key=str))  # in which order they were given is no matter
-    if isinstance(form, (tuple, list)):
-        return ((f"[{k}]", v) for k, v in enumerate(form))
-    return iter([("", form)])
+        for k in sorted(form, key=str):  # in which order they were given is no matter
+            yield from _items(form[k], f"{name}[{k!r}]")
+    elif isinstance(form, (tuple, list)):
+        for j, v in enumerate(form):
+            yield from _items(v, f"{name}[{j}]")
+    else:
+        yield name, form
 
 
 def _leaves(form: Any) -> Iterator[tuple[str, Any]]:
