@@ -38,6 +38,18 @@ def _embedding_bag(is_weight: Any, input: Tensor, weight: Tensor, *args: Any, **
     return lambda: (F.embedding(input, weight) * weights[..., None]).sum(-2)
 
 
+def _grouped_products(is_weight: Any, input: Tensor, weight: Tensor, offs: Any = None, **kwargs: Any) -> Callable[[], Any]:
+    """torch._grouped_mm: rows up to offs[e] times the weight of expert e."""
+    if offs is None or input.dim() != 2 or weight.dim() != 3 or is_weight(input) or any(v is not None for v in kwargs.values()):
+        raise NoRule
+
+    def steps() -> Tensor:
+        ends = offs.tolist()
+        return torch.cat([input[a:b] @ weight[e] for e, (a, b) in enumerate(zip([0, *ends[:-1]], ends, strict=True))])
+
+    return steps
+
+
 def _functions() -> dict[Any, Plan]:
     found: dict[Any, Plan] = {
         F.multi_head_attention_forward: _attention,
@@ -56,6 +68,9 @@ def _functions() -> dict[Any, Plan]:
         for space in (torch, Tensor):
             if (f := getattr(space, name, None)) is not None:
                 found[f] = _reversed if name == "__rmatmul__" else bilinear.matmul
+    for f in (getattr(torch, "_grouped_mm", None), getattr(F, "grouped_mm", None)):
+        if f is not None:
+            found[f] = _grouped_products
     for kind in recurrent.CELLS:
         found[getattr(torch, kind)] = recurrent.layers(kind)
         found[getattr(torch, f"{kind}_cell")] = recurrent.one_step(kind)

@@ -140,12 +140,12 @@ def record(
     keep_outputs: bool = False,
 ) -> tuple[Tensor, Recorder]:
     """One forward pass, and what was recorded of it."""
-    tracked = {k: state[k] for k in network.train if k not in plan.fallback}
-    recorder = Recorder(tracked, _tree.size(x), plan.copies, keep_outputs, half, plan.shield)
+    tracked = {k: state[k].detach().requires_grad_() for k in network.train if k not in plan.fallback}
+    recorder = Recorder(tracked, _tree.size(x), plan.copies, keep_outputs, half, plan.shield, seen=network.seen)
     # The forward pass keeps its 32 bits in every precision. Rounded to 16, a few ReLUs in a thousand open that should
     # stay shut: cosines are then wrong by 1e-3, a hundred times what rounding the factors costs (docs/design.md).
     with network.modes(differentiable=differentiable, exact=True), torch.enable_grad():
-        out = network(state, private(x) if plan.private else x, recorder)
+        out = network({**state, **tracked}, private(x) if plan.private else x, recorder)
     return out, recorder
 
 
@@ -201,18 +201,21 @@ def close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
 
 def _check_new(network: Network, state: Params, x: Inputs, found: Mapping[str, Block], plan: Plan) -> None:
     """Parameters that the probe's samples did not reach: Σ_i s_i vᵀJ_i of this batch, by autograd and by the blocks."""
-    own = {k: state[k].detach().requires_grad_() for k in found}
+    own = {k: state[k].detach().requires_grad_() for k in network.train}
     n, c = _tree.size(x), plan.c
     v, s = torch.cos(torch.arange(1.0, c + 1)), torch.sin(torch.arange(1.0, n + 1))
     with torch.enable_grad(), network.modes(exact=True):
         out = network({**state, **own}, private(x))
         total = (out * s.to(out)[:, None] * v.to(out)).sum()
         grads = torch.autograd.grad(total, list(own.values()), allow_unused=True)
+    wanted = {k: dense(g, torch.zeros_like(p)).flatten() for (k, p), g in zip(own.items(), grads, strict=True)}
+    scale = sum(float(g.double().square().sum()) for g in wanted.values()) ** 0.5
     wrong = []
-    for (name, p), grad in zip(own.items(), grads, strict=True):
-        want = dense(grad, torch.zeros_like(p)).flatten()
-        got = torch.einsum("ncp,n,c->p", found[name].expand().to(want), s.to(want), v.to(want))
-        if float((got - want).norm()) > 10 * FITS.get(plan.narrowest, 2e-3) * (float(want.norm()) + 1e-12):
+    for name, block in found.items():
+        want = wanted[name]
+        got = torch.einsum("ncp,n,c->p", block.expand().to(want), s.to(want), v.to(want))
+        bound = max(FITS.get(want.dtype, 2e-3), FITS.get(plan.narrowest, 2e-3))
+        if not float((got - want).norm()) <= 10 * bound * (float(want.norm()) + 1e-3 * scale):
             wrong.append(name)
     if wrong:
         raise NoRule(wrong)

@@ -88,7 +88,7 @@ def measured(
         elif layout is not None and _confirmed(layout, one, two, s):
             found.append(layout)
         else:
-            found.append(_by_owner(rule.positions(one), one, two, n))
+            found.append(_by_owner(rule.positions(one), one, two, n) if rule.movable else None)
     return found
 
 

@@ -35,6 +35,11 @@ class Network:
     head: Head
     precision: str | None
     caches: list[Any] = field(default_factory=list, repr=False)
+    seen: dict[int, Any] = field(default_factory=dict, repr=False)  # weak references to tensors that it keeps elsewhere
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was found out about the model belongs to this process."""
+        return self.__dict__ | {"caches": [], "seen": {}}
 
     @staticmethod
     def of(
@@ -110,6 +115,7 @@ class Network:
         if watch is not None:
             watch.know(own.values())
             watch.know(v for _, _, _, v in borrow.plain_tensors(self.model))
+            watch.follow(v for _, v in _tree.leaves((args, kwargs)))
         with watch or nullcontext():
             returned = borrow.run(self.model, own, args, kwargs, tuple(self.caches))
             return self._outputs(returned, n, extra)

@@ -49,6 +49,8 @@ def probe(network: Network, x: Inputs) -> tuple[Plan, bool]:
     state = network.state()
     plan = Plan({}, {}, {}, {}, 1, 0, torch.float64, private=writes)
     runs = _Runs.of(network, state, plan, pair, first, second)
+    if runs.alone[0].unknown or runs.both.unknown:  # tensors that the model keeps somewhere are known from now on
+        runs = _Runs.of(network, state, plan, pair, first, second)
     if copies := runs.copies():
         runs = _Runs.of(network, state, replace(plan, copies=copies), pair, first, second)
     narrowest = runs.both.narrowest
@@ -177,6 +179,7 @@ def _verified(network: Network, state: Params, pair: Inputs, plan: Plan, saved: 
             "torch.no_grad() and .detach() in the model."
         )
     check_kept(network, unused)
+    traced = bool(plan.measured)
     while True:
         try:
             found = by_rules(network, state, pair, plan, exact=True)
@@ -195,6 +198,9 @@ def _verified(network: Network, state: Params, pair: Inputs, plan: Plan, saved: 
         wrong = _disagree(found, ruled, unused, v, scale, plan.narrowest)
         if not wrong or _only_rounding(network, pair, plan, v):
             break
+        if not traced:  # rows may belong to other samples than they seem to
+            traced, plan = True, replace(plan, measured={plan.calls})
+            continue
         plan = plan.without(wrong, "its rule disagrees with autograd")
     plan = _checked_fallback(network, state, pair, plan, expected, unused, v)
     return _weighed(network, found, plan, saved)
@@ -291,7 +297,8 @@ def _only_rounding(network: Network, pair: Inputs, plan: Plan, v: Tensor) -> boo
         expected, unused = _reference(exact, state, wide, v)
         scale = float(sum(g.square().sum() for g in expected.values()) ** 0.5)
         ruled = {k: g for k, g in expected.items() if k not in plan.fallback}
-        return not _disagree(by_rules(exact, state, wide, plan, exact=True), ruled, unused, v, scale, torch.float64)
+        narrowest = record(exact, state, wide, plan, differentiable=False, half=False)[1].narrowest
+        return not _disagree(by_rules(exact, state, wide, plan, exact=True), ruled, unused, v, scale, narrowest)
     except (RuntimeError, TypeError, NoRule, Unfamiliar):  # a model that insists on its own type
         return False
 

@@ -7,6 +7,7 @@ output in the autograd graph, so that gradients are taken with respect to layer 
 marks its parameters for the fallback. Nothing is attached to the model, so nothing can be left behind.
 """
 
+import weakref
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ from .errors import ModelError
 from .layout import Layout
 from .rules import Broadcast, Linear, NoRule, Repeated, Rule
 from .structured import Call, factor, read, spread
-from .torch_functions import escapes, in_place, routes, valueless
+from .torch_functions import escapes, in_place, routes, shape_only, valueless
 from .weights import Weight, Weights
 
 Key = tuple[Hashable, int]  # of a use: how its weight is made, and how often it was used before
@@ -53,7 +54,7 @@ class Tap:
 class Recorder(TorchFunctionMode):
     """Records the taps of one forward pass over n samples."""
 
-    parameters: Mapping[str, Tensor]  # those that count; the model gets these very tensors
+    parameters: Mapping[str, Tensor]  # those that count, leaves of the graph; the model gets these very tensors
     n: int
     copies: Mapping[Hashable, Layout] = field(default_factory=dict)  # weights that hold a copy for every sample
     keep_outputs: bool = False
@@ -63,13 +64,16 @@ class Recorder(TorchFunctionMode):
     unexplained: dict[str, str] = field(default_factory=dict)  # parameter → the function without a rule
     routes: bool = False  # data decided which way samples went
     calls: int = 0  # a fingerprint of all functions called
+    unknown: bool = False  # a tensor was met that was not seen before
     narrowest: torch.dtype = torch.float64  # the fewest bits that the model computed in
+    seen: dict[int, Any] = field(default_factory=dict)  # tensors met in earlier passes that nobody saw made
     made: dict[Hashable, Tensor] = field(default_factory=dict)  # the weights that were made; kept only while probing
 
     def __post_init__(self) -> None:
         super().__init__()
         self.weights = Weights(self.parameters)
         self._constant: dict[int, Tensor] = {}
+        self._data: set[int] = set()
         self._spoilt: set[int] = set()  # storages of constants that data were written into
         self._counts: dict[Hashable, int] = {}
 
@@ -84,6 +88,11 @@ class Recorder(TorchFunctionMode):
             return out
         if all(w is not None or self._is_constant(v) for v, w in zip(tensors, known, strict=True)):
             return self._make(func, args, kwargs, tensors)
+        if func in shape_only() and known[0] is not None:
+            return self._make(func, args, kwargs, tensors)
+        if func is Tensor.__getitem__ and known[0] is not None and (index := _as_numbers(args[1])) is not None:
+            self.routes = True  # data choose which part of a weight is used: experts
+            return self._make(func, (args[0], index), {}, tensors[:1])
         return self._meet(func, args, kwargs, tensors)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -98,8 +107,22 @@ class Recorder(TorchFunctionMode):
         """These tensors do not depend on the samples: frozen parameters, buffers."""
         self._constant.update((id(v), v) for v in constants)
 
+    def follow(self, data: Iterable[Tensor]) -> None:
+        """These tensors are the samples."""
+        self._data.update(id(v) for v in data)
+
     def _is_constant(self, v: Tensor) -> bool:
-        return id(v) in self._constant and not (self._spoilt and _storage(v) in self._spoilt)
+        key = id(v)
+        if key not in self._constant:
+            if key in self._data or v.requires_grad:
+                return False
+            # Not made in this pass. If it was there in an earlier one, it is older than these samples.
+            if key not in self.seen or self.seen[key]() is not v:
+                self.seen[key] = weakref.ref(v)
+                self.unknown = True
+                return False
+            self._constant[key] = v
+        return not (self._spoilt and _storage(v) in self._spoilt)
 
     def _classify(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Any) -> None:
         made = list(tensors_in((out,), {}))
@@ -108,6 +131,7 @@ class Recorder(TorchFunctionMode):
             self._constant.update((id(v), v) for v in made)
             return
         for v in made:
+            self._data.add(id(v))
             if v.dtype in _BITS and _BITS[v.dtype] < _BITS[self.narrowest]:
                 self.narrowest = v.dtype
         if func in escapes() or routes(func, args, any(v is w for v in data for w in _indices(func, args, kwargs))):
@@ -120,27 +144,27 @@ class Recorder(TorchFunctionMode):
     # Functions of weights and constants alone.
 
     def _make(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        """Run it on the weights' graph; what it makes is a weight again, or a constant if it has no derivative."""
-        grad = torch.is_grad_enabled() and getattr(func, "__name__", "") != "__set__"
-        graph = self.weights.graph if grad else _same
-        out = self._run(func, mapped(graph, args), {k: mapped(graph, v) for k, v in kwargs.items()})
+        """What it makes is a weight again, or a constant if it has no derivative."""
+        out = self._run(func, args, kwargs)
         made_of = [w for w in map(self.weights.get, tensors) if w is not None]
         how = hash((getattr(func, "__name__", ""), tuple(w.key for w in made_of)))
         key = (how, self._count(how))
         replaced: dict[int, Tensor] = {}
-        if in_place(func) and grad:  # what was written to is another weight now
+        if in_place(func) and torch.is_grad_enabled():  # what was written to is another weight now
             self.weights.drop(tensors[0])
+            self.weights.written(tensors[0])
             out = tensors[0] if out is None else out
         for k, v in enumerate(tensors_in((out,), {})):
             if self.weights.get(v) is not None:
                 continue
-            if not v.is_floating_point() or (torch.is_grad_enabled() and not v.requires_grad):
+            real = v.is_floating_point() or v.is_complex()
+            if not real or (torch.is_grad_enabled() and not v.requires_grad):
                 self._constant[id(v)] = v
                 continue
             weight = self.weights.add((key, k), v, made_of, factor(func, args, kwargs))
             if self.keep_outputs:
                 self.made[weight.key] = v.detach().clone()
-            if weight.key in self.copies and grad:
+            if weight.key in self.copies and torch.is_grad_enabled():
                 replaced[id(v)] = self._give(weight, self.copies[weight.key])
         return mapped(lambda v: replaced.get(id(v), v), out) if replaced else out
 
@@ -196,6 +220,7 @@ class Recorder(TorchFunctionMode):
     def _unexplained(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], weights: list[Weight]) -> Any:
         out = self._run(func, mapped(self._bare, args), {k: mapped(self._bare, v) for k, v in kwargs.items()})
         made = list(tensors_in((out,), {}))
+        self._data.update(map(id, made))
         written = in_place(func)
         if torch.is_grad_enabled() and (written or any(not any(v is w for w in tensors) for v in made)):
             for weight in weights:
@@ -249,6 +274,7 @@ class Recorder(TorchFunctionMode):
 
     def _keep(self, tap: Tap, at: Tensor, output: Tensor) -> None:
         """Remember a tap whose cotangent is what comes back to `at`; the samples lie there as in `output`."""
+        self._data.update((id(at), id(output)))
         tap.shape = at.shape
         if torch.is_grad_enabled():
             tap.edge = get_gradient_edge(at)
@@ -291,6 +317,19 @@ def _transposed(weight: Weight) -> bool:
     return s.stride == (1, s.shape[0]) and s.shape[0] > 1 and s.shape[1] > 1
 
 
+def _as_numbers(index: Any) -> Any:
+    """An index of single numbers that are tensors, as plain numbers; None where it holds other tensors."""
+    if isinstance(index, Tensor):
+        return int(index) if index.dim() == 0 and index.dtype in _WHOLE else None
+    if isinstance(index, tuple):
+        each = [_as_numbers(v) if isinstance(v, Tensor) else v for v in index]
+        return None if any(v is None and isinstance(w, Tensor) for v, w in zip(each, index, strict=True)) else tuple(each)
+    return None
+
+
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
 def _indices(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """All tensors of a call but the first."""
     return list(tensors_in(args, kwargs))[1:]
@@ -301,10 +340,6 @@ def _storage(v: Tensor) -> int:
         return v.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # a sparse tensor has none
         return id(v)
-
-
-def _same(v: Any) -> Any:
-    return v
 
 
 def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterable[Tensor]:

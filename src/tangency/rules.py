@@ -31,6 +31,7 @@ class Rule(ABC):
 
     name: ClassVar[str]
     summed: ClassVar[bool] = False  # the bias's gradient is Σ_t δ_t of the very factors δ of the weight
+    movable: ClassVar[bool] = True  # a sample's rows may be any; else which one is which matters
     small: ClassVar[bool] = False  # the gradients are sums no larger than the parameter's few entries: kept dense
 
     @abstractmethod
@@ -380,6 +381,7 @@ class Repeated(Rule):
 
     name = "repeated"
     small = True
+    movable = False
 
     def weight(self, x: Tensor, d: Tensor) -> Block:
         return Dense(_wide(d).flatten(2))

@@ -22,6 +22,12 @@ def valueless() -> frozenset[Any]:
 
 
 @cache
+def shape_only() -> frozenset[Any]:
+    """Functions that take nothing of their second argument but its shape and type."""
+    return _named("expand_as", "view_as", "reshape_as", "type_as")
+
+
+@cache
 def escapes() -> frozenset[Any]:
     """Functions that make Python values of tensors, by which a model may choose its way."""
     return _named(

@@ -41,31 +41,22 @@ class Weights:
     """The weights of one forward pass, known by the identity of their tensors."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        self.leaves: dict[str, Tensor] = {}
-        self._parameters = dict(parameters)
+        self.leaves = dict(parameters)
         self._found = {id(v): Weight(k, v, (k,), name=k) for k, v in parameters.items()}
 
     def get(self, v: Tensor) -> Weight | None:
         return self._found.get(id(v))
 
-    def graph(self, v: Any) -> Any:
-        """What a computation among weights takes: for a parameter, a leaf that requires gradients."""
-        weight = self._found.get(id(v)) if isinstance(v, Tensor) else None
-        if weight is None or weight.name is None:
-            return v
-        if weight.name not in self.leaves:
-            leaf = self._parameters[weight.name].detach().requires_grad_()
-            self.leaves[weight.name] = leaf
-            self._found[id(leaf)] = Weight(weight.name, self._parameters[weight.name], weight.sources, weight.name)
-        return self.leaves[weight.name]
-
     def add(self, key: Hashable, v: Tensor, made_of: Sequence[Weight], factor: float | None) -> Weight:
-        """Remember a value made of weights. `factor`: it is this many times the first of them, entry by entry."""
-        if v is self.leaves.get(made_of[0].name or ""):  # a function that gave back what it got
-            return self._found[id(v)]
+        """Remember a value made of weights. `factor`: it is this many times the first of them, entry by entry.
+
+        Without a graph (in torch.no_grad, or inside of an autograd function, which adds its own) nothing is known of it.
+        """
         sources = tuple(dict.fromkeys(name for w in made_of for name in w.sources))
         first = made_of[0]
-        if factor is not None and (first.slot is not None or first.name is not None):
+        if not v.requires_grad:
+            slot, scale = None, 1.0
+        elif factor is not None and (first.slot is not None or first.name is not None):
             slot, scale = first.slot or _all_of(first.value), first.scale * factor
         else:
             slot, scale = self._view(v, sources), 1.0
@@ -76,8 +67,15 @@ class Weights:
         """v is no longer made of weights alone."""
         self._found.pop(id(v), None)
 
+    def written(self, v: Tensor) -> None:
+        """v was changed in place, and with it whatever shares its memory: none of it is a plain view any more."""
+        place = v.untyped_storage().data_ptr()
+        for key, w in self._found.items():
+            if w.name is None and w.slot is not None and w.value.untyped_storage().data_ptr() == place:
+                self._found[key] = replace(w, slot=None, scale=1.0)
+
     def _view(self, v: Tensor, sources: tuple[str, ...]) -> Slot | None:
-        leaf = self.leaves.get(sources[0]) if len(sources) == 1 else None
+        leaf = self.leaves[sources[0]] if len(sources) == 1 else None
         if leaf is None or not leaf.is_contiguous() or v.dtype != leaf.dtype or not v.numel():
             return None
         if v.untyped_storage().data_ptr() != leaf.untyped_storage().data_ptr():
