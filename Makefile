@@ -28,4 +28,4 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/cpu.py
 
 clean:
-	rm -rf .venv .venv-peers .venv-projection demo build dist
+	rm -rf .venv .venv-peers .venv-projection .venv-adversary demo build dist
