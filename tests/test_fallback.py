@@ -50,30 +50,6 @@ def test_torch_func_itself_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(got, want(model, x), rtol=1e-10, atol=1e-12)
 
 
-def test_data_dependent_branches_and_loops() -> None:
-    """Some samples reach a layer, or go round a loop more often, others do not: micro-batches of one sample each."""
-
-    class Branch(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.rare, self.loop = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            rows = []
-            for row in torch.tanh(self.first(x)).split(1):
-                if float(row[0, 0]) > 0:
-                    row = self.rare(row)
-                for _ in range(1 + int(row[0, 1] > 0)):
-                    row = torch.tanh(self.loop(row))
-                rows.append(row)
-            return torch.cat(rows)
-
-    model, x = Branch().double(), torch.randn(6, 3, dtype=F64)
-    with pytest.warns(tg.PerformanceWarning):
-        got = tg.trace_ntk(model)(x)
-    torch.testing.assert_close(got, want(model, x), rtol=1e-10, atol=1e-12)
-
-
 def test_custom_autograd_functions() -> None:
     class Double(torch.autograd.Function):
         @staticmethod
@@ -98,31 +74,3 @@ def test_custom_autograd_functions() -> None:
     with pytest.warns(tg.PerformanceWarning, match="w "):
         got = tg.trace_ntk(model)(x)
     torch.testing.assert_close(got, want(model, x), rtol=1e-10, atol=1e-12)
-
-
-def test_a_use_that_the_probe_had_not_seen() -> None:
-    """Samples take different layers (routing): the first batch shows one way only, the next all of them."""
-
-    class Routed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.low, self.high, self.last = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
-            self.power = nn.Parameter(torch.ones(4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            high = x[:, 0] > 0
-            h = x.new_zeros(len(x), 4)
-            if high.any():
-                h = h.index_put((high.nonzero()[:, 0],), torch.tanh(self.high(x[high])) * torch.exp(self.power))
-            if not high.all():
-                h = h.index_put(((~high).nonzero()[:, 0],), torch.tanh(self.low(x[~high])))
-            return self.last(h)
-
-    model, x = Routed().double(), torch.randn(9, 3, dtype=F64)
-    kernel = tg.trace_ntk(model)
-    first = x[x[:, 0] < 0]
-    torch.testing.assert_close(kernel(first), want(model, first), rtol=1e-10, atol=1e-12)
-    with pytest.warns(tg.PerformanceWarning, match="its use depends on the data"):
-        got = kernel(x)
-    torch.testing.assert_close(got, want(model, x), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(kernel(first), want(model, first), rtol=1e-10, atol=1e-12)

@@ -531,6 +531,7 @@ def llama() -> nn.Module:
 
 # Recurrence and sharing.
 
+
 @case(floats(4, 3))
 def lstm() -> nn.Module:
     return Net(

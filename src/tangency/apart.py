@@ -38,9 +38,17 @@ def _embedding_bag(is_weight: Any, input: Tensor, weight: Tensor, *args: Any, **
     return lambda: (F.embedding(input, weight) * weights[..., None]).sum(-2)
 
 
-def _grouped_products(is_weight: Any, input: Tensor, weight: Tensor, offs: Any = None, **kwargs: Any) -> Callable[[], Any]:
+def _grouped_products(
+    is_weight: Any, input: Tensor, weight: Tensor, offs: Any = None, **kwargs: Any
+) -> Callable[[], Any]:
     """torch._grouped_mm: rows up to offs[e] times the weight of expert e."""
-    if offs is None or input.dim() != 2 or weight.dim() != 3 or is_weight(input) or any(v is not None for v in kwargs.values()):
+    if (
+        offs is None
+        or input.dim() != 2
+        or weight.dim() != 3
+        or is_weight(input)
+        or any(v is not None for v in kwargs.values())
+    ):
         raise NoRule
 
     def steps() -> Tensor:

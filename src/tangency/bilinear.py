@@ -81,8 +81,14 @@ def einsum(is_weight: IsWeight, equation: object, *operands: Tensor) -> Steps:
     if len(data) == 1:
         return contraction(data[0][0], weight, data[0][1], of_weight, out)
     kept = "".join(dict.fromkeys(v for _, t in data for v in t if v in of_weight + out))
-    joined = torch.einsum(",".join(t for _, t in data) + "->" + kept, *(v for v, _ in data))
-    return contraction(joined, weight, kept, of_weight, out)
+    join = ",".join(t for _, t in data) + "->" + kept
+
+    def steps() -> Tensor:
+        return contraction(torch.einsum(join, *(v for v, _ in data)), weight, kept, of_weight, out)()
+
+    shape = torch.einsum(join, *(torch.empty(v.shape, device="meta") for v, _ in data))
+    contraction(shape, weight.detach(), kept, of_weight, out)  # NoRule before anything is computed
+    return steps
 
 
 def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
@@ -162,13 +168,16 @@ def linear(is_weight: IsWeight, input: Tensor, weight: Tensor, bias: Tensor | No
     """F.linear of a weight with data in the place of its weight."""
     if not is_weight(input):
         raise NoRule
-    product = matmul(is_weight, input, weight.t())
-    return product if bias is None else lambda: product() + bias
+    matmul(lambda v: v is input, input, weight.t())  # NoRule before anything is computed
+
+    def steps() -> Tensor:
+        y = input @ weight.t()
+        return y if bias is None else y + bias
+
+    return steps
 
 
-def bilinear(
-    is_weight: IsWeight, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> Steps:
+def bilinear(is_weight: IsWeight, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Steps:
     """F.bilinear: a linear layer on x₁ ⊗ x₂."""
     if is_weight(input1) or is_weight(input2):
         raise NoRule
@@ -191,5 +200,7 @@ def tensordot(is_weight: IsWeight, a: Tensor, b: Tensor, dims: object = 2) -> St
     for j, k in zip(first, second, strict=True):
         of_b[k] = of_a[j]
     out = [v for j, v in enumerate(of_a) if j not in first] + [v for k, v in enumerate(of_b) if k not in second]
-    data, weight = ((b, "".join(of_b)), (a, "".join(of_a))) if is_weight(a) else ((a, "".join(of_a)), (b, "".join(of_b)))
+    data, weight = (
+        ((b, "".join(of_b)), (a, "".join(of_a))) if is_weight(a) else ((a, "".join(of_a)), (b, "".join(of_b)))
+    )
     return contraction(data[0], weight[0], data[1], weight[1], "".join(out))

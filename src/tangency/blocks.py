@@ -3,8 +3,8 @@
 `Dense` holds g[n, c, p]. `Outer` keeps a layer's Jacobian as (activation a, cotangent δ), so that the gradient of the
 weight is G = Σ_t δ_t ⊗ a_t without ever being formed. A parameter used several times has one `Outer` with several
 uses: the positions t of all uses simply follow one another. `Mixed` adds gradients whose factors cannot be joined so
-(a tied embedding, say, where one use looks rows up and the other multiplies). A weight may be a view of its parameter, a
-slice say: `Slot` tells where it lies.
+(a tied embedding, say, where one use looks rows up and the other multiplies). A weight may be a view of its
+parameter, a slice say: `Slot` tells where it lies.
 """
 
 import math

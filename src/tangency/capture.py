@@ -25,12 +25,13 @@ def known_layout(layouts: Mapping[Key, Layout], key: Key) -> Layout | None:
 
 
 def arrangements(
-    out: Tensor, taps: Sequence[Tap], layouts: Mapping[Key, Layout], measure: bool
+    out: Tensor, taps: Sequence[Tap], layouts: Mapping[Key, Layout], measure: bool, narrowest: torch.dtype
 ) -> list[Arrangement]:
     """Where the samples lie in the tensors of each tap; NoRule names those of which it is not known."""
     known = [known_layout(layouts, tap.key) for tap in taps]
     if measure and taps and out.requires_grad:
-        found = measured(out, [tap.edge for tap in taps if tap.edge is not None], [tap.rule for tap in taps], known)
+        edges, rules = [tap.edge for tap in taps if tap.edge is not None], [tap.rule for tap in taps]
+        found = measured(out, edges, rules, known, narrowest)
     else:
         found = list(known)
     lost = {name for tap, layout in zip(taps, found, strict=True) if layout is None for name in tap.names}
@@ -50,7 +51,7 @@ def collect(
     n, c = out.shape
     live = [tap for tap in recorder.taps if tap.edge is not None]
     edges = [tap.edge for tap in live if tap.edge is not None]
-    places = arrangements(out, live, layouts, measure)
+    places = arrangements(out, live, layouts, measure, recorder.narrowest)
     half = recorder.half
     kept = [_Cotangents.of(tap, p, n, c, differentiable, half) for tap, p in zip(live, places, strict=True)]
     for j in range(c if live and out.requires_grad else 0):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,8 +63,8 @@ def _check_parameters(network: Network, state: Params) -> None:
             if name in borrow.renewed(network.model):
                 continue
             raise ModelError(
-                f"forward() changes the parameter {name} in place (clipping or normalising it, say), so the model is not "
-                "a function of its parameters. Do that outside of forward(), or compute a new tensor there."
+                f"forward() changes the parameter {name} in place (clipping or normalising it, say), so the model is "
+                "not a function of its parameters. Do that outside of forward(), or compute a new tensor there."
             )
 
 
@@ -127,8 +128,9 @@ def check_kept(network: Network, unused: tuple[str, ...]) -> None:
         if own:
             where = f"{path}.{own[0]}" if path else own[0]
             raise ModelError(
-                f"the outputs do not depend on the parameter {name}, but its module keeps a tensor {where} that may have "
-                "been computed from it (in eval(), say). Let forward() compute it, or leave the parameter out: train=…"
+                f"the outputs do not depend on the parameter {name}, but its module keeps a tensor {where} that may "
+                "have been computed from it (in eval(), say). Let forward() compute it, or leave the parameter out: "
+                "train=…"
             )
 
 
@@ -148,10 +150,7 @@ def _close(a: Tensor, b: Any) -> bool:
 
 
 def _random_state(network: Network) -> list[Any]:
-    found: list[Any] = [torch.get_rng_state(), random.getstate()]
-    import numpy
-
-    found.append(numpy.random.get_state())  # noqa: NPY002
+    found: list[Any] = [torch.get_rng_state(), random.getstate(), np.random.get_state()]
     device = next(network.model.parameters()).device
     if device.type == "cuda":
         found.append(torch.cuda.get_rng_state(device))
@@ -159,6 +158,4 @@ def _random_state(network: Network) -> list[Any]:
 
 
 def _same_state(a: list[Any], b: list[Any]) -> bool:
-    return all(
-        torch.equal(v, w) if isinstance(v, Tensor) else str(v) == str(w) for v, w in zip(a, b, strict=True)
-    )
+    return all(torch.equal(v, w) if isinstance(v, Tensor) else str(v) == str(w) for v, w in zip(a, b, strict=True))

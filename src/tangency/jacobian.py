@@ -276,7 +276,7 @@ def _power(room: float, largest: Tensor) -> Tensor:
 
 
 class Plainly(TorchFunctionMode):
-    """Derivatives of the function itself: an embedding's gradient is neither sparse nor scaled by how often rows occur."""
+    """Derivatives of the function itself: those of embeddings are not sparse, nor scaled by how often rows occur."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (F.embedding, F.embedding_bag):

@@ -1,7 +1,7 @@
 """Which entries of a layer's tensors belong to which sample.
 
-Where the model treats all batches alike, two samples alone and together show it once and for all (`Layout`, found by the
-probe). Where data decide the way (experts, boolean masks, loops over samples), it is measured for every batch: with
+Where the model treats all batches alike, two samples alone and together show it once and for all (`Layout`, found by
+the probe). Where data decide the way (experts, boolean masks, loops over samples), it is measured for every batch: with
 weights s_i on the samples, what comes back to a row of sample i is s_i times what comes back without (`Rows`).
 """
 
@@ -38,12 +38,16 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows that were measured: row `source[k]` of the `dims` first dimensions goes to place `target[k]` of [n, r]."""
+    """Rows that were measured: row `source[k]` of the first `dims` dimensions goes to `target[k]` of [n, r, groups].
+
+    Where a layer has groups (experts), they are the next dimension, and each has rows of its own.
+    """
 
     dims: int
     source: Tensor
     target: Tensor
     rows: int
+    groups: int | None = None
 
     @property
     def folded(self) -> tuple[int, ...]:
@@ -51,9 +55,9 @@ class Rows:
 
     def samples_first(self, v: Tensor, n: int) -> Tensor:
         """[*rows, …] → [n, r, …]; a sample with fewer rows than the others has zeros at its end."""
-        v = _as_rows(v, self.dims)
-        made = v.new_zeros(n * self.rows, *v.shape[1:]).index_copy(0, self.target, v[self.source])
-        return made.unflatten(0, (n, -1))
+        v = _as_rows(v, self.dims + (self.groups is not None))
+        made = v.new_zeros(n * self.rows * (self.groups or 1), *v.shape[1:]).index_copy(0, self.target, v[self.source])
+        return made.unflatten(0, (n, -1) if self.groups is None else (n, -1, self.groups))
 
 
 Arrangement = Layout | Rows
@@ -67,7 +71,11 @@ def _as_rows(v: Tensor, dims: int) -> Tensor:
 
 
 def measured(
-    out: Tensor, edges: Sequence[GradientEdge], rules: Sequence[Rule], layouts: Sequence[Layout | None]
+    out: Tensor,
+    edges: Sequence[GradientEdge],
+    rules: Sequence[Rule],
+    layouts: Sequence[Layout | None],
+    narrowest: torch.dtype,
 ) -> list[Arrangement | None]:
     """For each place in the graph, the probe's layout where this batch confirms it, else its rows by owner.
 
@@ -76,6 +84,7 @@ def measured(
     n, c = out.shape
     v = torch.cos(torch.arange(1.0, c + 1)).to(out)
     s = torch.arange(1, n + 1).to(out)
+    bound = max(_TOLERANCE.get(out.dtype, 1e-2), _TOLERANCE.get(narrowest, 1e-2))
 
     def backward(seed: Tensor) -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(out, list(edges), seed, retain_graph=True, allow_unused=True)
@@ -85,37 +94,43 @@ def measured(
     for one, two, rule, layout in zip(plain, weighted, rules, layouts, strict=True):
         if one is None or two is None:
             found.append(layout or Layout(0))  # nothing comes back
-        elif layout is not None and _confirmed(layout, one, two, s):
+        elif layout is not None and _confirmed(layout, one, two, s, bound):
             found.append(layout)
         else:
-            found.append(_by_owner(rule.positions(one), one, two, n) if rule.movable else None)
+            found.append(_by_owner(rule, one, two, n, bound) if rule.movable else None)
     return found
 
 
-def _confirmed(layout: Layout, one: Tensor, two: Tensor, s: Tensor) -> bool:
+def _confirmed(layout: Layout, one: Tensor, two: Tensor, s: Tensor, bound: float) -> bool:
     try:
         a, b = (layout.samples_first(v, len(s)).flatten(2) for v in (one, two))
     except (NoRule, RuntimeError, IndexError):
         return False
     gap = torch.linalg.vector_norm(b - s[:, None, None] * a, dim=2)
-    room = _TOLERANCE.get(a.dtype, 1e-2) * s[:, None] * torch.linalg.vector_norm(a, dim=2)
+    size = torch.linalg.vector_norm(a, dim=2)
+    room = bound * s[:, None] * (size + 1e-3 * size.amax())  # what is lost in the rounding of the rest is nobody's
     return bool((gap <= room).all())
 
 
-def _by_owner(dims: int, one: Tensor, two: Tensor, n: int) -> Rows | None:
-    a, b = (_as_rows(v, dims).unsqueeze(-1).flatten(1) for v in (one, two))
+def _by_owner(rule: Rule, one: Tensor, two: Tensor, n: int, bound: float) -> Rows | None:
+    dims = rule.positions(one)
+    groups = one.shape[dims] if rule.by_group else None
+    a, b = (_as_rows(v, dims + rule.by_group).unsqueeze(-1).flatten(1) for v in (one, two))
     size = a.square().sum(1)
-    live = (size > 0) | (b.square().sum(1) > 0)
-    ratio = (a * b).sum(1)[live] / size[live]
-    owner = ratio.round()
+    largest = size.amax() if len(size) else size.sum()
+    rounding = (1e-3 * bound) ** 2 * largest
+    live = (size > rounding) | (b.square().sum(1) > rounding * n * n)
+    owner = ((a * b).sum(1)[live] / size[live]).round()
     gap = torch.linalg.vector_norm(b[live] - owner[:, None] * a[live], dim=1)
-    good = gap <= _TOLERANCE.get(a.dtype, 1e-2) * owner.abs() * size[live].sqrt()
+    good = gap <= bound * owner.abs() * (size[live].sqrt() + 1e-3 * largest.sqrt())
     if not bool((good & (owner >= 1) & (owner <= n)).all()):
         return None
     source, owner = live.nonzero()[:, 0], owner.long() - 1
-    order = torch.argsort(owner, stable=True)
-    source, owner = source[order], owner[order]
-    counts = torch.bincount(owner, minlength=n)
+    group = source % groups if groups else torch.zeros_like(source)
+    key = owner * (groups or 1) + group
+    order = torch.argsort(key, stable=True)
+    counts = torch.bincount(key, minlength=n * (groups or 1))
     most = max(1, int(counts.max()))
-    within = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
-    return Rows(dims, source, owner * most + within, most)
+    source, key, owner, group = (v[order] for v in (source, key, owner, group))
+    within = torch.arange(len(key), device=key.device) - (counts.cumsum(0) - counts)[key]
+    return Rows(dims, source, (owner * most + within) * (groups or 1) + group, most, groups)

@@ -107,7 +107,7 @@ class Network:
         return x
 
     def __call__(self, state: Params, x: Inputs, watch: Recorder | None = None) -> Float[Tensor, "n c"]:
-        """The outputs. What forward() does to buffers is forgotten: it gets copies. `watch` records the model's calls."""
+        """The outputs. forward() gets copies of the buffers, so that what it does to them is forgotten."""
         n, extra = _tree.size(x), self._split(x)[1]
         args, kwargs = self.arguments(x)
         buffers = {k for k, _ in self.model.named_buffers()}

@@ -1,9 +1,9 @@
 """Before the first use: two samples through the model, compared with plain autograd.
 
 Found out here: whether the model is a deterministic function of one sample, and changes nothing that is not its own; in
-which dimension of every layer's tensors the samples lie; which parameters no rule covers, or are covered wrongly; how much
-memory a sample takes. The reference is autograd on both samples together: for one sample alone torch's own batch norm is
-wrong in some layouts.
+which dimension of every layer's tensors the samples lie; which parameters no rule covers, or are covered wrongly; how
+much memory a sample takes. The reference is autograd on both samples together: for one sample alone torch's own batch
+norm is wrong in some layouts.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -61,12 +61,8 @@ def probe(network: Network, x: Inputs) -> tuple[Plan, bool]:
         )
     if certain:
         check_independent(runs.out, torch.cat(runs.outs_alone), narrowest)
-    layouts, lost = runs.layouts()
-    # Calls that depend on the number of samples (a loop over them): rows are traced to their samples in every batch.
-    loops = bool(lost) and runs.alone[0].calls != runs.both.calls
-    lost = set() if loops else lost
+    layouts, complete = runs.layouts()
     fallback = {k: f"used by {why}" for k, why in runs.both.unexplained.items()}
-    fallback |= {k: "the samples are not found in its tensors" for k in lost if k not in fallback}
     plan = replace(
         plan,
         layouts=layouts,
@@ -76,7 +72,7 @@ def probe(network: Network, x: Inputs) -> tuple[Plan, bool]:
         c=runs.out.shape[1],
         calls=runs.both.calls,
         narrowest=narrowest,
-        measured={runs.both.calls} if loops else set(),
+        measured=set() if complete else {runs.both.calls},
     )
     return _verified(network, state, pair, plan, runs.bytes_saved), certain
 
@@ -133,17 +129,17 @@ class _Runs:
                     found[key] = layout
         return found
 
-    def layouts(self) -> tuple[dict[Key, Layout], set[str]]:
-        """Where the samples lie in each use's tensors, and the parameters for which that was not found."""
-        found, lost = dict[Key, Layout](), set[str]()
+    def layouts(self) -> tuple[dict[Key, Layout], bool]:
+        """Where the samples lie in each use's tensors, and whether that was found for all of them."""
+        found, complete = dict[Key, Layout](), True
         singles = [{tap.key: tap for tap in r.taps} for r in self.alone]
         for tap in self.both.taps:
             layout = self._found(tap, *(s.get(tap.key) for s in singles))
             if layout is not None:
                 found[tap.key] = layout
-            elif not self.both.routes:  # else it is measured for every batch
-                lost |= set(tap.names)
-        return found, lost
+            else:
+                complete = False  # the rows are traced to their samples in every batch
+        return found, complete
 
     def _found(self, tap: Tap, first: Tap | None, second: Tap | None) -> Layout | None:
         if first is None or second is None or first.output is None or second.output is None or tap.output is None:
@@ -326,7 +322,9 @@ def _gradient(value: Tensor, of: list[Tensor]) -> Iterable[Any]:
         return torch.autograd.grad(value, of, retain_graph=True, allow_unused=True)
     except RuntimeError as e:
         why = str(e).splitlines()[0]
-        if isinstance(e, torch.OutOfMemoryError) or not any(word in why for word in ("inplace", "in-place", "heckpoint")):
+        if isinstance(e, torch.OutOfMemoryError) or not any(
+            word in why for word in ("inplace", "in-place", "heckpoint")
+        ):
             raise
         raise ModelError(
             f"autograd cannot differentiate the model in evaluation mode, so it has no tangent kernel: {why} Replace "

@@ -1,10 +1,11 @@
 """What went into every use of a parameter while a model runs.
 
-`Recorder` watches all torch functions. It knows of every tensor whether it is a weight (a parameter, or made of parameters
-alone), a constant, or data, and treats as data whatever it has not seen made. Functions of weights and constants make
-further weights. Where a weight meets data, a function with a rule becomes a `Tap`: its input is kept, and the place of its
-output in the autograd graph, so that gradients are taken with respect to layer outputs only. A function without a rule
-marks its parameters for the fallback. Nothing is attached to the model, so nothing can be left behind.
+`Recorder` watches all torch functions. It knows of every tensor whether it is a weight (a parameter, or made of
+parameters alone), a constant, or data, and treats as data whatever it has not seen made. Functions of weights and
+constants make further weights. Where a weight meets data, a function with a rule becomes a `Tap`: its input is kept,
+and the place of its output in the autograd graph, so that gradients are taken with respect to layer outputs only. A
+function without a rule marks its parameters for the fallback. Nothing is attached to the model, so nothing can be left
+behind.
 """
 
 import weakref
@@ -119,6 +120,7 @@ class Recorder(TorchFunctionMode):
             # Not made in this pass. If it was there in an earlier one, it is older than these samples.
             if key not in self.seen or self.seen[key]() is not v:
                 self.seen[key] = weakref.ref(v)
+                self._data.add(key)
                 self.unknown = True
                 return False
             self._constant[key] = v
@@ -169,7 +171,7 @@ class Recorder(TorchFunctionMode):
         return mapped(lambda v: replaced.get(id(v), v), out) if replaced else out
 
     def _give(self, weight: Weight, layout: Layout) -> Tensor:
-        """A weight that holds a copy for every sample becomes data here: from now on the copies are different things."""
+        """A weight that holds a copy for every sample becomes data: the copies are different things from now on."""
         first = self.weights.add((weight.key, "first"), layout.samples_first(weight.value, self.n)[0], [weight], None)
         given = weight.value.detach().requires_grad_().clone()
         tap = Tap(self._key(weight), Repeated(), first, None, None)
@@ -283,7 +285,7 @@ class Recorder(TorchFunctionMode):
         self.taps.append(tap)
 
     def _spread(self, func: Any, args: Any, kwargs: Any, weights: list[Weight], shape: torch.Size) -> Any:
-        """An elementwise function: every entry of the result gets its own copy of the weight's, which has a cotangent."""
+        """An elementwise function: every entry of the result gets its own copy of the weight's, and a cotangent."""
         own = {id(w.value): w.plain.expand(shape).requires_grad_() for w in weights}
 
         def spread_out(v: Any) -> Any:
@@ -323,7 +325,9 @@ def _as_numbers(index: Any) -> Any:
         return int(index) if index.dim() == 0 and index.dtype in _WHOLE else None
     if isinstance(index, tuple):
         each = [_as_numbers(v) if isinstance(v, Tensor) else v for v in index]
-        return None if any(v is None and isinstance(w, Tensor) for v, w in zip(each, index, strict=True)) else tuple(each)
+        return (
+            None if any(v is None and isinstance(w, Tensor) for v, w in zip(each, index, strict=True)) else tuple(each)
+        )
     return None
 
 

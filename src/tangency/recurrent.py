@@ -81,7 +81,8 @@ def layers(kind: str) -> Callable[..., Any]:
 def _run(cell: Cell, x: Tensor, state: State, weights: Weights, reverse: bool) -> tuple[Tensor, State]:
     """One layer in one direction: x [t, n, i] → outputs [t, n, h] and the last state."""
     w_ih, w_hh, b_ih, b_hh, w_hr = weights
-    assert w_ih is not None and w_hh is not None
+    assert w_ih is not None
+    assert w_hh is not None
     rows = F.linear(x, w_ih, b_ih).unbind(0)
     outs = []
     for row in reversed(rows) if reverse else rows:

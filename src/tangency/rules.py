@@ -31,6 +31,7 @@ class Rule(ABC):
 
     name: ClassVar[str]
     summed: ClassVar[bool] = False  # the bias's gradient is Σ_t δ_t of the very factors δ of the weight
+    by_group: ClassVar[bool] = False  # the dimension behind the positions counts groups, which have rows of their own
     movable: ClassVar[bool] = True  # a sample's rows may be any; else which one is which matters
     small: ClassVar[bool] = False  # the gradients are sums no larger than the parameter's few entries: kept dense
 
@@ -103,6 +104,7 @@ class Grouped(Rule, Lift):
 
     name = "grouped"
     kind = "groups"
+    by_group = True
 
     def a(self, x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], -1, *x.shape[-2:])

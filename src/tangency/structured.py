@@ -267,7 +267,8 @@ def _both(*names: str) -> frozenset[Any]:
 
 # Elementwise functions of tensors that are broadcast against each other, beyond sums and products.
 _ELEMENTWISE = _both(
-    "add", "add_", "__add__", "__radd__", "mul", "mul_", "sub", "sub_", "subtract", "rsub", "__sub__", "__rsub__", "div",
+    "add", "add_", "__add__", "__radd__", "mul", "mul_", "sub", "sub_", "subtract", "rsub", "__sub__", "__rsub__",
+    "div",
     "div_", "divide", "true_divide", "__truediv__", "__rtruediv__", "__div__", "pow", "pow_", "__pow__", "__rpow__",
     "float_power", "where", "maximum", "minimum", "fmax", "fmin", "lerp", "lerp_", "addcmul", "addcdiv", "atan2",
     "hypot", "clamp", "clamp_min", "clamp_max", "clip", "copysign", "xlogy", "logaddexp", "ldexp",

@@ -28,8 +28,8 @@ def check_kernel(kernel: Kernel, x: Inputs, *, tolerance: float | None = None) -
 
     Checked: shape, symmetry, positive semidefiniteness, agreement of k(x), k(x, y), diag and blockwise computation,
     equivariance under permutation, parts that sum to the whole, determinism, pickling, a JSON spec, and that empty
-    batches are refused. Of a tangent kernel also: that its numbers are those of plain autograd, each sample in a batch of
-    two, and that nothing of the model is changed. `tolerance` is relative to the largest entry (default by dtype).
+    batches are refused. Of a tangent kernel also: that its numbers are those of plain autograd, each sample in a batch
+    of two, and that nothing of the model is changed. `tolerance` is relative to the largest entry (default by dtype).
     """
     n = _tree.size(x)
     assert n >= 3, f"check_kernel needs at least three samples, got {n}"

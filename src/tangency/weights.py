@@ -1,14 +1,13 @@
 """Weights: parameters, and values that are computed from parameters alone.
 
-Such a value (a view, a slice, 1 + w, exp(w), a weight norm, B @ A …) does not depend on the sample. A layer's rule works
-on it as on a parameter, and what comes out is pulled back to the parameters once, at the end: by position where the value
-is a view, else through its own small graph.
+Such a value (a view, a slice, 1 + w, exp(w), a weight norm, B @ A …) does not depend on the sample. A layer's rule
+works on it as on a parameter, and what comes out is pulled back to the parameters once, at the end: by position where
+the value is a view, else through its own small graph.
 """
 
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +49,7 @@ class Weights:
     def add(self, key: Hashable, v: Tensor, made_of: Sequence[Weight], factor: float | None) -> Weight:
         """Remember a value made of weights. `factor`: it is this many times the first of them, entry by entry.
 
-        Without a graph (in torch.no_grad, or inside of an autograd function, which adds its own) nothing is known of it.
+        Without a graph (in torch.no_grad, or inside of an autograd function, which adds its own) nothing is known.
         """
         sources = tuple(dict.fromkeys(name for w in made_of for name in w.sources))
         first = made_of[0]

@@ -1,0 +1,183 @@
+"""Infinite kernels of inputs on the GPU against the CPU, in float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from on_device import DEVICE, F64, Errors, error, there
+from torch import Tensor, nn
+from zoo import Net
+
+import tangency as tg
+from tangency import infinite as inf
+
+pytestmark = pytest.mark.gpu
+BOUND = 1e-8
+Made = tuple[Any, dict[str, Any], tuple[int, ...]]  # network, options, shape of a sample
+NETWORKS: dict[str, Callable[[], Made]] = {}
+
+
+def network(*shape: int, **options: Any) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Add the decorated function's network to those that are tested, for inputs of this shape."""
+
+    def register(make: Callable[[], Any]) -> Callable[[], Any]:
+        NETWORKS[make.__name__] = lambda: (make(), options, shape)
+        return make
+
+    return register
+
+
+class One(Net):
+    """A network of one input, which torch.fx can trace."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def dense(activation: nn.Module, *more: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), activation, *more, nn.Linear(8, 8), activation, nn.Linear(8, 1))
+
+
+@network(3, b_var=0.1)
+def relu() -> Any:
+    return dense(nn.ReLU())
+
+
+@network(3, w_var=1.5, b_var=0.05)
+def tanh() -> Any:
+    return dense(nn.Tanh())
+
+
+@network(3)
+def gelu() -> Any:
+    return dense(nn.GELU())
+
+
+@network(3)
+def leaky_and_silu() -> Any:
+    return nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(0.2), nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 1))
+
+
+@network(3, w_var="init")
+def as_initialised() -> Any:
+    return dense(nn.ReLU())
+
+
+@network(3, parametrization="standard")
+def standard() -> Any:
+    return dense(nn.ReLU())
+
+
+@network(3)
+def layer_norm() -> Any:
+    return dense(nn.ReLU(), nn.LayerNorm(8))
+
+
+@network(3)
+def residual() -> Any:
+    return One(
+        lambda net, x: net.out(torch.relu((h := net.first(x)) + net.second(torch.relu(h)))),
+        first=nn.Linear(3, 8),
+        second=nn.Linear(8, 8),
+        out=nn.Linear(8, 1),
+    )
+
+
+@network(3)
+def gated() -> Any:
+    return One(
+        lambda net, x: net.out(net.a(x) * torch.sigmoid(net.b(x))),
+        a=nn.Linear(3, 8),
+        b=nn.Linear(3, 8),
+        out=nn.Linear(8, 1),
+    )
+
+
+@network(2, 6, 6, b_var=0.1)
+def cnn_flatten() -> Any:
+    layers = [nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 1))
+
+
+@network(2, 6, 6)
+def cnn_pooled() -> Any:
+    layers = [nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 8, 2), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1))
+
+
+@network(2, 7)
+def cnn_circular_1d() -> Any:
+    conv = nn.Conv1d(2, 8, 3, padding=1, padding_mode="circular")
+    return nn.Sequential(conv, nn.Tanh(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 1))
+
+
+@network(3, 6, 6)
+def resnet_by_hand() -> Any:
+    block = inf.Sum(inf.Identity(), inf.Serial(inf.Relu(), inf.Conv((3, 3), padding=1)))
+    return inf.Serial(inf.Conv((3, 3), padding=1), block, inf.Relu(), inf.GlobalAvgPool(), inf.Linear())
+
+
+@network(4, 6)
+def attention_linear() -> Any:
+    attention = inf.SelfAttention("linear", "identity", 1.0, 1.0)
+    return inf.Serial(inf.Linear(w_var=1.0), attention, inf.GlobalAvgPool(-1), inf.Linear(w_var=1.0))
+
+
+@network(4, 6, samples=256)
+def attention_softmax() -> Any:
+    attention = inf.SelfAttention(qk_var=4.0)
+    return inf.Serial(inf.Linear(w_var=1.0), attention, inf.GlobalAvgPool(-1), inf.Linear(w_var=1.0))
+
+
+@network(4, 3)
+def recurrent() -> Any:
+    body = nn.RNN(3, 8, batch_first=True)
+    return One(lambda net, x: net.out(net.body(x)[0][:, -1]), body=body, out=nn.Linear(8, 1))
+
+
+@network(3)
+def with_buffers() -> Any:
+    return nn.Sequential(nn.BatchNorm1d(3, affine=False).eval(), *dense(nn.ReLU()))
+
+
+@network(3)
+def batch_norm() -> Any:
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)).train()
+
+
+def inputs(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(5, *shape, generator=torch.Generator().manual_seed(3), dtype=F64)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_both_kernels_are_those_of_the_cpu(name: str, errors: Errors) -> None:
+    net, options, shape = NETWORKS[name]()
+    x = inputs(shape)
+    want = tg.infinite_ntk(net, **options).both(x)
+    near = tg.infinite_ntk(net, **options).both(there(x))  # the module may be left where it is
+    far = tg.infinite_ntk(net.to(DEVICE) if isinstance(net, nn.Module) else net, **options).both(there(x))
+    for a, b, c in zip(near, far, want, strict=True):
+        assert a.device.type == b.device.type == DEVICE.type
+        assert a.dtype == F64
+        errors.below("infinite kernels", error(a, c), BOUND, "module on the CPU")
+        errors.below("infinite kernels", error(b, c), BOUND, "module on the device")
+
+
+@pytest.mark.parametrize("name", [n for n in NETWORKS if n != "batch_norm"])
+def test_two_sides_diagonals_and_tiles(name: str, errors: Errors) -> None:
+    net, options, shape = NETWORKS[name]()
+    x, far = inputs(shape), there(inputs(shape))
+    kernel = tg.infinite_ntk(net, **options)
+    want = kernel(x)
+    errors.below("infinite, two sides", error(kernel(far, far[1:3]), want[:, 1:3]), BOUND)
+    errors.below("infinite, diagonal", error(kernel.diag(far), want.diagonal()), BOUND)
+    errors.below("infinite, tiles", error(tg.compute(kernel, far, tile=2, progress=False).dense(), want), BOUND)
+
+
+def test_parallel_and_equal_inputs(errors: Errors) -> None:
+    """x, x, 2x, −x and nearly x: where the angle's rounding shows."""
+    x = inputs((3,))[:1]
+    x = torch.cat([x, x, 2 * x, -x, x + 1e-9])
+    kernel = tg.infinite_ntk(dense(nn.ReLU()))
+    errors.below("infinite, parallel inputs", error(kernel(there(x)), kernel(x)), BOUND)
