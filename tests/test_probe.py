@@ -90,6 +90,7 @@ def test_autograd_on_one_sample_is_not_trusted() -> None:
     (plan,) = kernel.features.plans.values()
     assert not plan.fallback
     close(got, by_autograd(kernel.features.network, x, trace=True))
+    close(torch.cat([kernel(x[k : k + 1], x) for k in range(4)]), got)  # nor in batches of one of our own
     e, i = 1e-6, (0, 0, 1, 1)  # and with finite differences
     w = model.stem.weight
     with torch.no_grad():

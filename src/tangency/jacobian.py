@@ -68,7 +68,15 @@ class Plan:
 def capture(
     network: Network, state: Params, x: Inputs, plan: Plan, *, differentiable: bool = False, exact: bool = False
 ) -> dict[str, Block]:
-    """The blocks of one micro-batch. `exact` keeps 32 bits where the precision asks for 16."""
+    """The blocks of one micro-batch. `exact` keeps 32 bits where the precision asks for 16.
+
+    One sample goes twice: torch's batch norm in evaluation mode has a wrong derivative for a batch of one whose gradient
+    is transposed, and plans are made for two.
+    """
+    if _tree.size(x) == 1:
+        twice = _tree.transform(lambda v: torch.cat([v, v]), x)
+        found = capture(network, state, twice, plan, differentiable=differentiable, exact=exact)
+        return {k: b.rows(slice(0, 1)) for k, b in found.items()}
     half = network.precision == "float16" and not exact and not differentiable
     seed = plan.seed if half else 1.0
     while True:

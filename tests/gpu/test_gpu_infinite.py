@@ -35,8 +35,8 @@ class One(Net):
         return self.function(self, x)
 
 
-def dense(activation: nn.Module, *more: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 8), activation, *more, nn.Linear(8, 8), activation, nn.Linear(8, 1))
+def dense(activation: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), activation, nn.Linear(8, 8), activation, nn.Linear(8, 1))
 
 
 @network(3, b_var=0.1)
@@ -71,7 +71,7 @@ def standard() -> Any:
 
 @network(3)
 def layer_norm() -> Any:
-    return dense(nn.ReLU(), nn.LayerNorm(8))
+    return nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 1))
 
 
 @network(3)
