@@ -79,7 +79,7 @@ def test_autograd_on_one_sample_is_not_trusted() -> None:
         lambda m, x: m.out(m.norm(m.stem(x)).flatten(2).transpose(1, 2).tanh()).mean(1),
         stem=nn.Conv2d(2, 6, 3, padding=1),
         norm=nn.BatchNorm2d(6),
-        out=nn.Linear(6, 3),
+        out=nn.Linear(6, 3, bias=False),
     ).double()
     nn.init.normal_(model.norm.running_mean)
     nn.init.uniform_(model.norm.running_var, 0.5, 2)

@@ -122,10 +122,10 @@ def test_gradients_of_one_sample_alone_are_found(monkeypatch: pytest.MonkeyPatch
         lambda m, x: m.out(m.norm(m.stem(x)).flatten(2).transpose(1, 2).tanh()).mean(1),
         stem=nn.Conv2d(2, 6, 3, padding=1),
         norm=nn.BatchNorm2d(6),
-        out=nn.Linear(6, 3),
+        out=nn.Linear(6, 3, bias=False),
     ).double()
     nn.init.uniform_(model.norm.running_var, 0.5, 2)
-    model.norm.requires_grad_(False)
+    nn.init.normal_(model.norm.weight)
     x = torch.randn(4, 2, 5, 5, dtype=torch.float64)
     tg.testing.check_kernel(tg.trace_ntk(model.eval()), x)
     every = dict.fromkeys([k for k, p in model.named_parameters() if p.requires_grad], "forced")

@@ -1,4 +1,4 @@
-"""Models that do more than layers on the GPU: routing by data, weights made of others, recurrence; nothing is touched."""
+"""Models on the GPU that are more than layers: routing by data, derived weights, recurrence; nothing is touched."""
 
 import warnings
 from collections.abc import Callable
