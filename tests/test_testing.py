@@ -128,14 +128,15 @@ def test_gradients_of_one_sample_alone_are_found(monkeypatch: pytest.MonkeyPatch
     nn.init.normal_(model.norm.weight)
     x = torch.randn(4, 2, 5, 5, dtype=torch.float64)
     tg.testing.check_kernel(tg.trace_ntk(model.eval()), x)
-    every = dict.fromkeys([k for k, p in model.named_parameters() if p.requires_grad], "forced")
+    tg.testing.check_kernel(tg.trace_ntk(model, train="stem"), x)
+    every = {"stem.weight": "forced", "stem.bias": "forced"}
 
     def alone(network: Any, state: Any, pair: Any, plan: Any, *rest: Any) -> Any:
         return replace(plan, fallback=every, looped=frozenset(every), company=False)
 
     monkeypatch.setattr(tg.probe, "_verified", alone)
     with pytest.raises(AssertionError, match="block|plain autograd"):
-        tg.testing.check_kernel(tg.trace_ntk(model), x)
+        tg.testing.check_kernel(tg.trace_ntk(model, train="stem"), x)
 
 
 def test_what_a_forward_pass_leaves_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
