@@ -333,6 +333,5 @@ ENTRIES: list[Entry] = family(
         entry("embedding_sparse", lambda: Embedded(sparse=True), WORDS),
         entry("embedding_tied", lambda: Embedded(tied=True, padding_idx=4), WORDS),
         entry("embedding_max_norm", lambda: Embedded(max_norm=math.sqrt(3)), WORDS),
-        entry("embedding_scaled_by_frequency", lambda: Embedded(scale_grad_by_freq=True), WORDS, expected="refused"),
     ],
 )

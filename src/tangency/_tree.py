@@ -43,7 +43,7 @@ def size(x: Inputs) -> int:
 
 
 def take(x: Inputs, index: slice | Tensor) -> Inputs:
-    return transform(lambda v: v[index], x)
+    return transform(lambda v: v[index if isinstance(index, slice) else index.to(v.device)], x)
 
 
 def split(x: Inputs, step: int) -> Iterator[Inputs]:

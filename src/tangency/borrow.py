@@ -9,45 +9,53 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
 
-Containers = (dict, OrderedDict, defaultdict, list, set)
+CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set})
 
 
 @dataclass
 class Snapshot:
     """What the modules of a model hold: their attributes, and the contents of dicts, lists and sets among them."""
 
-    attributes: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
-    contents: list[tuple[Any, Any]] = field(default_factory=list)
+    full: list[tuple[Any, Any]] = field(default_factory=list)  # (container, its contents)
+    empty: list[Any] = field(default_factory=list)
 
     @staticmethod
     def of(model: nn.Module) -> "Snapshot":
         found, seen = Snapshot(), set[int]()
         for module in model.modules():
-            own = module.__dict__
-            found.attributes.append((own, dict(own)))
-            for value in own.values():
-                found._keep(value, seen, depth=3)
+            found._keep(module.__dict__, seen, depth=4)
         return found
 
     def _keep(self, value: Any, seen: set[int], depth: int) -> None:
-        if type(value) not in Containers or id(value) in seen or depth == 0:
+        if not value:
+            self.empty.append(value)
+            return
+        if id(value) in seen:
             return
         seen.add(id(value))
-        self.contents.append((value, value.copy()))
-        if value:
+        self.full.append((value, value.copy()))
+        if depth > 1:
             for inner in value.values() if isinstance(value, dict) else value:
-                self._keep(inner, seen, depth - 1)
+                if type(inner) in CONTAINERS:
+                    self._keep(inner, seen, depth - 1)
+
+    def unchanged(self) -> bool:
+        return not any(self.empty) and all(_alike(now, before) for now, before in self.full)
 
     def restore(self) -> None:
         """Put everything back. Done again from the start if Ctrl-C comes in between: it may be repeated."""
         interrupted: KeyboardInterrupt | None = None
         while True:
             try:
-                for now, before in (*self.attributes, *self.contents):
+                for value in self.empty:
+                    if value:
+                        value.clear()
+                for now, before in self.full:
                     _put_back(now, before)
                 break
             except KeyboardInterrupt as e:
@@ -56,15 +64,20 @@ class Snapshot:
             raise interrupted
 
 
-def _put_back(now: Any, before: Any) -> None:
+def _alike(now: Any, before: Any) -> bool:
     if isinstance(now, dict):
-        if len(now) != len(before) or any(k not in now or now[k] is not v for k, v in before.items()):
-            now.clear()
-            now.update(before)
-    elif isinstance(now, list):
-        if len(now) != len(before) or any(v is not w for v, w in zip(now, before, strict=True)):
-            now[:] = before
-    elif now != before:
+        return len(now) == len(before) and all(map(is_, now.values(), before.values())) and now.keys() == before.keys()
+    if isinstance(now, list):
+        return len(now) == len(before) and all(map(is_, now, before))
+    return bool(now == before)
+
+
+def _put_back(now: Any, before: Any) -> None:
+    if _alike(now, before):
+        return
+    if isinstance(now, list):
+        now[:] = before
+    else:
         now.clear()
         now.update(before)
 

@@ -31,7 +31,7 @@ def examine(network: Network, x: Inputs) -> bool:
     given = _tree.transform(lambda v: v.clone(), x)
     before = _random_state(network)
     with torch.no_grad(), network.modes(exact=True), _copied_attributes(network) as attributes:
-        out = network(dict(state), given)
+        out = _watched(network, state, given)
     drew = not _same_state(before, _random_state(network))
     _check_parameters(network, state)
     for name, kept, now in attributes:
@@ -43,6 +43,18 @@ def examine(network: Network, x: Inputs) -> bool:
     if drew:
         _check_draws(network, state, x, out)
     return any(not _equal(v, w) for (_, v), (_, w) in zip(_tree.leaves(x), _tree.leaves(given), strict=True))
+
+
+def _watched(network: Network, state: Params, x: Inputs) -> Tensor:
+    """The outputs; `network.tidy` says afterwards whether forward() left anything behind."""
+    args, kwargs = network.arguments(x)
+    own = {k: v.clone() for k, v in state.items()}
+    names = {k for k, _ in network.model.named_buffers()}
+    with borrow.borrowed(network.model, {**state, **{k: own[k] for k in names}}, tuple(network.caches)):
+        inside = borrow.Snapshot.of(network.model)
+        returned = network.model(*args, **kwargs)
+        network.tidy[:] = [inside.unchanged() and not network.caches and all(_equal(own[k], state[k]) for k in names)]
+    return network.outputs_of(returned, x)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,8 +71,8 @@ def capture(
 ) -> dict[str, Block]:
     """The blocks of one micro-batch. `exact` keeps 32 bits where the precision asks for 16.
 
-    One sample goes twice: torch's batch norm in evaluation mode has a wrong derivative for a batch of one whose gradient
-    is transposed, and plans are made for two.
+    One sample goes twice: torch's batch norm in evaluation mode has a wrong derivative for a batch of one whose
+    gradient is transposed, and plans are made for two.
     """
     if _tree.size(x) == 1:
         twice = _tree.transform(lambda v: torch.cat([v, v]), x)
@@ -314,7 +315,7 @@ def jacobian_vmap(network: Network, state: Params, x: Inputs, names: Sequence[st
     rest = {k: v for k, v in state.items() if k not in chosen}
 
     def one_sample(*values: Tensor) -> Any:
-        batch = _tree.rebuild(x, (v[None] for v in values))
+        batch = _tree.rebuild(x, (v[None].clone() for v in values))
         out, pullback, *_ = vjp(lambda p: network({**rest, **p}, batch)[0], chosen)
         rows = [pullback(e)[0] for e in torch.eye(len(out), dtype=out.dtype, device=out.device)]
         return {k: torch.stack([row[k] for row in rows]) for k in chosen}
@@ -337,12 +338,12 @@ def jacobian_loop(
     create = _tree.needs_grad(x)
     n = _tree.size(x)
     rows: dict[str, list[Tensor]] = {k: [] for k in names}
-    with torch.enable_grad(), network.modes(differentiable=create, exact=True), Plainly():
+    with torch.enable_grad(), network.modes(differentiable=create, exact=True), Plainly(), ExitStack() as within:
         own = {k: state[k].detach().requires_grad_() for k in names}
+        f = within.enter_context(network.at({**state, **own}))
         for i in range(n):
-            some = torch.tensor([i, (i + 1) % n] if company else [i])
-            batch = _tree.transform(lambda v, some=some: v[some.to(v.device)], x)  # type: ignore[misc]
-            out = network({**state, **own}, batch)[0]
+            batch = _tree.take(x, torch.tensor([i, (i + 1) % n]) if company else slice(i, i + 1))
+            out = f(private(batch))[0]
             each: dict[str, list[Tensor]] = {k: [] for k in names}
             for j in range(len(out)):
                 grads: Sequence[Tensor | None] = [None] * len(own)

@@ -115,7 +115,17 @@ class Linearized(nn.Module):
         def f(point: Point) -> Tensor:
             buffers = {k: b.clone() for k, b in self.model.named_buffers()}  # a model may write to them
             with _Tangents(_REPLACED if self.order == 1 else _REPLACED_TWICE):
-                out = pick(borrow.run(self.model, {**fixed, **buffers, **point}, args, kwargs), self.outputs)
+                values = {**fixed, **buffers, **point}
+                types = {k: v.dtype for k, v in values.items()}
+                with borrow.borrowed(self.model, values):
+                    returned = self.model(*args, **kwargs)
+                    cast = [k for k, v in values.items() if v.dtype != types[k]]
+                if cast:  # a tensor that is given other values by its .data loses its tangent
+                    raise ModelError(
+                        f"forward() changes the type of the parameter {cast[0]} from {types[cast[0]]}, so it cannot be "
+                        "linearised in that type. Convert the model first: model.to(…)."
+                    )
+                out = pick(returned, self.outputs)
             if not out.is_floating_point():
                 raise ModelError(f"the model's output is {out.dtype}; needed: a real floating-point tensor.")
             return out

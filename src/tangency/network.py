@@ -36,10 +36,11 @@ class Network:
     precision: str | None
     caches: list[Any] = field(default_factory=list, repr=False)
     seen: dict[int, Any] = field(default_factory=dict, repr=False)  # weak references to tensors that it keeps elsewhere
+    tidy: list[bool] = field(default_factory=list, repr=False)  # whether forward() leaves nothing behind, once examined
 
     def __getstate__(self) -> dict[str, Any]:
         """What was found out about the model belongs to this process."""
-        return self.__dict__ | {"caches": [], "seen": {}}
+        return self.__dict__ | {"caches": [], "seen": {}, "tidy": []}
 
     @staticmethod
     def of(
@@ -119,6 +120,20 @@ class Network:
         with watch or nullcontext():
             returned = borrow.run(self.model, own, args, kwargs, tuple(self.caches))
             return self._outputs(returned, n, extra)
+
+    @contextmanager
+    def at(self, state: Params) -> Iterator[Callable[[Inputs], Tensor]]:
+        """The function of x alone, for many calls: a model that leaves nothing behind is borrowed once for all."""
+        if self.tidy != [True]:
+            yield lambda x: self(state, x)
+            return
+        with borrow.borrowed(self.model, state):
+
+            def call(x: Inputs) -> Tensor:
+                args, kwargs = self.arguments(x)
+                return self.outputs_of(self.model(*args, **kwargs), x)
+
+            yield call
 
     def outputs_of(self, returned: Any, x: Inputs) -> Float[Tensor, "n c"]:
         """What this network makes of what the model returned for x."""

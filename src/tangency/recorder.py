@@ -134,14 +134,18 @@ class Recorder(TorchFunctionMode):
             return
         for v in made:
             self._data.add(id(v))
-            if v.dtype in _BITS and _BITS[v.dtype] < _BITS[self.narrowest]:
-                self.narrowest = v.dtype
+            self._narrow(v)
         if func in escapes() or routes(func, args, any(v is w for v in data for w in _indices(func, args, kwargs))):
             self.routes = True
         if in_place(func) and tensors:
             self._spoilt.add(_storage(tensors[0]))
         if "out" in kwargs:
             self._spoilt |= {_storage(v) for v in tensors_in((kwargs["out"],), {})}
+
+    def _narrow(self, v: Tensor) -> None:
+        kind = _REAL.get(v.dtype, v.dtype)
+        if kind in _BITS and _BITS[kind] < _BITS[self.narrowest]:
+            self.narrowest = kind
 
     # Functions of weights and constants alone.
 
@@ -163,6 +167,7 @@ class Recorder(TorchFunctionMode):
             if not real or (torch.is_grad_enabled() and not v.requires_grad):
                 self._constant[id(v)] = v
                 continue
+            self._narrow(v)
             weight = self.weights.add((key, k), v, made_of, factor(func, args, kwargs))
             if self.keep_outputs:
                 self.made[weight.key] = v.detach().clone()
@@ -308,6 +313,7 @@ class Recorder(TorchFunctionMode):
                 )
 
 
+_REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 _BITS = {torch.float64: 3, torch.float32: 2, torch.float16: 1, torch.bfloat16: 0}
 
 

@@ -173,14 +173,14 @@ def test_two_sides_diagonals_and_tiles(name: str, errors: Errors) -> None:
     far = there(inputs(shape))
     want = tg.infinite_ntk(net, **options)(inputs(shape))
     kernel = tg.infinite_ntk(net.to(DEVICE) if isinstance(net, nn.Module) else net, **options)
-    errors.below("infinite, two sides", error(kernel(far, far[1:3]), want[:, 1:3]), BOUND)
+    errors.below("infinite, two sides", error(kernel(far[:3], far[3:]), want[:3, 3:]), BOUND)
     errors.below("infinite, diagonal", error(kernel.diag(far), want.diagonal()), BOUND)
     errors.below("infinite, tiles", error(tg.compute(kernel, far, tile=2, progress=False).dense(), want), BOUND)
 
 
 def test_parallel_and_equal_inputs(errors: Errors) -> None:
-    """x, x, 2x, −x and nearly x: where the angle's rounding shows."""
+    """x, x, 2x, −x and nearly x: where the angle's rounding shows, which is 1e-8 (docs/limitations.md)."""
     x = inputs((3,))[:1]
     x = torch.cat([x, x, 2 * x, -x, x + 1e-9])
     kernel = tg.infinite_ntk(dense(nn.ReLU()))
-    errors.below("infinite, parallel inputs", error(kernel(there(x)), kernel(x)), BOUND)
+    errors.below("infinite, parallel inputs", error(kernel(there(x)), kernel(x)), 1e-7)

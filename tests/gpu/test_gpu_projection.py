@@ -23,6 +23,7 @@ def projected(net: str, kind: str, dtype: torch.dtype = torch.float32, **options
     return tg.projected(tg.trace_ntk(model), DIM, kind, seed=3, **options), x
 
 
+@cache
 def on_cpu(net: str, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> Tensor:
     """The same features, made on the CPU."""
     model, x = made(net, dtype)
@@ -54,7 +55,7 @@ def test_options(kind: str, options: dict[str, Any], errors: Errors) -> None:
 def test_narrow_precisions(kind: str, dtype: str, errors: Errors) -> None:
     model, x = made("convolutions")
     kernel = tg.projected(tg.trace_ntk(model, dtype=dtype), DIM, kind, seed=3)
-    errors.below(f"features {dtype}", error(kernel.features(x), on_cpu("convolutions", kind)), 2e-3, kind)
+    errors.below(f"features {dtype}", error(kernel.features(x), on_cpu("convolutions", kind)), 5e-3, kind)
 
 
 def test_many_nonzeros_and_16_bit_storage(errors: Errors) -> None:

@@ -109,7 +109,7 @@ def test_precisions_on_another_stream(dtype: str, errors: Errors) -> None:
     with other_stream():
         got = kernel(x.clone())
     synchronize()
-    errors.below("another stream, narrow", error(got, want), 1e-5, dtype)
+    errors.below("another stream, narrow", error(got, want), 1e-5 if dtype == "float32" else 1e-3, dtype)
 
 
 def test_the_next_tile_s_samples_do_not_overtake(errors: Errors) -> None:
