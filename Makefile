@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all test-gpu lint bench clean
 .DEFAULT_GOAL := test
 
 .venv/installed: pyproject.toml constraints.txt
@@ -19,10 +19,14 @@ lint: .venv/installed
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
 
 test-all: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+# Without a GPU all are skipped; TANGENCY_GPU_ON_CPU=1 runs them on the CPU. Without a network: benchmarks/gpu_tests.py.
+test-gpu: .venv/installed
+	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/cpu.py
