@@ -379,3 +379,189 @@ def test_an_attribute_that_forward_changes_is_refused() -> None:
     with pytest.raises(tg.ModelError, match="forward\\(\\) changes the tensor mean in place"):
         tg.trace_ntk(model)(X)
     assert torch.equal(model.mean, torch.zeros(4, dtype=F64))
+
+
+# A parameter on another road than its module's attribute; found by an adversary.
+
+
+class Roads(nn.Module):
+    def __init__(self, road: str) -> None:
+        super().__init__()
+        self.a, self.o, self.road = nn.Linear(4, 4), nn.Linear(4, 4), road
+        if road == "list":
+            self.kept = [self.a.weight]
+        elif road == "dict":
+            self.kept = {0: self.a.weight}
+        elif road == "closure":
+            weight = self.a.weight
+            self.kept = lambda: weight
+        elif road == "view":
+            self.kept = self.a.weight.t()
+        elif road == "made":
+            self.kept = self.a.weight * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.kept() if self.road == "closure" else self.kept[0] if self.road in ("list", "dict") else self.kept
+        return F.linear(torch.tanh(self.a(x)), w) + self.o(x)
+
+
+@pytest.mark.parametrize("road", ["list", "dict", "closure", "view", "made"])
+def test_parameters_count_on_every_road(road: str) -> None:
+    torch.manual_seed(0)
+    torch.set_default_dtype(F64)
+    try:
+        model = Roads(road)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    rows = []
+    for i in range(5):
+        out = model(X[[i, (i + 1) % 5]])[0]
+        for v in out:
+            grads = torch.autograd.grad(v, list(model.parameters()), retain_graph=True, allow_unused=True)
+            rows.append(torch.cat([g.flatten() for g in grads]))
+    j = torch.stack(rows).view(5, 4, -1)
+    close(tg.trace_ntk(model)(X), torch.einsum("ncp,mcp->nm", j, j))
+    with pytest.raises(tg.ModelError, match=r"reaches the parameter a\.weight, or a tensor made of it earlier"):
+        tg.trace_ntk(model, params={k: v + 1 for k, v in model.state_dict().items()})(X)
+    if road != "closure":  # which a copy shares with its original
+        with pytest.raises(tg.ModelError, match="on another road than its module's attribute"):
+            tg.linearize(model)(X)
+
+
+def test_forward_that_looks_at_the_parameter_itself() -> None:
+    def typed(m: Any, x: Tensor) -> Tensor:
+        assert isinstance(m.get_parameter("w"), nn.Parameter)
+        return x @ m.w * (2 if isinstance(m.w, nn.Parameter) else 1) * m.w.scale * m.table.get(m.w, 1.0)
+
+    torch.manual_seed(0)
+    model = Net(typed, w=parameter(4, 3)).double()
+    model.w.scale, model.table = 3.0, {model.w: 5.0}
+    plain = Net(lambda m, x: 30 * (x @ m.w), w=model.w)
+    close(tg.trace_ntk(model)(X), tg.trace_ntk(plain)(X))
+
+
+def test_gradient_hooks_of_parameters_do_not_count() -> None:
+    model = nn.Linear(4, 2).double()
+    k = tg.trace_ntk(model)(X)
+    model.weight.register_hook(lambda g: 2 * g)
+    close(tg.trace_ntk(model)(X), k)
+    exp = Net(lambda m, x: x * m.w.exp(), w=parameter(4)).double()
+    k = tg.trace_ntk(exp)(X)
+    exp.w.register_hook(lambda g: 2 * g)
+    close(tg.trace_ntk(exp)(X), k)
+
+
+def test_parameters_that_forward_makes() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = parameter(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "late"):
+                self.late = nn.Linear(4, 3).double()
+                nn.init.constant_(self.late.weight, 0.3)
+            return self.late(torch.tanh(x @ self.w))
+
+    model = Lazy().double()
+    with pytest.raises((tg.InputError, tg.ModelError), match="makes the parameter late.weight"):
+        tg.trace_ntk(model)(X)
+    model(X)
+    close(tg.trace_ntk(model)(X), want(model))
+
+
+def test_checkpoints_with_other_parameters() -> None:
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    model = Net(lambda m, x: m.g(checkpoint(m.f, x, use_reentrant=False)), f=block, g=nn.Linear(3, 2)).double()
+    plain = Net(lambda m, x: m.g(m.f(x)), f=block, g=model.g)
+    other = {k: v + 0.1 for k, v in model.state_dict().items()}
+    for options in ({"train": "f.0"}, {"train": "f.2.weight"}, {"params": other}, {"dtype": torch.float32}):
+        torch.testing.assert_close(tg.trace_ntk(model, **options)(X), tg.trace_ntk(plain, **options)(X))
+
+
+def test_one_weight_for_convolutions_of_several_sizes() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = F.conv1d(x[:, None], m.w.view(4, 1, 4)).sum(-1) + F.conv1d(x[:, :, None], m.w.view(4, 4, 1)).sum(-1)
+        return y + F.linear(x.view(-1, 2, 2).sum(1), m.w.view(8, 2)).view(-1, 2, 4).sum(1) * (x @ m.w)
+
+    torch.manual_seed(0)
+    model = Net(forward, w=parameter(4, 4)).double()
+    close(tg.trace_ntk(model)(X), want(model))
+
+
+def slope(q: Tensor, w: Tensor) -> Tensor:
+    """One step of training inside of the model."""
+    return torch.autograd.grad(torch.tanh(q @ w).sum(), w, create_graph=True)[0]
+
+
+@pytest.mark.filterwarnings("ignore::tangency.PerformanceWarning", "ignore:.*:UserWarning")
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: F.conv1d(x.T[None], m.w[:2, :, None])[0].T,  # the batch as a spatial axis
+        lambda m, x: (torch.complex(x, x) @ torch.complex(m.w, m.v)).abs(),
+        lambda m, x: torch.zeros(len(x), 4).double().index_add(
+            0, (x[:, 0] > 0).nonzero()[:, 0], (torch.complex(x, x)[x[:, 0] > 0] @ torch.complex(m.w, m.v)).abs()
+        ),
+        lambda m, x: torch.vmap(torch.func.grad(lambda q: torch.tanh(q @ m.w).sum()))(x),
+        lambda m, x: torch.func.jvp(lambda q: torch.tanh(q @ m.w), (x,), (x,))[1],
+        lambda m, x: torch.stack([q @ (m.w - slope(q, m.w)) for q in x]),
+        lambda m, x: torch.sparse.mm(torch.eye(4).double().to_sparse(), (x @ m.w).T).T,
+    ],
+)  # fmt: skip
+def test_what_has_no_rule_or_cannot_be_recorded(forward: Any) -> None:
+    torch.manual_seed(0)
+    model = Net(forward, w=parameter(4, 4), v=parameter(4, 4)).double()
+    j = {}
+    for name, p in model.named_parameters():
+        rows = [torch.autograd.grad(v, p, retain_graph=True, allow_unused=True)[0] for v in model(X).flatten()]
+        j[name] = torch.stack([torch.zeros_like(p) if g is None else g for g in rows]).view(5, -1, *p.shape)
+    close(tg.trace_ntk(model)(X), trace(j, j))
+
+
+def test_hooks_on_activations() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.f(x)
+        h.register_hook(lambda g: g)
+        h.retain_grad()
+        return h.tanh()
+
+    model = Net(forward, f=nn.Linear(4, 3)).double()
+    close(tg.trace_ntk(model)(X), want(model))
+
+
+def test_an_expert_that_the_first_samples_do_not_reach() -> None:
+    torch.manual_seed(0)
+    model = Net(
+        lambda m, x: torch.stack([q @ (m.w if q[0] > 0 else m.v) for q in x]), w=parameter(4, 3), v=parameter(4, 3)
+    ).double()
+    x = X.clone()
+    x[:, 0] = torch.tensor([-1.0, -1, 1, 1, -1])
+    j = {"w": jacobians_loop(model, x)["w"]}
+    close(tg.trace_ntk(model, train="w")(x), trace(j, j))
+    close(tg.trace_ntk(model, train="w")(x.flip(0)), trace(j, j).flip(0, 1))
+
+
+@pytest.mark.parametrize("sample", [0, 1, 3])
+def test_nan_names_its_sample_wherever_it_is(sample: int) -> None:
+    x = X.clone()
+    x[sample, 0] = float("nan")
+    with pytest.raises(tg.NonFiniteError, match=f"output for sample {sample} is not finite"):
+        tg.trace_ntk(nn.Linear(4, 2).double())(x)
+
+
+def test_gradients_that_are_zero_up_to_rounding() -> None:
+    model = Net(lambda m, x: (x * m.c) / m.c + 0 * m.d, c=parameter(4), d=parameter(4)).double()
+    assert float(tg.trace_ntk(model)(X).abs().max()) < 1e-25
+
+
+def test_a_model_that_changes_after_its_kernel_was_made() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    kernel = tg.trace_ntk(model)
+    kernel(X)
+    model[2].weight = model[0].weight
+    with pytest.raises(tg.InputError, match=r"no longer has the parameter 2\.weight"):
+        kernel(X)
+    with pytest.raises(tg.ModelError, match="no outputs"):
+        tg.trace_ntk(nn.Linear(4, 0).double())(X)

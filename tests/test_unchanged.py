@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -262,3 +263,17 @@ def test_inputs_are_not_written_to() -> None:
     plain.load_state_dict(model.state_dict())
     torch.testing.assert_close(tg.trace_ntk(model)(x), tg.trace_ntk(plain)(x - 0.5), rtol=1e-12, atol=1e-12)
     assert torch.equal(x, given)
+
+
+def test_two_threads_on_one_model() -> None:
+    """It is lent to one at a time; neither sees the other's parameters."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    other = {k: v + 1 for k, v in model.state_dict().items()}
+    x = torch.randn(5, 4, dtype=torch.float64)
+    kernels = [tg.trace_ntk(model), tg.trace_ntk(model, params=other)]
+    want, before = [k(x) for k in kernels], State.of(model)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda j: (j % 2, kernels[j % 2](x)), range(60)))
+    for j, k in found:
+        assert torch.equal(k, want[j])
+    before.check(model)

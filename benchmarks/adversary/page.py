@@ -24,8 +24,8 @@ FOOT = """
 ![how many times faster than a plain loop each model is](models.png)
 
 Gain: time of a plain loop (one forward pass per sample, one backward pass per sample and output) over that of the
-kernel, 24 samples, 5 outputs, float32, one thread, same process; second call, so that the probe is not counted. With it (first
-call) the median gain is {first:.1f}. Made by `python benchmarks/adversary/run.py` and `page.py` (results in
+kernel, 24 samples, 5 outputs, float32, one thread, same process; second call, so that the probe is not counted. With it
+(first call) the median gain is {first:.1f}. Made by `python benchmarks/adversary/run.py` and `page.py` (results in
 `benchmarks/results/adversary.json`, commit {commit}).
 
 The refused ones: {refused}.

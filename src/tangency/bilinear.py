@@ -38,8 +38,6 @@ def contraction(data: Tensor, weight: Tensor, of_data: str, of_weight: str, of_o
     fan_in = [v for v in of_weight if v not in of_out]
     fan_out = [v for v in of_weight if v not in of_data]
     positions = [v for v in of_data if v not in of_weight]
-    if not positions:
-        raise NoRule  # the samples must lie somewhere
 
     def count(letters: Sequence[str]) -> int:
         return math.prod(size[v] for v in letters)

@@ -10,10 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import is_
+from threading import RLock
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+TURN = RLock()  # a model, or a part that two models share, is lent to one thread at a time
 CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set})
 
 
@@ -88,6 +91,11 @@ def borrowed(model: nn.Module, values: Mapping[str, Tensor], empty: tuple[Any, .
 
     `empty` are dicts of the model (caches) that are empty for as long.
     """
+    with TURN:
+        yield from _swapped(model, values, empty)
+
+
+def _swapped(model: nn.Module, values: Mapping[str, Tensor], empty: tuple[Any, ...]) -> Iterator[None]:
     own = {id(v): values[k] for k, v in _named(model) if k in values}
     kept = Snapshot.of(model)
     types = [(v, v.dtype, v.detach()) for v in values.values()]
@@ -105,6 +113,19 @@ def borrowed(model: nn.Module, values: Mapping[str, Tensor], empty: tuple[Any, .
         for v, dtype, data in types:
             if v.dtype != dtype:  # forward() changed the type of a parameter: `layer.to(…)`
                 v.data = data
+
+
+def stand_in(p: Tensor, value: Tensor, needs_grad: bool) -> Tensor:
+    """`value` in the place of a parameter: of its class, with its attributes."""
+    value = value.detach()
+    if not isinstance(p, nn.Parameter):
+        return value.requires_grad_(needs_grad)
+    try:
+        made = torch.Tensor._make_subclass(type(p), value, needs_grad)
+        made.__dict__.update(p.__dict__)
+    except (TypeError, RuntimeError):  # a class with a constructor of its own
+        return value.requires_grad_(needs_grad)
+    return made
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

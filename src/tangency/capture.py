@@ -1,16 +1,17 @@
 """c backward passes through a recorded forward pass: from taps to blocks."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .blocks import Block, Dense
-from .layout import Arrangement, Layout, measured
+from .layout import Arrangement, Layout, Rows, as_rows, measured
 from .recorder import Key, Recorder, Tap
-from .rules import Broadcast, NoRule, Rule
+from .rules import Broadcast, Linear, NoRule, Rule
 from .weights import Weight
 
 
@@ -53,7 +54,11 @@ def collect(
     edges = [tap.edge for tap in live if tap.edge is not None]
     places = arrangements(out, live, layouts, measure, recorder.narrowest)
     half = recorder.half
-    kept = [_Cotangents.of(tap, p, n, c, differentiable, half) for tap, p in zip(live, places, strict=True)]
+    groups = _together(live, places) if measure else [[k] for k in range(len(live))]
+    kept = []
+    for some in groups:
+        tap, place = (live[some[0]], places[some[0]]) if len(some) == 1 else _one(live, places, some, n)
+        kept.append(_Cotangents.of(tap, place, n, c, differentiable, half))
     for j in range(c if live and out.requires_grad else 0):
         one = torch.zeros_like(out)
         one[:, j] = seed
@@ -61,11 +66,44 @@ def collect(
             out, edges, one, retain_graph=j < c - 1 or differentiable, create_graph=differentiable, allow_unused=True
         )
         with torch.set_grad_enabled(differentiable):
-            for k, grad in zip(kept, grads, strict=True):
+            for k, some in zip(kept, groups, strict=True):
+                grad = grads[some[0]] if len(some) == 1 else _rows_of(live, grads, some)
                 if grad is not None:
                     k.add(j, grad, n)
     while kept:
         yield from kept.pop(0).blocks()
+
+
+def _together(taps: Sequence[Tap], places: Sequence[Arrangement]) -> list[list[int]]:
+    """Uses of one weight in a loop over samples, whose rows can be taken together; all others by themselves."""
+    found: dict[Any, list[int]] = {}
+    for k, (tap, place) in enumerate(zip(taps, places, strict=True)):
+        alike = isinstance(place, Rows) and isinstance(tap.rule, Linear)
+        key = (id(tap.weight), id(tap.bias), tap.rule, tap.shape[-1:]) if alike else k
+        found.setdefault(key, []).append(k)
+    return list(found.values())
+
+
+def _one(taps: Sequence[Tap], places: Sequence[Arrangement], some: list[int], n: int) -> tuple[Tap, Rows]:
+    """Several uses as one, their rows after each other."""
+    dims = [taps[k].rule.positions(torch.empty(taps[k].shape, device="meta")) for k in some]
+    lengths = [math.prod(taps[k].shape[:d]) for k, d in zip(some, dims, strict=True)]
+    inputs = [x for k in some if (x := taps[k].input) is not None]
+    x = torch.cat([as_rows(v, d) for v, d in zip(inputs, dims, strict=True)]) if inputs else None
+    first = taps[some[0]]
+    shape = torch.Size((sum(lengths), *first.shape[dims[0] :]))
+    return replace(first, input=x, shape=shape), Rows.joined(
+        [p for k in some if isinstance(p := places[k], Rows)], lengths, n
+    )
+
+
+def _rows_of(taps: Sequence[Tap], grads: Sequence[Tensor | None], some: list[int]) -> Tensor | None:
+    """What came back to several uses, their rows after each other."""
+    like = next((g for k in some if (g := grads[k]) is not None), None)
+    if like is None:
+        return None
+    each = [like.new_zeros(taps[k].shape) if (g := grads[k]) is None else g for k in some]
+    return torch.cat([as_rows(g, taps[k].rule.positions(g)) for g, k in zip(each, some, strict=True)])
 
 
 @dataclass

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import _check, _tree, borrow
 from ._types import Inputs, Params
-from .errors import ModelError
+from .errors import InputError, ModelError
 from .network import Network
 
 # How often a model that draws random numbers in evaluation mode is run, to see whether they matter (heuristic).
@@ -30,8 +30,8 @@ def examine(network: Network, x: Inputs) -> bool:
     state = {k: v.clone() for k, v in network.state().items()}
     given = _tree.transform(lambda v: v.clone(), x)
     before = _random_state(network)
-    with torch.no_grad(), network.modes(exact=True), _copied_attributes(network) as attributes:
-        out = _watched(network, state, given)
+    with torch.enable_grad(), network.modes(exact=True), _copied_attributes(network) as attributes:
+        out = _watched(network, state, given).detach()
     drew = not _same_state(before, _random_state(network))
     _check_parameters(network, state)
     for name, kept, now in attributes:
@@ -50,10 +50,18 @@ def _watched(network: Network, state: Params, x: Inputs) -> Tensor:
     args, kwargs = network.arguments(x)
     own = {k: v.clone() for k, v in state.items()}
     names = {k for k, _ in network.model.named_buffers()}
-    with borrow.borrowed(network.model, {**state, **{k: own[k] for k in names}}, tuple(network.caches)):
+    # Stand-ins that require gradients, as the model's own parameters do, sharing the memory of `state`.
+    given = {k: borrow.stand_in(p, state[k], p.requires_grad) for k, p in network.model.named_parameters()}
+    types = {k: v.dtype for k, v in given.items()}
+    with borrow.borrowed(network.model, {**given, **{k: own[k] for k in names}}, tuple(network.caches)):
         inside = borrow.Snapshot.of(network.model)
+        before = {k for k, _ in network.model.named_parameters()}
         returned = network.model(*args, **kwargs)
-        network.tidy[:] = [inside.unchanged() and not network.caches and all(_equal(own[k], state[k]) for k in names)]
+        new = [k for k, _ in network.model.named_parameters() if k not in before]
+        same = all(v.dtype == types[k] for k, v in given.items()) and all(_equal(own[k], state[k]) for k in names)
+        network.tidy[:] = [inside.unchanged() and not network.caches and same]
+    if new:
+        raise InputError(f"forward() makes the parameter {new[0]} when it is first called. Run the model once first.")
     return network.outputs_of(returned, x)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import vjp, vmap
 from torch.overrides import TorchFunctionMode
 
@@ -79,6 +80,9 @@ def capture(
         found = capture(network, state, twice, plan, differentiable=differentiable, exact=exact)
         return {k: b.rows(slice(0, 1)) for k, b in found.items()}
     half = network.precision == "float16" and not exact and not differentiable
+    if plan.fallback.keys() >= set(network.train):
+        every = fallback(network, state, x, plan)
+        return {k: Dense(every[k] if differentiable else every[k].detach()) for k in network.train}
     seed = plan.seed if half else 1.0
     while True:
         found = by_rules(network, state, x, plan, differentiable=differentiable, half=half, seed=seed, exact=exact)
@@ -111,7 +115,7 @@ def by_rules(
 ) -> dict[str, Block]:
     """The blocks of the parameters that are not in the fallback."""
     out, recorder = record(network, state, x, plan, differentiable=differentiable, half=half)
-    _check_outputs(out)
+    check_outputs(out)
     recorder.check_unchanged()
     if set(recorder.unexplained) - plan.fallback.keys():
         raise NoRule(set(recorder.unexplained) - plan.fallback.keys())
@@ -149,7 +153,7 @@ def record(
     keep_outputs: bool = False,
 ) -> tuple[Tensor, Recorder]:
     """One forward pass, and what was recorded of it."""
-    tracked = {k: state[k].detach().requires_grad_() for k in network.train if k not in plan.fallback}
+    tracked = network.leaves(state, [k for k in network.train if k not in plan.fallback])
     recorder = Recorder(tracked, _tree.size(x), plan.copies, keep_outputs, half, plan.shield, seen=network.seen)
     # The forward pass keeps its 32 bits in every precision. Rounded to 16, a few ReLUs in a thousand open that should
     # stay shut: cosines are then wrong by 1e-3, a hundred times what rounding the factors costs (docs/design.md).
@@ -210,10 +214,10 @@ def close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
 
 def _check_new(network: Network, state: Params, x: Inputs, found: Mapping[str, Block], plan: Plan) -> None:
     """Parameters that the probe's samples did not reach: Σ_i s_i vᵀJ_i of this batch, by autograd and by the blocks."""
-    own = {k: state[k].detach().requires_grad_() for k in network.train}
+    own = network.leaves(state, network.train)
     n, c = _tree.size(x), plan.c
     v, s = torch.cos(torch.arange(1.0, c + 1)), torch.sin(torch.arange(1.0, n + 1))
-    with torch.enable_grad(), network.modes(exact=True):
+    with torch.enable_grad(), network.modes(exact=True), Plainly(plan.shield):
         out = network({**state, **own}, private(x))
         total = (out * s.to(out)[:, None] * v.to(out)).sum()
         grads = torch.autograd.grad(total, list(own.values()), allow_unused=True)
@@ -285,9 +289,23 @@ def _power(room: float, largest: Tensor) -> Tensor:
 
 
 class Plainly(TorchFunctionMode):
-    """Derivatives of the function itself: those of embeddings are not sparse, nor scaled by how often rows occur."""
+    """Derivatives of the function itself: those of embeddings are not sparse, nor scaled by how often rows occur.
+
+    `shield` saves tensors for the backward pass even where the model would compute them again (checkpoints): by then
+    its own parameters are back in their place.
+    """
+
+    def __init__(self, shield: bool = False) -> None:
+        super().__init__()
+        self.shield = shield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.shield:
+            with saved_tensors_hooks(lambda v: v, lambda v: v):
+                return self._plainly(func, args, kwargs)
+        return self._plainly(func, args, kwargs)
+
+    def _plainly(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in (F.embedding, F.embedding_bag):
             bound = inspect.signature(func).bind(*args, **(kwargs or {}))
             bound.arguments |= {"scale_grad_by_freq": False, "sparse": False}
@@ -301,7 +319,7 @@ def fallback(network: Network, state: Params, x: Inputs, plan: Plan) -> dict[str
     found = jacobian_vmap(network, state, x, mapped, plan.transient) if mapped else {}
     if plan.looped:
         names = [k for k in plan.fallback if k in plan.looped]
-        found |= jacobian_loop(network, state, x, names, company=plan.company)
+        found |= jacobian_loop(network, state, x, names, company=plan.company, shield=plan.shield)
     return found
 
 
@@ -329,7 +347,7 @@ def jacobian_vmap(network: Network, state: Params, x: Inputs, names: Sequence[st
 
 
 def jacobian_loop(
-    network: Network, state: Params, x: Inputs, names: Sequence[str], *, company: bool
+    network: Network, state: Params, x: Inputs, names: Sequence[str], *, company: bool, shield: bool = False
 ) -> dict[str, Tensor]:
     """[n, c, p] by plain autograd, one sample and one output at a time. The obvious reference, and the last resort.
 
@@ -338,8 +356,9 @@ def jacobian_loop(
     create = _tree.needs_grad(x)
     n = _tree.size(x)
     rows: dict[str, list[Tensor]] = {k: [] for k in names}
-    with torch.enable_grad(), network.modes(differentiable=create, exact=True), Plainly(), ExitStack() as within:
-        own = {k: state[k].detach().requires_grad_() for k in names}
+    modes = network.modes(differentiable=create, exact=True)
+    with torch.enable_grad(), modes, Plainly(shield), ExitStack() as within:
+        own = network.leaves(state, names)
         f = within.enter_context(network.at({**state, **own}))
         for i in range(n):
             batch = _tree.take(x, torch.tensor([i, (i + 1) % n]) if company else slice(i, i + 1))
@@ -358,7 +377,7 @@ def jacobian_loop(
     return {k: torch.stack(v) for k, v in rows.items()}
 
 
-def _check_outputs(out: Tensor) -> None:
+def check_outputs(out: Tensor) -> None:
     good = out.detach().isfinite().all(1)
     if not bool(good.all()):
         sample = int((~good).nonzero()[0])

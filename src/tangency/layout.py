@@ -47,7 +47,27 @@ class Rows:
     source: Tensor
     target: Tensor
     rows: int
+    owner: Tensor  # of each of these rows
     groups: int | None = None
+
+    @staticmethod
+    def of(dims: int, source: Tensor, owner: Tensor, n: int, groups: int | None = None) -> "Rows":
+        """Each sample's rows one after the other, in the order in which they lie."""
+        group = source % groups if groups else torch.zeros_like(source)
+        key = owner * (groups or 1) + group
+        order = torch.argsort(key, stable=True)
+        counts = torch.bincount(key, minlength=n * (groups or 1))
+        most = max(1, int(counts.max()))
+        source, key, owner, group = (v[order] for v in (source, key, owner, group))
+        within = torch.arange(len(key), device=key.device) - (counts.cumsum(0) - counts)[key]
+        return Rows(dims, source, (owner * most + within) * (groups or 1) + group, most, owner, groups)
+
+    @staticmethod
+    def joined(parts: "Sequence[Rows]", lengths: Sequence[int], n: int) -> "Rows":
+        """Of tensors that follow one another, as one: `lengths` are their numbers of rows."""
+        starts = [sum(lengths[:k]) for k in range(len(lengths))]
+        source = torch.cat([part.source + start for part, start in zip(parts, starts, strict=True)])
+        return Rows.of(1, source, torch.cat([part.owner for part in parts]), n)
 
     @property
     def folded(self) -> tuple[int, ...]:
@@ -55,7 +75,7 @@ class Rows:
 
     def samples_first(self, v: Tensor, n: int) -> Tensor:
         """[*rows, …] → [n, r, …]; a sample with fewer rows than the others has zeros at its end."""
-        v = _as_rows(v, self.dims + (self.groups is not None))
+        v = as_rows(v, self.dims + (self.groups is not None))
         made = v.new_zeros(n * self.rows * (self.groups or 1), *v.shape[1:]).index_copy(0, self.target, v[self.source])
         return made.unflatten(0, (n, -1) if self.groups is None else (n, -1, self.groups))
 
@@ -65,9 +85,14 @@ Arrangement = Layout | Rows
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3}
 
 
-def _as_rows(v: Tensor, dims: int) -> Tensor:
+def as_rows(v: Tensor, dims: int) -> Tensor:
     """[*dims, …] → [rows, …]; a layer that was called for one sample without a batch has one row."""
     return v.flatten(0, dims - 1) if dims > 0 else v[None]
+
+
+def _real(v: Tensor | None) -> Tensor | None:
+    """Complex numbers as pairs, in a dimension of their own at the end."""
+    return torch.view_as_real(v) if v is not None and v.is_complex() else v
 
 
 def measured(
@@ -91,13 +116,14 @@ def measured(
 
     plain, weighted = backward(v.expand(n, c)), backward(s[:, None] * v)
     found: list[Arrangement | None] = []
-    for one, two, rule, layout in zip(plain, weighted, rules, layouts, strict=True):
-        if one is None or two is None:
+    for raw, two, rule, layout in zip(plain, map(_real, weighted), rules, layouts, strict=True):
+        one = _real(raw)
+        if raw is None or one is None or two is None:
             found.append(layout or Layout(0))  # nothing comes back
         elif layout is not None and _confirmed(layout, one, two, s, bound):
             found.append(layout)
         else:
-            found.append(_by_owner(rule, one, two, n, bound) if rule.movable else None)
+            found.append(_by_owner(rule, raw, one, two, n, bound) if rule.movable else None)
     return found
 
 
@@ -112,10 +138,10 @@ def _confirmed(layout: Layout, one: Tensor, two: Tensor, s: Tensor, bound: float
     return bool((gap <= room).all())
 
 
-def _by_owner(rule: Rule, one: Tensor, two: Tensor, n: int, bound: float) -> Rows | None:
-    dims = rule.positions(one)
+def _by_owner(rule: Rule, plain: Tensor, one: Tensor, two: Tensor, n: int, bound: float) -> Rows | None:
+    dims = rule.positions(plain)
     groups = one.shape[dims] if rule.by_group else None
-    a, b = (_as_rows(v, dims + rule.by_group).unsqueeze(-1).flatten(1) for v in (one, two))
+    a, b = (as_rows(v, dims + rule.by_group).unsqueeze(-1).flatten(1) for v in (one, two))
     size = a.square().sum(1)
     largest = size.amax() if len(size) else size.sum()
     rounding = (1e-3 * bound) ** 2 * largest
@@ -125,12 +151,4 @@ def _by_owner(rule: Rule, one: Tensor, two: Tensor, n: int, bound: float) -> Row
     good = gap <= bound * owner.abs() * (size[live].sqrt() + 1e-3 * largest.sqrt())
     if not bool((good & (owner >= 1) & (owner <= n)).all()):
         return None
-    source, owner = live.nonzero()[:, 0], owner.long() - 1
-    group = source % groups if groups else torch.zeros_like(source)
-    key = owner * (groups or 1) + group
-    order = torch.argsort(key, stable=True)
-    counts = torch.bincount(key, minlength=n * (groups or 1))
-    most = max(1, int(counts.max()))
-    source, key, owner, group = (v[order] for v in (source, key, owner, group))
-    within = torch.arange(len(key), device=key.device) - (counts.cumsum(0) - counts)[key]
-    return Rows(dims, source, (owner * most + within) * (groups or 1) + group, most, groups)
+    return Rows.of(dims, live.nonzero()[:, 0], owner.long() - 1, n, groups)

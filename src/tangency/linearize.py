@@ -69,7 +69,7 @@ class Linearized(nn.Module):
 
     def __init__(self, network: Network, order: int) -> None:
         super().__init__()
-        self.model = _copied(network.model)
+        self.model, self._old = _copied(network.model)
         self.names, self.outputs, self.order = network.train, network.outputs, order
         for name, p in self.model.named_parameters():
             p.requires_grad_(name in self.names)
@@ -114,7 +114,8 @@ class Linearized(nn.Module):
 
         def f(point: Point) -> Tensor:
             buffers = {k: b.clone() for k, b in self.model.named_buffers()}  # a model may write to them
-            with _Tangents(_REPLACED if self.order == 1 else _REPLACED_TWICE):
+            fixed_ones = {id(p): k for k, p in every.items() if k in anchor} | dict.fromkeys(map(id, self._old), "")
+            with _Tangents(_REPLACED if self.order == 1 else _REPLACED_TWICE, fixed_ones):
                 values = {**fixed, **buffers, **point}
                 types = {k: v.dtype for k, v in values.items()}
                 with borrow.borrowed(self.model, values):
@@ -164,15 +165,16 @@ class Linearized(nn.Module):
         return sum((term / factorial(k) for k, term in enumerate(terms[1:], 1)), terms[0])
 
 
-def _copied(model: nn.Module) -> nn.Module:
-    """A deep copy, also of what a forward pass left in attributes: torch refuses to copy tensors with a history."""
+def _copied(model: nn.Module) -> tuple[nn.Module, list[Tensor]]:
+    """A deep copy, and in it the tensors with a history, which torch refuses to copy: they are constants there."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         for v in _tensors(vars(module)):
             if v.grad_fn is not None:
                 memo[id(v)] = v.detach().clone()
+    old = list(memo.values())
     try:
-        return copy.deepcopy(model, memo)
+        return copy.deepcopy(model, memo), old
     except Exception as e:
         raise ModelError(
             f"the model cannot be copied ({type(e).__name__}: {_first_sentence(e)}), and a linearised network is made "
@@ -281,11 +283,19 @@ class _Tangents(TorchFunctionMode):
     That it is a mode also keeps nn.MultiheadAttention and nn.TransformerEncoder off their fused inference path.
     """
 
-    def __init__(self, replaced: Mapping[Any, Callable[..., Tensor]]) -> None:
+    def __init__(self, replaced: Mapping[Any, Callable[..., Tensor]], fixed: Mapping[int, str]) -> None:
         super().__init__()
-        self.replaced = replaced
+        self.replaced, self.fixed = replaced, fixed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for v in _tensors((args, kwargs or {})):
+            if id(v) in self.fixed:
+                name = self.fixed[id(v)]
+                raise ModelError(
+                    f"forward() reaches {f'the parameter {name}' if name else 'a tensor made of parameters earlier'} "
+                    "on another road than its module's attribute (a list, a closure, a cache), where it has no "
+                    "tangent, so the model cannot be linearised. Let forward() use the attribute."
+                )
         if func is torch._C._set_grad_enabled:  # no_grad inside the model stops gradients, hence tangents too
             torch._C._set_fwd_grad_enabled(args[0])
         return self.replaced.get(func, func)(*args, **(kwargs or {}))

@@ -2,9 +2,10 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 import torch
@@ -82,13 +83,36 @@ class Network:
             return v.to(dtype) if dtype is not None and v.is_floating_point() else v
 
         # An own object per parameter: its identity is how the recorder knows it.
-        state = {k: ready(given.get(k, p)).detach() for k, p in self.model.named_parameters()}
+        with borrow.TURN:
+            own, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        if gone := [k for k in self.train if k not in own]:
+            raise InputError(
+                f"the model no longer has the parameter {gone[0]} (tied or replaced since the kernel was made). Make a "
+                "new kernel."
+            )
+        state = {k: ready(given.get(k, p)).detach() for k, p in own.items()}
         renewed = borrow.renewed(self.model)
         state = {k: v.clone() if k in renewed else v for k, v in state.items()}
         if self.channels_last:
             state = {k: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v for k, v in state.items()}
-        state |= {k: ready(given.get(k, b)) for k, b in self.model.named_buffers()}
+        state = {k: borrow.stand_in(own[k], v, False) for k, v in state.items()}
+        state |= {k: ready(given.get(k, b)) for k, b in buffers.items()}
         return state
+
+    def leaves(self, state: Params, names: Iterable[str]) -> dict[str, Tensor]:
+        """What gradients are taken with respect to: the model's own parameters where they can stay in their place.
+
+        Then a parameter counts on whatever road forward() reaches it. Elsewhere (other values, another type, frozen,
+        gradient hooks of its own) it is a stand-in.
+        """
+        own, found = dict(self.model.named_parameters()), {}
+        free = self.params is None and self.tidy == [True] and not self.channels_last
+        for k in names:
+            p = own[k]
+            stays = free and p.requires_grad and not p._backward_hooks and not p.is_inference()
+            same = state[k].dtype == p.dtype and state[k].data_ptr() == p.data_ptr()
+            found[k] = p if stays and same else borrow.stand_in(p, state[k], True)
+        return found
 
     @property
     def channels_last(self) -> bool:
@@ -115,7 +139,8 @@ class Network:
         own = {k: v.clone() if k in buffers else v for k, v in state.items()}
         if watch is not None:
             watch.know(own.values())
-            watch.know(v for _, _, _, v in borrow.plain_tensors(self.model))
+            watch.replaced({id(p): k for k, p in self.model.named_parameters() if own[k] is not p})
+            watch.know(v for _, _, _, v in borrow.plain_tensors(self.model) if not v.requires_grad)
             watch.follow(v for _, v in _tree.leaves((args, kwargs)))
         with watch or nullcontext():
             returned = borrow.run(self.model, own, args, kwargs, tuple(self.caches))
@@ -158,6 +183,8 @@ class Network:
         if not out.is_floating_point():
             raise ModelError(f"the model's output is {out.dtype}; needed: a real floating-point tensor.")
         out = self._headed(out, n, extra)
+        if out.numel() == 0:
+            raise ModelError("the model has no outputs: for each sample it returned an empty tensor.")
         return out.reshape(n, -1)
 
     def _headed(self, out: Tensor, n: int, extra: tuple[Any, ...]) -> Tensor:
@@ -198,8 +225,10 @@ class Network:
         device = next(self.model.parameters()).device.type
         cuda = device == "cuda"
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = (matmul.allow_tf32, cudnn.allow_tf32) if cuda else None
+        before = None
         with ExitStack() as stack:
+            if cuda:
+                stack.enter_context(_SWITCHES)
             if differentiable:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             if cuda and any(isinstance(m, nn.RNNBase) for m in self.model.modules()):
@@ -212,11 +241,15 @@ class Network:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             try:
                 if cuda:
+                    before = (matmul.allow_tf32, cudnn.allow_tf32)
                     matmul.allow_tf32 = cudnn.allow_tf32 = self.precision in ("tf32", "float16") and not exact
                 yield
             finally:
                 if before is not None:
                     matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+_SWITCHES = RLock()  # tf32 and cuDNN are switched for the whole process, so by one thread at a time
 
 
 def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:

@@ -6,8 +6,10 @@ much memory a sample takes. The reference is autograd on both samples together: 
 norm is wrong in some layouts.
 """
 
+import traceback
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +17,10 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError
 
-from . import _tree
+from . import _tree, errors
 from ._types import Inputs, Params
 from .blocks import Block, Dense, Outer, saved_by_forming
-from .errors import ModelError
+from .errors import ModelError, NonFiniteError
 from .examine import check_kept, examine
 from .jacobian import (
     FITS,
@@ -27,6 +29,7 @@ from .jacobian import (
     Unfamiliar,
     by_rules,
     check_independent,
+    check_outputs,
     close,
     jacobian_loop,
     jacobian_vmap,
@@ -43,17 +46,28 @@ from .weights import dense
 def probe(network: Network, x: Inputs) -> tuple[Plan, bool]:
     """The plan for inputs like x, and whether two different samples were there to be certain of it."""
     x = _tree.transform(lambda v: v.detach(), x)
-    pair, certain = _two_samples(x)
+    pair, second_one = _two_samples(x)
+    certain = second_one > 0
     first, second = (_tree.take(pair, slice(k, k + 1)) for k in range(2))
     writes = examine(network, pair)
     state = network.state()
     plan = Plan({}, {}, {}, {}, 1, 0, torch.float64, private=writes)
-    runs = _Runs.of(network, state, plan, pair, first, second)
+    try:
+        runs = _Runs.of(network, state, plan, pair, first, second)
+    except (RuntimeError, NotImplementedError) as e:
+        if isinstance(e, torch.OutOfMemoryError) or not _from_torch(e):
+            raise
+        # The model runs, as was just seen, but not while it is recorded: a torch.func or autograd of its own inside.
+        return _unrecorded(network, state, plan, pair), certain
     if runs.alone[0].unknown or runs.both.unknown:  # tensors that the model keeps somewhere are known from now on
         runs = _Runs.of(network, state, plan, pair, first, second)
     if copies := runs.copies():
         runs = _Runs.of(network, state, replace(plan, copies=copies), pair, first, second)
     narrowest = runs.both.narrowest
+    try:
+        check_outputs(runs.out)
+    except NonFiniteError as e:
+        raise e.shifted(second_one - 1 if e.sample == 1 else 0) from None
     if not close(runs.out, runs.again, narrowest):
         raise ModelError(
             "the model gives different outputs for the same inputs, so it has no kernel. Turn its randomness off "
@@ -72,18 +86,36 @@ def probe(network: Network, x: Inputs) -> tuple[Plan, bool]:
         c=runs.out.shape[1],
         calls=runs.both.calls,
         narrowest=narrowest,
+        shield=runs.both.recomputes,
         measured=set() if complete else {runs.both.calls},
     )
-    return _verified(network, state, pair, plan, runs.bytes_saved), certain
+    size = float(runs.out.norm())
+    return _verified(network, state, pair, plan, runs.bytes_saved, size, runs.both.routes), certain
 
 
-def _two_samples(x: Inputs) -> tuple[Inputs, bool]:
-    """The first sample and one that differs from it; the first one twice where there is none."""
+def _from_torch(e: BaseException) -> bool:
+    """Whether it was raised by torch or by us, not by the model's own code."""
+    last = traceback.extract_tb(e.__traceback__)[-1].filename
+    return any(last.startswith(str(Path(module.__file__ or "").parent)) for module in (torch, errors))
+
+
+def _unrecorded(network: Network, state: Params, plan: Plan, pair: Inputs) -> Plan:
+    """A plan without rules."""
+    with torch.enable_grad(), network.modes(exact=True):  # it may take gradients itself
+        out = network({**state, **network.leaves(state, network.train)}, private(pair)).detach()
+    why = dict.fromkeys(network.train, "its model cannot be recorded")
+    plan = replace(plan, fallback=why, c=out.shape[1], narrowest=out.dtype)
+    check_outputs(out)
+    return _verified(network, state, pair, plan, 1 << 20, float(out.norm()))
+
+
+def _two_samples(x: Inputs) -> tuple[Inputs, int]:
+    """The first sample and one that differs from it, and which; the first one twice (0) where there is none."""
     n = _tree.size(x)
     for other in range(1, min(n, 64)):
         if any(not torch.equal(v[0], v[other]) for _, v in _tree.leaves(x)):
-            return _tree.transform(lambda v, k=other: v[[0, k]], x), True  # type: ignore[misc]
-    return _tree.transform(lambda v: v[[0, 0]], x), False
+            return _tree.transform(lambda v, k=other: v[[0, k]], x), other  # type: ignore[misc]
+    return _tree.transform(lambda v: v[[0, 0]], x), 0
 
 
 @dataclass
@@ -109,12 +141,21 @@ class _Runs:
         saved: dict[int, int] = {}
 
         def pack(v: Tensor) -> Tensor:
-            saved[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
+            if v.layout == torch.strided:
+                saved[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
             return v
 
         own = {v.untyped_storage().data_ptr() for v in state.values()}
-        with saved_tensors_hooks(pack, lambda v: v):
+        try:
+            with saved_tensors_hooks(pack, lambda v: v):
+                again = run(pair)[0]
+        except RuntimeError:  # torch.func inside of the model does not go with such hooks
             again = run(pair)[0]
+            saved = {
+                id(tap): 4 * tap.output.numel() * tap.output.element_size()
+                for tap in both.taps
+                if tap.output is not None
+            }
         size = sum(size for place, size in saved.items() if place not in own)
         return _Runs(out, again, [o for o, _ in alone], both, [r for _, r in alone], size)
 
@@ -164,12 +205,18 @@ def _layout(both: Tensor, one: Tensor, two: Tensor, narrowest: torch.dtype) -> L
     return None
 
 
-def _verified(network: Network, state: Params, pair: Inputs, plan: Plan, saved: int) -> Plan:
-    """The plan after a comparison of Jᵀv with autograd: what differs goes to the fallback, which is compared too."""
+def _verified(
+    network: Network, state: Params, pair: Inputs, plan: Plan, saved: int, size: float, reaches: bool = False
+) -> Plan:
+    """The plan after a comparison of Jᵀv with autograd: what differs goes to the fallback, which is compared too.
+
+    `size`: the norm of the outputs, whose rounding reaches every gradient. `reaches`: data decide the way, so that
+    other samples may reach parameters that these two do not.
+    """
     v = torch.cos(torch.arange(1.0, plan.c + 1))
-    expected, unused = _reference(network, state, pair, v)
-    scale = float(sum(g.square().sum() for g in expected.values()) ** 0.5)
-    if scale == 0 and len(unused) == len(network.train):
+    expected, unused = _reference(network, state, pair, v, plan.shield)
+    scale = _Scale.of(network, state, expected, size)
+    if scale.total == 0 and len(unused) == len(network.train) and not reaches:
         raise ModelError(
             "the outputs do not depend on any of the parameters that count, so the kernel is zero. Check train=, "
             "torch.no_grad() and .detach() in the model."
@@ -177,6 +224,9 @@ def _verified(network: Network, state: Params, pair: Inputs, plan: Plan, saved: 
     check_kept(network, unused)
     traced = bool(plan.measured)
     while True:
+        if not _all_ruled(network, plan):
+            found = {}
+            break
         try:
             found = by_rules(network, state, pair, plan, exact=True)
         except NoRule as e:
@@ -198,7 +248,7 @@ def _verified(network: Network, state: Params, pair: Inputs, plan: Plan, saved: 
             traced, plan = True, replace(plan, measured={plan.calls})
             continue
         plan = plan.without(wrong, "its rule disagrees with autograd")
-    plan = _checked_fallback(network, state, pair, plan, expected, unused, v)
+    plan = _checked_fallback(network, state, pair, plan, expected, unused, v, scale)
     return _weighed(network, found, plan, saved)
 
 
@@ -214,9 +264,9 @@ def _checked_fallback(
     expected: Mapping[str, Tensor],
     unused: tuple[str, ...],
     v: Tensor,
+    scale: "_Scale",
 ) -> Plan:
     """torch.func where it agrees with autograd, then one sample at a time, then one in the company of another."""
-    scale = float(sum(g.square().sum() for g in expected.values()) ** 0.5)
 
     def wrong(found: Mapping[str, Tensor], names: Iterable[str]) -> set[str]:
         blocks = {k: Dense(g) for k, g in found.items()}
@@ -233,7 +283,7 @@ def _checked_fallback(
         return plan
     rest = [k for k in names if k in looped]
     for company in (False, True):
-        if not wrong(jacobian_loop(network, state, pair, rest, company=company), rest):
+        if not wrong(jacobian_loop(network, state, pair, rest, company=company, shield=plan.shield), rest):
             return replace(plan, looped=frozenset(rest), company=company)
     raise ModelError(
         f"two ways to take the gradient of {', '.join(rest)} by autograd disagree: the model is not a deterministic "
@@ -265,7 +315,7 @@ def _disagree(
     expected: Mapping[str, Tensor],
     unused: tuple[str, ...],
     v: Tensor,
-    scale: float,
+    scale: "_Scale",
     narrowest: torch.dtype,
 ) -> list[str]:
     """The parameters whose blocks are not what autograd says."""
@@ -275,11 +325,33 @@ def _disagree(
             continue
         tolerance = max(FITS.get(want.dtype, 2e-3), FITS.get(narrowest, 2e-3))
         block = found.get(name)
-        g = None if block is None else block.expand()
+        try:
+            g = None if block is None else block.expand()
+        except RuntimeError as e:
+            if isinstance(e, torch.OutOfMemoryError):
+                raise
+            wrong.append(name)  # factors that do not fit each other
+            continue
         got = torch.zeros_like(want) if g is None else torch.einsum("ncp,c->np", g.to(want), v.to(want))
-        if not float((got - want).norm()) <= tolerance * (float(want.norm()) + 1e-3 * scale):
+        room = tolerance * (float(want.norm()) + 1e-3 * scale.total) + scale.rounding[name]
+        if not float((got - want).norm()) <= room:
             wrong.append(name)
     return wrong
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """How large gradients are: all of them together, and what rounding of the outputs makes of one that is zero."""
+
+    total: float
+    rounding: dict[str, float]
+
+    @staticmethod
+    def of(network: Network, state: Params, expected: Mapping[str, Tensor], size: float) -> "_Scale":
+        total = float(sum(g.double().square().sum() for g in expected.values()) ** 0.5)
+        sizes = {k: float(state[k].detach().double().norm()) for k in expected}
+        rounding = {k: 1e3 * torch.finfo(g.dtype).eps * size / max(sizes[k], 1e-30) for k, g in expected.items()}
+        return _Scale(total, {k: v if sizes[k] > 0 else 0.0 for k, v in rounding.items()})
 
 
 def _only_rounding(network: Network, pair: Inputs, plan: Plan, v: Tensor) -> bool:
@@ -290,8 +362,8 @@ def _only_rounding(network: Network, pair: Inputs, plan: Plan, v: Tensor) -> boo
     exact = replace(network, precision="float64")
     try:
         state, wide = exact.state(), _tree.cast(pair, torch.float64)
-        expected, unused = _reference(exact, state, wide, v)
-        scale = float(sum(g.square().sum() for g in expected.values()) ** 0.5)
+        expected, unused = _reference(exact, state, wide, v, plan.shield)
+        scale = _Scale.of(exact, state, expected, 0.0)
         ruled = {k: g for k, g in expected.items() if k not in plan.fallback}
         narrowest = record(exact, state, wide, plan, differentiable=False, half=False)[1].narrowest
         return not _disagree(by_rules(exact, state, wide, plan, exact=True), ruled, unused, v, scale, narrowest)
@@ -299,12 +371,14 @@ def _only_rounding(network: Network, pair: Inputs, plan: Plan, v: Tensor) -> boo
         return False
 
 
-def _reference(network: Network, state: Params, pair: Inputs, v: Tensor) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def _reference(
+    network: Network, state: Params, pair: Inputs, v: Tensor, shield: bool
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Jᵀv per sample by autograd [2, p], and the parameters that the outputs do not depend on."""
-    own = {k: state[k].detach().requires_grad_() for k in network.train}
+    own = network.leaves(state, network.train)
     rows: dict[str, list[Tensor]] = {k: [] for k in own}
     reached: set[str] = set()
-    with torch.enable_grad(), network.modes(exact=True), Plainly():
+    with torch.enable_grad(), network.modes(exact=True), Plainly(shield):
         out = network({**state, **own}, private(pair))
         for row in out:
             grads: Iterable[Any] = [None] * len(own)
@@ -323,7 +397,7 @@ def _gradient(value: Tensor, of: list[Tensor]) -> Iterable[Any]:
     except RuntimeError as e:
         why = str(e).splitlines()[0]
         if isinstance(e, torch.OutOfMemoryError) or not any(
-            word in why for word in ("inplace", "in-place", "heckpoint")
+            word in why for word in ("inplace", "in-place", "heckpoint", "second time")
         ):
             raise
         raise ModelError(

@@ -23,6 +23,7 @@ from . import fused
 from .apart import TAKEN_APART
 from .errors import ModelError
 from .layout import Layout
+from .recurrent import as_data
 from .rules import Broadcast, Linear, NoRule, Repeated, Rule
 from .structured import Call, factor, read, spread
 from .torch_functions import escapes, in_place, routes, shape_only, valueless
@@ -65,6 +66,7 @@ class Recorder(TorchFunctionMode):
     unexplained: dict[str, str] = field(default_factory=dict)  # parameter → the function without a rule
     routes: bool = False  # data decided which way samples went
     calls: int = 0  # a fingerprint of all functions called
+    recomputes: bool = False  # the model has hooks of its own on what is saved for the backward pass: checkpoints
     unknown: bool = False  # a tensor was met that was not seen before
     narrowest: torch.dtype = torch.float64  # the fewest bits that the model computed in
     seen: dict[int, Any] = field(default_factory=dict)  # tensors met in earlier passes that nobody saw made
@@ -75,13 +77,22 @@ class Recorder(TorchFunctionMode):
         self.weights = Weights(self.parameters)
         self._constant: dict[int, Tensor] = {}
         self._data: set[int] = set()
+        self._replaced: Mapping[int, str] = {}
         self._spoilt: set[int] = set()  # storages of constants that data were written into
         self._counts: dict[Hashable, int] = {}
+        self._hooks = _top_hooks()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.calls = hash((self.calls, func))
+        if func is as_data:
+            out = as_data(*args)
+            self._data.add(id(out))
+            return out
         tensors = list(tensors_in(args, kwargs))
+        for v in tensors:
+            if v.requires_grad and id(v) not in self._data and id(v) not in self._constant:
+                self._from_outside(v)
         known = [self.weights.get(v) for v in tensors]
         if not any(known):
             out = self._run(func, args, kwargs)
@@ -97,6 +108,8 @@ class Recorder(TorchFunctionMode):
         return self._meet(func, args, kwargs, tensors)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.keep_outputs and not self.recomputes:
+            self.recomputes = _top_hooks() not in (None, self._hooks)
         if not self.shield:
             return func(*args, **kwargs)
         with saved_tensors_hooks(lambda v: v, lambda v: v):
@@ -111,6 +124,30 @@ class Recorder(TorchFunctionMode):
     def follow(self, data: Iterable[Tensor]) -> None:
         """These tensors are the samples."""
         self._data.update(id(v) for v in data)
+
+    def replaced(self, originals: Mapping[int, str]) -> None:
+        """By identity, the names of parameters in whose place the model has other tensors."""
+        self._replaced = originals
+
+    def _from_outside(self, v: Tensor) -> None:
+        """A tensor with a graph that nobody saw made: a parameter or what was made of it before, or data."""
+        if self.weights.get(v) is not None:
+            return
+        leaves = leaves_of(v)
+        if lost := [self._replaced[id(p)] for p in leaves if id(p) in self._replaced]:
+            raise ModelError(
+                f"forward() reaches the parameter {lost[0]}, or a tensor made of it earlier, on another road than its "
+                "module's attribute (a list, a closure, a cache), where no other value can be put in its place, as "
+                "params=, dtype= and train= of frozen parameters need. Let forward() use the attribute."
+            )
+        names = [w.name for p in leaves if (w := self.weights.get(p)) is not None and w.name is not None]
+        if leaves and len(names) == len(leaves):
+            made_of = [w for p in leaves if (w := self.weights.get(p)) is not None]
+            self.weights.add(("outside", tuple(names), self._count(("outside", *names))), v, made_of, None)
+        elif leaves and all(id(p) in self._constant or self.weights.get(p) is not None for p in leaves) and not names:
+            self._constant[id(v)] = v
+        else:
+            self._data.add(id(v))
 
     def _is_constant(self, v: Tensor) -> bool:
         key = id(v)
@@ -186,10 +223,12 @@ class Recorder(TorchFunctionMode):
     # Functions in which a weight meets data.
 
     def _meet(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        weights = [w for w in map(self.weights.get, tensors) if w is not None]
+        if any(w.value.is_complex() for w in weights):  # rules are for real numbers
+            return self._unexplained(func, args, kwargs, tensors, weights)
         if (steps := self._steps(func, args, kwargs)) is not None:
             with self:
                 return steps()
-        weights = [w for w in map(self.weights.get, tensors) if w is not None]
         written = in_place(func)
         if written and (self.weights.get(tensors[0]) is not None or not tensors[0].requires_grad):
             return self._unexplained(func, args, kwargs, tensors, weights)
@@ -343,6 +382,29 @@ _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def _indices(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """All tensors of a call but the first."""
     return list(tensors_in(args, kwargs))[1:]
+
+
+def _top_hooks() -> Any:
+    """The hooks on saved tensors that are in force; None where there are none, or torch does not tell."""
+    tell = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return None if tell is None else tell(True)
+
+
+def leaves_of(v: Tensor) -> list[Tensor]:
+    """The leaves of the graph that v was made by; v itself if it is one."""
+    if v.grad_fn is None:
+        return [v]
+    found: dict[int, Tensor] = {}
+    seen, left = {v.grad_fn}, [v.grad_fn]
+    while left:
+        node = left.pop()
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found[id(leaf)] = leaf
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                left.append(after)
+    return list(found.values())
 
 
 def _storage(v: Tensor) -> int:

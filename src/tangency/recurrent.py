@@ -14,6 +14,13 @@ State = tuple[Tensor, ...]  # h, or (h, c)
 Cell = Callable[[Tensor, Tensor, State], State]  # what the input and the state give, and the state before
 
 
+def as_data(v: Tensor) -> Tensor:
+    """v, which the recorder is to treat as data even if it is a constant: an initial state is the first of many."""
+    if torch.overrides.has_torch_function_unary(v):
+        return torch.overrides.handle_torch_function(as_data, (v,), v)
+    return v.clone()
+
+
 def _lstm(x: Tensor, h: Tensor, state: State) -> State:
     i, f, g, o = (x + h).chunk(4, -1)
     c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
@@ -84,6 +91,7 @@ def _run(cell: Cell, x: Tensor, state: State, weights: Weights, reverse: bool) -
     assert w_ih is not None
     assert w_hh is not None
     rows = F.linear(x, w_ih, b_ih).unbind(0)
+    state = tuple(as_data(s) for s in state)
     outs = []
     for row in reversed(rows) if reverse else rows:
         state = cell(row, F.linear(state[0], w_hh, b_hh), state)

@@ -68,6 +68,8 @@ class Weights:
 
     def written(self, v: Tensor) -> None:
         """v was changed in place, and with it whatever shares its memory: none of it is a plain view any more."""
+        if v.layout != torch.strided:
+            return
         place = v.untyped_storage().data_ptr()
         for key, w in self._found.items():
             if w.name is None and w.slot is not None and w.value.untyped_storage().data_ptr() == place:
@@ -75,7 +77,13 @@ class Weights:
 
     def _view(self, v: Tensor, sources: tuple[str, ...]) -> Slot | None:
         leaf = self.leaves[sources[0]] if len(sources) == 1 else None
-        if leaf is None or not leaf.is_contiguous() or v.dtype != leaf.dtype or not v.numel():
+        if (
+            leaf is None
+            or v.layout != torch.strided
+            or not leaf.is_contiguous()
+            or v.dtype != leaf.dtype
+            or not v.numel()
+        ):
             return None
         if v.untyped_storage().data_ptr() != leaf.untyped_storage().data_ptr():
             return None
@@ -100,15 +108,17 @@ def pull_back(
     if weight.slot is not None:
         if weight.scale != 1:
             block = blocks.changed(block, lambda v: v * weight.scale)
-        yield weight.sources[0], _placed(block, weight.slot)
+        yield weight.sources[0], _placed(block, weight.slot, leaves[weight.sources[0]].shape)
         return
     g = block.expand()
     for name, p in _vjp(weight, g, leaves, differentiable).items():
         yield name, Dense(p)
 
 
-def _placed(block: Block, slot: Slot) -> Block:
-    if slot.whole:
+def _placed(block: Block, slot: Slot, shape: tuple[int, ...]) -> Block:
+    """The block of a view as one of its parameter. Factors of another shape than the parameter's keep their slot, even
+    if it is the whole: they cannot be joined with those of other shapes."""
+    if slot.whole and slot.shape == shape:
         return block
     if isinstance(block, Outer):
         return replace(block, slot=slot)

@@ -133,7 +133,7 @@ def test_inputs_may_lie_anywhere(tmp_path: Path, errors: Errors) -> None:
 def test_the_kernel_of_the_cpu_goes_on_with_a_store_of_the_gpu(tmp_path: Path, errors: Errors) -> None:
     """Its spec has nothing of the device in it: the same weights, the same data."""
     kernel, x = trace("perceptron", torch.float64)
-    filled(tmp_path / "gram", kernel, x)
+    filled(tmp_path / "gram", kernel, x, memory="1GiB")  # as much as the CPU will have
     want = chunks(tmp_path / "gram")
     (tmp_path / "gram" / "c" / "0" / "2").unlink()
     model = kernel.features.network.model.cpu()
