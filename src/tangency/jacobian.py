@@ -185,9 +185,9 @@ def _check_alone(network: Network, state: Params, x: Inputs, out: Tensor, plan: 
     last = len(out) - 1
     if last == 0:
         return
-    with torch.no_grad(), network.modes(exact=True):
+    with torch.enable_grad(), network.modes(exact=True):  # hooks on activations want a graph
         one = _tree.take(x, slice(last, last + 1))
-        alone = network(state, private(one))[0]
+        alone = network({**state, **network.leaves(state, network.train)}, private(one))[0].detach()
     check_independent(out[last].detach(), alone, plan.narrowest)
 
 
@@ -316,10 +316,16 @@ class Plainly(TorchFunctionMode):
 def fallback(network: Network, state: Params, x: Inputs, plan: Plan) -> dict[str, Tensor]:
     """[n, c, p] for the parameters without a rule, by torch.func; those that it cannot do, sample by sample."""
     mapped = [k for k in plan.fallback if k not in plan.looped]
-    found = jacobian_vmap(network, state, x, mapped, plan.transient) if mapped else {}
-    if plan.looped:
-        names = [k for k in plan.fallback if k in plan.looped]
-        found |= jacobian_loop(network, state, x, names, company=plan.company, shield=plan.shield)
+    looped, company = [k for k in plan.fallback if k in plan.looped], plan.company
+    found: dict[str, Tensor] = {}
+    try:
+        found = jacobian_vmap(network, state, x, mapped, plan.transient) if mapped else {}
+    except (RuntimeError, NotImplementedError) as e:
+        if isinstance(e, torch.OutOfMemoryError):
+            raise
+        looped, company = list(plan.fallback), True  # what torch.func could do for two samples it cannot do here
+    if looped:
+        found |= jacobian_loop(network, state, x, looped, company=company, shield=plan.shield)
     return found
 
 

@@ -289,8 +289,8 @@ class _Tangents(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for v in _tensors((args, kwargs or {})):
-            if id(v) in self.fixed:
-                name = self.fixed[id(v)]
+            if id(v) in self.fixed or (isinstance(v, nn.Parameter) and v.requires_grad):  # the rest are stand-ins
+                name = self.fixed.get(id(v), "of the original model")
                 raise ModelError(
                     f"forward() reaches {f'the parameter {name}' if name else 'a tensor made of parameters earlier'} "
                     "on another road than its module's attribute (a list, a closure, a cache), where it has no "
