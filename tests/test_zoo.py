@@ -8,6 +8,7 @@ import torch
 from zoo import ZOO, Case, build
 
 import tangency as tg
+from tangency.testing import State
 
 CASES = [pytest.param(case, id=case.name) for case in ZOO]
 pytestmark = pytest.mark.filterwarnings("ignore::tangency.PerformanceWarning", "ignore:.*batching rule.*:UserWarning")
@@ -21,6 +22,7 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_equal_the_jacobian_products(case: Case) -> None:
     model, x = build(case, 4)
+    before = State.of(model)
     left, right = tg._tree.take(x, slice(0, 3)), tg._tree.take(x, slice(2, 4))
     j = reference.jacobians(model, x)
     a, b = {k: v[:3] for k, v in j.items()}, {k: v[2:] for k, v in j.items()}
@@ -38,6 +40,7 @@ def test_kernels_equal_the_jacobian_products(case: Case) -> None:
         assert float((got[name] - part).norm()) < 1e-10 * scale, name
         assert float((traced[name] - torch.einsum("ncmc->nm", part)).norm()) < 1e-10 * scale, name
     assert error(torch.stack(list(traced.values())).sum(0), trace(x)) < 1e-12
+    before.check(model)  # and nothing of it was touched
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -172,7 +172,7 @@ class Recorder(TorchFunctionMode):
         for v in made:
             self._data.add(id(v))
             self._narrow(v)
-        if func in escapes() or routes(func, args, any(v is w for v in data for w in _indices(func, args, kwargs))):
+        if func in escapes() or routes(func, any(v is w for v in data for w in tensors[1:])):
             self.routes = True
         if in_place(func) and tensors:
             self._spoilt.add(_storage(tensors[0]))
@@ -275,7 +275,7 @@ class Recorder(TorchFunctionMode):
         if written:
             self.weights.drop(tensors[0])
             self._spoilt.add(_storage(tensors[0]))
-        if func in escapes() or routes(func, args, False):
+        if func in escapes() or routes(func, False):
             self.routes = True
         return out
 
@@ -377,11 +377,6 @@ def _as_numbers(index: Any) -> Any:
 
 
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-def _indices(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """All tensors of a call but the first."""
-    return list(tensors_in(args, kwargs))[1:]
 
 
 def _top_hooks() -> Any:

@@ -48,8 +48,8 @@ _ORDERING = _named(
 )  # fmt: skip
 
 
-def routes(func: Any, args: Any, data_in_index: bool) -> bool:
-    """Whether data decide where the rows of this function's result come from."""
+def routes(func: Any, data_in_index: bool) -> bool:
+    """Whether data decide where the rows of this function's result come from, or whether it is used at all."""
     return func in _ORDERING or (func in _INDEXING and data_in_index)
 
 
