@@ -185,7 +185,6 @@ def test_each_experiment_runs_in_its_quick_form_and_is_not_repeated(
     assert main(argv) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["rows"]
-    assert first["seconds"] > 0
     assert {"device", "torch", "command"} <= set(first)
     assert main(argv) == 0
     again = json.loads(capsys.readouterr().out)
