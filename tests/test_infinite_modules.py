@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import jaxtyping
@@ -979,6 +980,31 @@ def test_computed_in_tiles_and_workers(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         close(tg.compute(k, x, tile=3, executor=pool, progress=False).dense(), want)
     close(tg.compute(k, x, x[:4], tile=2, progress=False).dense(), want[:, :4])
+
+
+def test_traces_of_several_threads_leave_modules_as_they_are() -> None:
+    """fx replaces nn.Module.__call__ while it traces; two traces at once left one of theirs behind."""
+    before, x = (nn.Module.__call__, nn.Module.__getattr__), points()
+    nets = [nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)) for _ in range(4)]
+    halfway, go = Event(), Event()
+
+    class Slow(nn.Module):
+        def forward(self, x: Any) -> Any:
+            halfway.set()
+            assert go.wait(60)
+            return x
+
+    with ThreadPoolExecutor(6) as pool:
+        slow = pool.submit(lambda: tg.infinite_ntk(nn.Sequential(nn.Linear(3, 8), Slow(), nn.Linear(8, 1)))(x))
+        assert halfway.wait(60)
+        others = [pool.submit(lambda n=n: tg.infinite_ntk(n)(x)) for n in nets]
+        own = nets[0](x.float())  # a model of another thread, while fx traces
+        assert isinstance(own, Tensor)
+        go.set()
+        assert slow.result(60).shape == (5, 5)
+        for done in others:
+            close(done.result(60), tg.infinite_ntk(nets[0])(x))
+    assert before == (nn.Module.__call__, nn.Module.__getattr__)
 
 
 def test_pickle_and_both() -> None:

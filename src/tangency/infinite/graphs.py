@@ -4,6 +4,7 @@ import copy
 import inspect
 import operator
 import re
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
-from .. import _tree
+from .. import _tree, borrow
 from ..errors import TangencyError, UnsupportedModule
 from .faithful import Settled, check, check_leaf
 from .twin import Twin
@@ -53,6 +54,7 @@ class Tracer(fx.Tracer):
         super().__init__()
         self.record_stack_traces = True
         self.single = single
+        self.thread = threading.get_ident()
         self.met: dict[str, nn.Module] = {}
         self.asked: Exception | None = None  # a question about values that forward() asked and caught the error of
 
@@ -69,7 +71,15 @@ class Tracer(fx.Tracer):
         own = type(m).__module__.startswith(("torch.nn", "torch.ao.nn"))
         return own and not isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
 
+    # While fx traces, every nn.Module of the process calls these two: models of other threads go their own way.
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self.thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
         path = self.path_of_module(m)
         name = path.removeprefix("0") if self.single else path
         faithful(self, name, m)
@@ -89,7 +99,8 @@ def faithful(tracer: Tracer, name: str, m: nn.Module) -> None:
 def traced(root: nn.Module, module: nn.Module, tracer: Tracer) -> fx.Graph:
     """The module's graph; what cannot be traced gets the line where tracing stopped."""
     try:
-        with torch.enable_grad(), Settled(f"forward() of {type(module).__name__}"):
+        # One trace at a time: two that overlap would each put back what the other left in nn.Module.
+        with borrow.TURN, torch.enable_grad(), Settled(f"forward() of {type(module).__name__}"):
             graph = tracer.trace(root)
             if tracer.asked is not None:  # and went on
                 raise tracer.asked
