@@ -70,7 +70,7 @@ def test_gram_status_verify(job: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert report["complete"] is True
     assert report["function"] == f"{job}:make"
     assert report["manifest"]["kernel"]["of"]["kernel"] == "trace ntk"
-    assert main(["verify", "runs/k", "--sample", "4"]) == 0
+    assert main(["verify", "runs/k", f"{job}:make", "--sample", "4"]) == 0
     out = capsys.readouterr().out
     assert "10 of 10 finished tiles match their checksums" in out
     assert "4 tiles computed again: 4 equal bit for bit" in out
@@ -88,9 +88,9 @@ def test_verify_finds_damage_and_wrong_numbers(job: str, capsys: pytest.CaptureF
     raw[9] ^= 4
     Path("k/c/1/2").write_bytes(raw)
     capsys.readouterr()
-    assert main(["verify", "k", "--sample", "100"]) == 1
+    assert main(["verify", "k", f"{job}:make", "--sample", "100"]) == 1
     out = capsys.readouterr().out
-    assert "damaged: tile 1, 2 of k" in out
+    assert f"damaged: tile 1, 2 of {Path.cwd() / 'k'}" in out
     assert "9 of 10 finished tiles match" in out
     assert "wrong: tile 0, 1 differs" in out
 
@@ -105,6 +105,7 @@ def test_errors_are_sentences(job: str, capsys: pytest.CaptureFixture[str]) -> N
         (["gram", job, "--store", "k2"], "is not MODULE:FUNCTION"),
         (["gram", f"{job}:make", "--store", "k2", "--memory", "much"], "needed: a number of bytes"),
         (["gram", f"{job}:make", "--store", "k2", "--gpus"], "needs the model on a GPU"),
+        (["verify", "k", "--sample", "3"], "--sample needs the function"),
     ]:
         capsys.readouterr()
         assert main(argv) == 2, argv
@@ -148,7 +149,7 @@ def test_ctrl_c_says_how_to_go_on(job: str) -> None:
     text = said.decode()
     assert "tile/s" in text
     assert "Traceback" not in text
-    assert "tiles are safe in k. Call again with the same arguments to go on." in text
+    assert f"tiles are safe in {Path.cwd() / 'k'}. Call again with the same arguments to go on." in text
     done, count = tg.open_gram("k").progress
     assert 20 <= done < count
     assert tg.open_gram("k").store.function == f"{job}:slow"  # known from the start: status can say how to go on

@@ -577,3 +577,24 @@ def test_a_model_that_changes_after_its_kernel_was_made() -> None:
         kernel(X)
     with pytest.raises(tg.ModelError, match="no outputs"):
         tg.trace_ntk(nn.Linear(4, 0).double())(X)
+
+
+def test_random_numbers_of_another_thread_are_not_the_models() -> None:
+    """The generators belong to the process: a draw between two looks must come from the model each time."""
+    drawn = []
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not drawn:  # as if another thread had drawn just now
+                drawn.append(torch.rand(1))
+            return self.layer(x)
+
+    x = torch.randn(4, 3)
+    model = Beside()
+    k = tg.trace_ntk(model)(x)
+    assert drawn
+    torch.testing.assert_close(k, 2 * (x @ x.T + 1))

@@ -1,16 +1,22 @@
 """The command line: parse, call, print."""
 
 import argparse
+import contextlib
+import hashlib
 import importlib
 import importlib.util
 import inspect
+import io
 import json
 import os
 import random
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -26,18 +32,21 @@ from .kernel import Kernel, all_finite
 from .report import place, write
 from .tiles.ray import RayExecutor
 from .tiles.run import Run
+from .tiles.shelf import shelf
 from .tiles.store import StoredGram, open_gram
-
-# How far a tile that is computed again, perhaps on another machine, may be from the stored one, relative to its largest
-# entry (heuristic: rounding in other orders).
-_CLOSE = {"float64": 1e-9, "float32": 1e-4, "tf32": 5e-3, "float16": 5e-3}
+from .tiles.witness import CLOSE, precision
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 something failed (a damaged tile, no convergence), 2 what was given cannot be used."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that knows no Greek gets escapes
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     args = _parser().parse_args(argv)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt as e:
         print(f"\n{str(e) or 'stopped'}", file=sys.stderr)
         return 130
@@ -165,14 +174,16 @@ def _gram_options(commands: Any) -> None:
 
     verify = commands.add_parser(
         "verify",
-        help="check all checksums, and compute some tiles again",
-        description="Check the checksum of every finished tile, and compute some of them again to compare.",
+        help="check all checksums; with a function, compute some tiles again",
+        description="Check that every tile is there, and is the one that was written there. Given the function that "
+        "makes the kernel, compute some tiles again to compare.",
     )
     verify.add_argument("store")
     verify.add_argument(
-        "function", metavar="MODULE:FUNCTION", nargs="?", help="default: what `tangency gram` was given"
-    )
-    verify.add_argument("--sample", type=int, default=20, help="how many tiles to compute again (default: 20)")
+        "function", metavar="MODULE:FUNCTION", nargs="?",
+        help="what makes the kernel, to compute some tiles again; without it no code runs",
+    )  # fmt: skip
+    verify.add_argument("--sample", type=_positive, help="how many tiles to compute again (default: 20)")
     verify.add_argument("--seed", type=int, default=0, help="which ones")
     verify.set_defaults(run=_verify)
 
@@ -248,12 +259,13 @@ def _reproduce(args: argparse.Namespace) -> int:
 
 
 def _gram(args: argparse.Namespace) -> int:
+    place = shelf(args.store)  # before the function, which may change the working folder
     kernel, x1, x2 = _call(args.function)
     executor: Any = RayExecutor(args.ray) if args.ray else "gpus" if args.gpus else None
     start = time.perf_counter()
     try:
         run = Run(kernel, x1, x2, args.memory, args.function)
-        made = run.compute(args.store, args.tile, executor, not args.quiet)
+        made = run.compute(place, args.tile, executor, not args.quiet)
     finally:
         if args.ray:
             executor.close()
@@ -280,42 +292,46 @@ def _status(args: argparse.Namespace) -> int:
         print(json.dumps(report, indent=2))
         return 0
     kernel = gram.manifest["kernel"]
-    names = [kernel["kernel"], *(k["kernel"] for k in _inner(kernel))]
+    names = [_plain(str(k.get("kernel"))) for k in (kernel, *_inner(kernel))]
     print(f"{args.store}: {_size(gram.shape)} {report['dtype']}, {' of '.join(names)}")
     state = "complete" if report["complete"] else f"{done / count:.1%}"
     print(f"{done} of {count} tiles of {report['tile']} samples a side ({state})")
     if not report["complete"] and gram.store.function:
-        print(f"go on: tangency gram {gram.store.function} --store {args.store}")
+        print(f"it says it was begun with: tangency gram {_quoted(gram.store.function)} --store {_quoted(args.store)}")
     return 0
 
 
 def _verify(args: argparse.Namespace) -> int:
+    """Code runs only if its user names it here: what a store says it was made with is somebody's words."""
     gram = open_gram(args.store)
-    finished = gram.store.finished()
+    if args.function is None and args.sample is not None:
+        raise InputError("--sample needs the function that makes the kernel: tangency verify STORE MODULE:FUNCTION.")
+    finished, count = gram.store.finished(), gram.store.plan.count
     damaged = [str(why) for _, why in gram.store.damaged(finished)]
     for why in damaged:
         print(f"damaged: {why}")
     print(f"{len(finished) - len(damaged)} of {len(finished)} finished tiles match their checksums")
-    function = args.function or gram.store.function
-    if args.sample < 1 or not finished:
-        return int(bool(damaged))
-    if function is None:
-        raise InputError(
-            f"{args.store} does not say how it was made. Give the function: tangency verify STORE MODULE:FUNCTION."
-        )
-    wrong = _again(gram, function, sorted(finished), args)
-    return int(bool(damaged or wrong))
+    if len(finished) < count:
+        print(f"unfinished: {count - len(finished)} of {count} tiles are missing")
+    wrong = 0
+    if args.function is not None:
+        wrong = _again(gram, sorted(finished), args)
+    elif gram.store.function:
+        name = _quoted(gram.store.function)
+        print(f"no tile was computed again. It says it was made with {name}; if you trust that file, to compare some:")
+        print(f"tangency verify {_quoted(args.store)} {name}")
+    else:
+        print("no tile was computed again; to compare some: tangency verify STORE MODULE:FUNCTION")
+    return int(bool(damaged or wrong or len(finished) < count))
 
 
-def _again(gram: StoredGram, function: str, finished: list[tuple[int, int]], args: argparse.Namespace) -> int:
+def _again(gram: StoredGram, finished: list[tuple[int, int]], args: argparse.Namespace) -> int:
     """Compute some tiles again; how many differ by more than rounding."""
-    kernel, x1, x2 = _call(function)
+    kernel, x1, x2 = _call(args.function)
     run = Run(kernel, x1, x2)
     run.require_same(gram.store)
-    precision = next(
-        (k["dtype"] for k in (gram.manifest["kernel"], *_inner(gram.manifest["kernel"])) if "dtype" in k), ""
-    )
-    some = random.Random(args.seed).sample(finished, min(args.sample, len(finished)))
+    close = CLOSE.get(precision(gram.manifest["kernel"]), CLOSE["float32"])
+    some = random.Random(args.seed).sample(finished, min(args.sample or 20, len(finished)))
     wrong = equal = 0
     worst = 0.0
     for i, j in some:
@@ -327,7 +343,7 @@ def _again(gram: StoredGram, function: str, finished: list[tuple[int, int]], arg
         gap = float((tile - stored).abs().max() / tile.abs().max().clamp_min(1e-300))
         gap = gap if all_finite(stored) else float("inf")
         worst, equal = max(worst, gap), equal + bool(torch.equal(tile, stored))
-        if gap > _CLOSE.get(precision, 1e-4):
+        if gap > close:
             wrong += 1
             print(f"wrong: tile {i}, {j} differs from what the kernel gives now by {gap:.2g} of its largest entry")
     print(f"{len(some)} tiles computed again: {equal} equal bit for bit, largest difference {worst:.2g} (relative)")
@@ -349,15 +365,7 @@ def _function(name: str) -> Callable[[], Any]:
     if not where or not attribute:
         raise InputError(f"{name!r} is not MODULE:FUNCTION, e.g. job:make or path/to/job.py:make.")
     try:
-        if where.endswith(".py"):
-            path = Path(where).resolve()
-            if not path.is_file():
-                raise InputError(f"there is no file {where}.")
-            sys.path.insert(0, str(path.parent))
-            module = importlib.import_module(path.stem)
-        else:
-            sys.path.insert(0, str(Path.cwd()))
-            module = importlib.import_module(where)
+        module = _file(Path(where)) if where.endswith(".py") else _module(where)
     except ModuleNotFoundError as e:
         raise InputError(
             f"{where} cannot be imported: {e}. Run from the folder that holds it, or give the file."
@@ -366,6 +374,54 @@ def _function(name: str) -> Callable[[], Any]:
     if not callable(function):
         raise InputError(f"{where} has no function {attribute!r}.")
     return function
+
+
+def _file(path: Path) -> ModuleType:
+    """A module by its file, which may be called as any other is."""
+    path = path.resolve()
+    if not path.is_file():
+        raise InputError(f"there is no file {path}.")
+    found = _found(path.stem, path.parent)
+    if found is not None and found.origin == str(path):
+        return importlib.import_module(path.stem)
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with contextlib.suppress(ImportError):
+        import cloudpickle
+
+        cloudpickle.register_pickle_by_value(module)  # workers cannot import it by that name
+    return module
+
+
+def _module(name: str) -> ModuleType:
+    found, here = _found(name, Path.cwd()), Path.cwd() / (name.replace(".", "/") + ".py")
+    if here.is_file() and found is not None and found.origin != str(here):
+        raise InputError(f"{name} is {found.origin}, and there is a file {here} too. Say which: give the file.")
+    return importlib.import_module(name)
+
+
+def _found(name: str, folder: Path) -> ModuleSpec | None:
+    """What Python would import by that name, with the folder as the last place to look: a file in it must not take the
+    place of a library's."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    try:
+        return importlib.util.find_spec(name)
+    except ValueError:  # already there, made by hand
+        return None
+
+
+def _plain(text: str) -> str:
+    """Somebody's words for a terminal: control characters are shown, not obeyed."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(_plain(text))
 
 
 def _inner(spec: dict[str, Any]) -> list[dict[str, Any]]:

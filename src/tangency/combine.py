@@ -31,6 +31,11 @@ class _Combined(Kernel):
     def device(self) -> torch.device | None:
         return self.inner[0].device
 
+    def outputs(self, x: Inputs) -> Tensor | None:
+        each = [k.outputs(x) for k in self.inner]
+        found = [out.flatten(1) for out in each if out is not None]
+        return torch.cat(found, 1) if found else None
+
     def footprint(self, x: Inputs) -> tuple[int, int]:
         each = [k.footprint(x) for k in self.inner]
         return sum(kept for kept, _ in each) + 8, max(transient for _, transient in each)

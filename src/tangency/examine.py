@@ -19,6 +19,8 @@ from .network import Network
 
 # How often a model that draws random numbers in evaluation mode is run, to see whether they matter (heuristic).
 DRAWS = 8
+# How often one is run that seems to draw: the generators belong to the process, and another thread may have drawn.
+LOOKS = 3
 
 
 def examine(network: Network, x: Inputs) -> bool:
@@ -28,11 +30,14 @@ def examine(network: Network, x: Inputs) -> bool:
     """
     network.caches[:] = _caches(network, x)
     state = {k: v.clone() for k, v in network.state().items()}
-    given = _tree.transform(lambda v: v.clone(), x)
-    before = _random_state(network)
-    with torch.enable_grad(), network.modes(exact=True), _copied_attributes(network) as attributes:
-        out = _watched(network, state, given).detach()
-    drew = not _same_state(before, _random_state(network))
+    for _ in range(LOOKS):
+        given = _tree.transform(lambda v: v.clone(), x)
+        before = _random_state(network)
+        with torch.enable_grad(), network.modes(exact=True), _copied_attributes(network) as attributes:
+            out = _watched(network, state, given).detach()
+        drew = not _same_state(before, _random_state(network))
+        if not drew:
+            break
     _check_parameters(network, state)
     for name, kept, now in attributes:
         if not _equal(kept, now):

@@ -74,6 +74,10 @@ class Kernel(ABC):
         """Raise NonFiniteError naming the first sample of a prepared batch that is not finite, if there is one."""
         return None
 
+    def outputs(self, x: Inputs) -> Tensor | None:
+        """What the networks in it say of x (ready), [n, …]; None where there are none."""
+        return None
+
     def prepared_diag(self, a: Prepared) -> Tensor:
         """`diag` of a prepared batch."""
         raise InputError(f"{type(self).__name__} gives no diagonal of a prepared batch, so it has no cosine.")
@@ -137,6 +141,11 @@ class Empirical(Kernel):
 
     def prepare(self, x: Inputs, memory: int | None = None) -> dict[str, Block]:
         return self.features(x, memory, self._form)
+
+    def outputs(self, x: Inputs) -> Tensor:
+        network = self.features.network
+        with network.modes():
+            return network(network.state(), x)
 
     def _form(self, name: str) -> bool:
         return forced(self.method, name) != "in place"

@@ -19,7 +19,7 @@ from ..features import Features, Jacobian
 from ..kernel import BLOCK, Empirical, Kernel
 from ..sketch.factored import Kronecker, RandomMask
 from ..sketch.kinds import Gaussian, Hadamard, Rademacher, Sketch, Sparse
-from ..tiles.store import differences
+from ..tiles.manifest import differences
 from .project import Budget, Projector
 
 KINDS: dict[str, type[Sketch]] = {
@@ -79,7 +79,7 @@ class Projected(Kernel):
         key = features_key(x)
         if key is None:
             return self.base.ready(x, name)
-        _same_origin(key[len(MARK) :], self._key, name)
+        same_origin(key[len(MARK) :], self._key, name)
         return _tree.transform(lambda v: v.to(self.device), x)
 
     def alike(self, x: Inputs, y: Inputs) -> None:
@@ -92,6 +92,9 @@ class Projected(Kernel):
             return value[0].numel() * value.element_size(), 0
         kept, transient = self.projector.footprint(x)
         return (kept if self.storage is None else kept * self.storage.itemsize // 4), transient
+
+    def outputs(self, x: Inputs) -> Tensor | None:
+        return self.base.outputs(x) if features_key(x) is None else None
 
     @property
     def inner(self) -> tuple[Kernel, ...]:
@@ -110,7 +113,7 @@ class Projected(Kernel):
 
     def pair(self, a: Rows, b: Rows, workspace: int | None = None) -> Tensor:
         for rows, name in ((a, "a"), (b, "b")):
-            _same_origin(rows.spec, self._sketch, name)
+            same_origin(rows.spec, self._sketch, name)
         left = Dense(a.value)
         right = left if a is b else Dense(b.value)
         total = Sum(left, right, trace=self.base.trace, differentiable=False, workspace=workspace)
@@ -203,7 +206,7 @@ class Projected(Kernel):
         return kept
 
 
-def _same_origin(made: str, own: str, name: str) -> None:
+def same_origin(made: str, own: str, name: str) -> None:
     """Refuse features that another kernel made."""
     if made == own:
         return

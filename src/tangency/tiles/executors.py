@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import BrokenExecutor, Future
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
@@ -21,6 +22,7 @@ from ..errors import InputError, WorkerLost
 from ..kernel import Kernel
 
 Submit = Callable[..., Any]
+Tasks = queue.Queue[tuple[Future[Any], bytes] | None]
 # How often the tiles of one task may go down with their worker: a task that kills its workers must end somewhere.
 ATTEMPTS = 4
 # Seconds that a worker may take to import torch and call back (heuristic).
@@ -50,7 +52,13 @@ def connect(executor: Any) -> Iterator[tuple[Submit, Callable[[], int]]]:
     if executor == "gpus":
         own = Workers([f"cuda:{k}" for k in range(torch.cuda.device_count())])
     with own as live:
-        yield live.submit, lambda: int(getattr(live, "workers", 0) or getattr(live, "_max_workers", 0) or 8)
+        try:
+            yield live.submit, lambda: int(getattr(live, "workers", 0) or getattr(live, "_max_workers", 0) or 8)
+        except BrokenExecutor as e:  # a pool of processes does not outlive one of them
+            raise WorkerLost(
+                f"the executor is broken: {e} What was finished is safe in the store, if there is one: make a new "
+                "executor and call again. tg.Workers replaces processes that die."
+            ) from e
 
 
 def results(submit: Submit, calls: Iterable[tuple[Any, ...]], workers: Callable[[], int]) -> Iterator[Any]:
@@ -102,8 +110,10 @@ class Workers:
                     "['cuda:0', 'cuda:1']."
                 )
         self.devices = names
-        self._queue: queue.Queue[tuple[Future[Any], bytes] | None] = queue.Queue()
+        self._tasks: Tasks = queue.Queue()
         self._threads: list[threading.Thread] = []
+        # Given inline and forgotten, it ends its processes when nobody can reach it any more.
+        self._finalizer = weakref.finalize(self, _dismiss, self._tasks, self._threads)
 
     @property
     def workers(self) -> int:
@@ -111,20 +121,19 @@ class Workers:
 
     def submit(self, f: Callable[..., Any], *args: Any) -> Future[Any]:
         if not self._threads:
-            for device in self.devices:
-                thread = threading.Thread(target=self._serve, args=(device,), daemon=True)
+            for device in self.devices:  # a thread must not hold on to this object
+                thread = threading.Thread(target=_serve, args=(device, self._tasks), daemon=True)
                 self._threads.append(thread)
                 thread.start()
         future: Future[Any] = Future()
-        self._queue.put((future, pickle.dumps((f, args), protocol=5)))
+        self._tasks.put((future, pickle.dumps((f, args), protocol=5)))
         return future
 
     def close(self) -> None:
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
+        threads = list(self._threads)
+        _dismiss(self._tasks, self._threads)
+        for thread in threads:
             thread.join()
-        self._threads = []
 
     def __enter__(self) -> "Workers":
         return self
@@ -133,31 +142,40 @@ class Workers:
         # Whoever leaves early does not want what is still queued.
         with contextlib.suppress(queue.Empty):
             while True:
-                entry = self._queue.get_nowait()
+                entry = self._tasks.get_nowait()
                 if entry is not None:
                     entry[0].cancel()
         self.close()
 
-    def _serve(self, device: str) -> None:
-        """One thread per process: hand it a task, wait for the answer."""
-        live: _Process | None = None
-        while (entry := self._queue.get()) is not None:
-            future, call = entry
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                live = live or _Process(device)
-                good, answer = live.ask(call)
-                future.set_result(answer) if good else future.set_exception(answer)
-            except (EOFError, OSError, WorkerLost) as e:
-                if live is not None:
-                    live.end()
-                    live = None
-                future.set_exception(WorkerLost(f"the worker on {device} is gone ({type(e).__name__}: {e})."))
-            except Exception as e:  # whoever waits for the future must hear of it
-                future.set_exception(e)
-        if live is not None:
-            live.end()
+
+def _dismiss(tasks: Tasks, threads: list[threading.Thread]) -> None:
+    """Tell every thread to end its process when what is queued has been done."""
+    for _ in threads:
+        tasks.put(None)
+    threads.clear()
+
+
+def _serve(device: str, tasks: Tasks) -> None:
+    """One thread per process: hand it a task, wait for the answer."""
+    live: _Process | None = None
+    while (entry := tasks.get()) is not None:
+        future, call = entry
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            live = live or _Process(device)
+            good, answer = live.ask(call)
+            future.set_result(answer) if good else future.set_exception(answer)
+        except (EOFError, OSError, WorkerLost) as e:
+            if live is not None:
+                live.end()
+                live = None
+            future.set_exception(WorkerLost(f"the worker on {device} is gone ({type(e).__name__}: {e})."))
+        except Exception as e:  # whoever waits for the future must hear of it
+            future.set_exception(e)
+        del entry, future, call  # the next may be long in coming
+    if live is not None:
+        live.end()
 
 
 class _Process:
@@ -173,7 +191,9 @@ class _Process:
             environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
             command = [sys.executable, "-P", "-c", f"from {__name__} import _work; _work()"]
             self.process = subprocess.Popen(
-                [*command, str(listener.address), str(torch.get_num_threads())], env=environment
+                [*command, str(listener.address), str(torch.get_num_threads())],
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the parent, which ends its workers
             )
             self.connection = self._accept(listener)
 

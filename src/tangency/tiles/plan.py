@@ -72,6 +72,11 @@ class TilePlan:
         high, wide = self.grid
         return ((i, j) for i in range(high) for j in range(i if self.symmetric else 0, wide))
 
+    def has(self, i: int, j: int) -> bool:
+        """Whether (i, j) is one of `tiles`."""
+        high, wide = self.grid
+        return (i if self.symmetric else 0) <= j < wide and 0 <= i < high
+
     @property
     def count(self) -> int:
         high, wide = self.grid

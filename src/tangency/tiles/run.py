@@ -1,5 +1,6 @@
 """`compute`: what is missing, made here or on workers, and put where it belongs."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,15 +13,18 @@ from torch import Tensor
 from .. import _check, _tree
 from .._progress import bar
 from .._types import Inputs
-from ..errors import InputError, PerformanceWarning, StoreWarning
+from ..errors import InputError, MemoryBudgetError, PerformanceWarning, StoreWarning
 from ..gram import Gram
 from ..kernel import Kernel, all_finite
 from .executors import check, connect, results
+from .manifest import MOST_TILES, manifest
 from .plan import Footprint, Task, TilePlan, grouped, plan
-from .source import Source, batch, source
-from .store import Store, manifest
+from .shelf import shelf
+from .source import Source, Watched, batch, source
+from .store import Store
 from .sweep import Sweep
 from .target import InMemory, Stored, Target
+from .witness import Sample, positions, precision, require_witness, witness
 from .work import Job, perform
 
 # Tiles between two looks at what other processes have put into a store meanwhile (heuristic).
@@ -70,8 +74,8 @@ class Run:
                 f"kernel is a {type(kernel).__name__}; needed: a tangency kernel, e.g. tg.trace_ntk(model)."
             )
         self.kernel, self.function, self._memory = kernel, function, _check.memory(memory)
-        self.x: Source = source(x1, "x1")
-        self.y: Source | None = None if x2 is None else source(x2, "x2")
+        self.x = Watched(source(x1, "x1"), "x1")
+        self.y = None if x2 is None else Watched(source(x2, "x2"), "x2")
         self.n, self.m = len(self.x), len(self.x if self.y is None else self.y)
 
     def compute(self, store: Any, tile: int | None, executor: Any, progress: bool) -> Gram:
@@ -94,19 +98,21 @@ class Run:
         return InMemory(plan(self.n, self.m, self.y is None, self.memory, self.size, tile), self.shape)
 
     def stored(self, where: Any, tile: int | None) -> Target:
-        """The store, begun or gone on with. One that is finished costs no more than hashing the inputs."""
-        store = Store.find(where)
+        """The store, begun or gone on with. One that is finished costs no more than hashing the inputs and a look at a
+        few samples."""
+        place = shelf(where)
+        store = Store.find(place)
         job = self._job()
         if store is None:
             cut = plan(self.n, self.m, self.y is None, self.memory, replace(self.size, result=0), tile)
-            store = Store.create(where, manifest(*job, self.shape, self._cell.dtype, cut))
+            _few_enough(cut)
+            said = manifest(*job, self.shape, self._cell.dtype, cut, self.witness)
+            store = Store.create(place, said, self.function)
         self._same(store, job, tile)
-        if self.function is not None:
-            store.remember(self.function)
         if store.complete:
-            return Stored(store, store.plan, self.again(store), where)
+            return Stored(store, store.plan, self.again(store))
         cut = grouped(store.plan, self.memory, replace(self.size, result=0))
-        return Stored(store, cut, self.again(store), where)
+        return Stored(store, cut, self.again(store))
 
     def require_same(self, store: Store) -> None:
         """Refuse a store that holds something else."""
@@ -118,8 +124,19 @@ class Run:
 
     def _same(self, store: Store, job: tuple[dict[str, Any], dict[str, str | None]], tile: int | None) -> None:
         cut = replace(store.plan, symmetric=self.y is None)
-        now = manifest(*job, store.shape(self.n, self.m), store.dtype, cut)
+        now = manifest(*job, store.shape(self.n, self.m), store.dtype, cut, {})
         store.require_same({k: now[k] for k in ("kernel", "inputs", "shape", "symmetric", "versions")}, tile)
+        require_witness(store.url, store.manifest, self.witness, precision(job[0]))
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """Some of each side, one by one."""
+        sides = ((0, self.x, self.n),) if self.y is None else ((0, self.x, self.n), (1, self.y, self.m))
+        return [Sample(side, k, given.take(slice(k, k + 1))) for side, given, n in sides for k in positions(n)]
+
+    @cached_property
+    def witness(self) -> dict[str, Any]:
+        return witness(self.kernel, self.samples)
 
     def fill(self, target: Target, executor: Any, progress: bool) -> Gram:
         """Compute what is missing."""
@@ -135,6 +152,7 @@ class Run:
                         self._there(target, missing, step, executor)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(target.stopped()) from None
+            target.require_all()
         return target.gram()
 
     def _here(self, target: Target, missing: set[tuple[int, int]], step: Callable[[int], Any]) -> None:
@@ -156,7 +174,7 @@ class Run:
     def _there(self, target: Target, missing: set[tuple[int, int]], step: Callable[[int], Any], executor: Any) -> None:
         cut = target.cut
         with connect(executor) as (submit, workers):
-            job = Job.of(self.kernel, cut)
+            job = Job.of(self.kernel, cut, self.samples, self.witness)
             # Tasks large enough to reuse their rows, small enough that all workers stay busy (heuristic).
             most = max(1, min(16 * cut.group, len(missing) // (4 * workers())))
             tasks = ((perform, job, task, self._inputs(cut, task)) for task in cut.tasks(missing, most, target.first))
@@ -175,7 +193,7 @@ class Run:
 
     def sweep(self, cut: TilePlan) -> Sweep:
         def load(side: int, k: int) -> Inputs:
-            return self._ready(self._given(side).take(cut.block(k, side)), side)
+            return self._ready(side, cut.block(k, side))
 
         return Sweep(self.kernel, load, cut)
 
@@ -202,16 +220,16 @@ class Run:
     def _given(self, side: int) -> Source:
         return self.x if side == 0 or self.y is None else self.y
 
-    def _ready(self, x: Inputs, side: int) -> Inputs:
-        return batch(self.kernel, x, ("x1", "x2")[side])
+    def _ready(self, side: int, block: slice) -> Inputs:
+        return batch(self.kernel, self._given(side).take(block), ("x1", "x2")[side], block.stop - block.start)
 
     @cached_property
     def _few(self) -> list[Inputs]:
         """A sample or two of each side, from the end with the larger ones (lengths may differ, and be sorted)."""
         found = []
         for side in (0,) if self.y is None else (0, 1):
-            given, n = self._given(side), (self.n, self.m)[side]
-            ends = [self._ready(given.take(s), side) for s in (slice(0, min(2, n)), slice(max(0, n - 2), n))]
+            n = (self.n, self.m)[side]
+            ends = [self._ready(side, s) for s in (slice(0, min(2, n)), slice(max(0, n - 2), n))]
             found.append(max(ends, key=lambda x: sum(v[0].numel() for _, v in _tree.leaves(x))))
         if len(found) > 1:
             self.kernel.alike(*found)
@@ -244,3 +262,12 @@ class Run:
     def shape(self) -> torch.Size:
         k = self._cell
         return torch.Size([self.n, self.m] if k.dim() == 2 else [self.n, k.shape[1], self.m, k.shape[3]])
+
+
+def _few_enough(cut: TilePlan) -> None:
+    if cut.count > MOST_TILES:
+        side = math.isqrt(max(cut.n, cut.m) ** 2 // MOST_TILES) + 1
+        raise MemoryBudgetError(
+            f"with tiles of {cut.rows} samples a side the store would be {cut.count:,} files; at most {MOST_TILES:,}. "
+            f"Give more memory, or tile={side} or more."
+        )

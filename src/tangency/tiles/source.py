@@ -9,7 +9,7 @@ import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -41,55 +41,74 @@ class Source(ABC):
         """A hash of every sample, independent of how they are stored. Cost: reads everything once."""
 
 
-@dataclass(frozen=True, eq=False)
-class Arrays(Source):
-    """A tensor or array, or a tuple or dict of them; other values (flags, None) are passed through."""
+class Samples(Source):
+    """The user's own samples, of which each has a fingerprint."""
 
-    form: Any
+    # Whether they may be others each time they are loaded, without anybody changing them.
+    fickle: ClassVar[bool] = False
 
-    def __len__(self) -> int:
-        return int(next(_leaves(self.form))[1].shape[0])
+    @abstractmethod
+    def load(self, block: slice) -> tuple[Inputs, Callable[[], np.ndarray]]:
+        """These samples as tensors, and what finds their fingerprints, [n] of 64 bits."""
+
+    @abstractmethod
+    def form(self) -> tuple[str, int]:
+        """What the fingerprints do not tell, and how many samples are best loaded at once for them."""
 
     def take(self, block: slice) -> Inputs:
-        return _mapped(lambda v: _cut(v, block), self.form)
+        return self.load(block)[0]
 
     def digest(self) -> str:
-        h = hashlib.sha256()
-        for name, v in _leaves(self.form):
-            each = max(1, _PIECE // max(1, int(np.prod(v.shape[1:])) * 8))
-            h.update(f"{name} {tuple(v.shape)} ".encode())
-            for start in range(0, v.shape[0], each):
-                some = v[start : min(start + each, v.shape[0])]
-                some = some.detach() if isinstance(some, Tensor) else _tensor(some)
-                if start == 0:
-                    h.update(str(some.dtype).encode())
-                h.update(_bytes(some))
-                _release(v)
-        for name, v in _values(self.form):
-            _hash(h, name, v)
-        return h.hexdigest()[:16]
+        return Watched(self, "x").digest()
 
 
 @dataclass(frozen=True, eq=False)
-class Items(Source):
+class Arrays(Samples):
+    """A tensor or array, or a tuple or dict of them; other values (flags, None) are passed through."""
+
+    data: Any
+
+    def __len__(self) -> int:
+        return int(next(_leaves(self.data))[1].shape[0])
+
+    def load(self, block: slice) -> tuple[Inputs, Callable[[], np.ndarray]]:
+        taken = _mapped(lambda v: _cut(v, block), self.data)
+        return taken, lambda: _fingerprints([t for _, t in _leaves(taken)])
+
+    def form(self) -> tuple[str, int]:
+        first = _leaves(_mapped(lambda v: _cut(v, slice(0, 1)), self.data))
+        h = hashlib.sha256("".join(f"{name} {tuple(t.shape[1:])} {t.dtype} " for name, t in first).encode())
+        for name, v in _values(self.data):
+            _hash(h, name, v)
+        size = sum(int(np.prod(v.shape[1:])) * 8 for _, v in _leaves(self.data))
+        return h.hexdigest(), max(1, _PIECE // max(1, size))
+
+
+@dataclass(frozen=True, eq=False)
+class Items(Samples):
     """A `Dataset`, item by item; `collate` makes a batch of a list of items."""
 
     dataset: Any
     pick: Pick
     collate: Callable[[list[Any]], Any]
+    fickle = True
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def take(self, block: slice) -> Inputs:
-        return self.collate([self._item(k) for k in range(block.start, block.stop)])
+    def load(self, block: slice) -> tuple[Inputs, Callable[[], np.ndarray]]:
+        """The fingerprint is that of what `collate` makes of an item alone: an item need not show its content."""
+        items = [self._item(k) for k in range(block.start, block.stop)]
+        taken = self.collate(items)
 
-    def digest(self) -> str:
-        """Of what `collate` makes of each item: that is what the model gets, and an item need not show its content."""
-        h = hashlib.sha256()
-        for k in range(len(self)):
-            _hash(h, "", self.take(slice(k, k + 1)))
-        return h.hexdigest()[:16]
+        def fingerprints() -> np.ndarray:
+            alone = [taken] if len(items) == 1 else [self.collate([item]) for item in items]
+            return np.array([_fingerprint(x) for x in alone], np.uint64)
+
+        return taken, fingerprints
+
+    def form(self) -> tuple[str, int]:
+        return "items", 1
 
     def _item(self, k: int) -> Any:
         item = self.dataset[k]
@@ -98,6 +117,53 @@ class Items(Source):
         if isinstance(self.pick, tuple):
             return tuple(item[p] for p in self.pick)
         return item if self.pick is None else item[self.pick]
+
+
+class Watched(Source):
+    """A source that gives the same samples each time, or is refused.
+
+    Arrays are watched from when they were hashed: nobody but their owner changes them. Items of a data set may be
+    others each time they are loaded (augmentation, a file that grows).
+    """
+
+    def __init__(self, given: Source, name: str) -> None:
+        self.given, self.name = given, name
+        self._on = isinstance(given, Samples) and given.fickle
+        self._seen, self._known = np.zeros(len(given), bool), np.zeros(len(given), np.uint64)
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def take(self, block: slice) -> Inputs:
+        if not isinstance(self.given, Samples):
+            return self.given.take(block)
+        taken, fingerprints = self.given.load(block)
+        if self._on:
+            self._compare(block, fingerprints())
+        return taken
+
+    def _compare(self, block: slice, now: np.ndarray) -> None:
+        seen, known = self._seen[block], self._known[block]
+        other = np.flatnonzero(seen & (known != now))
+        if len(other):
+            raise InputError(
+                f"sample {block.start + int(other[0])} of {self.name} is not what it was when it was loaded before"
+                + (f", and {len(other) - 1} more of its block are not" if len(other) > 1 else "")
+                + ". A kernel needs fixed samples: switch augmentation off, draw random numbers once and keep what "
+                "they give, and leave arrays and files alone while it is computed."
+            )
+        self._seen[block], self._known[block] = True, now
+
+    def digest(self) -> str:
+        if not isinstance(self.given, Samples):
+            return self.given.digest()
+        self._on = True
+        form, each = self.given.form()
+        for start in range(0, len(self), each):
+            block = slice(start, min(start + each, len(self)))
+            if not self._seen[block].all():
+                self.take(block)
+        return hashlib.sha256(f"{form} {len(self)} ".encode() + self._known.tobytes()).hexdigest()[:16]
 
 
 def from_dataset(dataset: Any, pick: Pick = None, *, collate: Callable[[list[Any]], Any] | None = None) -> "Items":
@@ -148,11 +214,17 @@ def source(x: Any, name: str) -> Source:
     return Arrays(x)
 
 
-def batch(kernel: Kernel, x: Inputs, name: str) -> Inputs:
-    """A block as the kernel takes it: on its device, checked and cast."""
+def batch(kernel: Kernel, x: Inputs, name: str, count: int) -> Inputs:
+    """A block as the kernel takes it: on its device, checked, cast, and as many samples as were asked for."""
     if kernel.device is not None:
         x = _tree.transform(lambda v: v.to(kernel.device, non_blocking=True), x)
-    return kernel.ready(x, name)
+    x = kernel.ready(x, name)
+    if _tree.size(x) != count:
+        raise InputError(
+            f"{name}: {count} samples were asked for, and {_tree.size(x)} came. A collate function must make one row "
+            "of each item, in their order."
+        )
+    return x
 
 
 def _sliced(v: Any) -> bool:
@@ -196,6 +268,25 @@ def _leaves(form: Any) -> Iterator[tuple[str, Any]]:
 
 def _values(form: Any) -> Iterator[tuple[str, Any]]:
     return ((name, v) for name, v in _items(form) if not _sliced(v))
+
+
+def _fingerprints(leaves: list[Any]) -> np.ndarray:
+    """64 bits for each row of tensors that lie side by side."""
+    rows = [_bytes(t).cast("B") for t in leaves]
+    sizes = [len(r) // max(1, len(t)) for r, t in zip(rows, leaves, strict=True)]
+    found = np.empty(len(leaves[0]), np.uint64)
+    for k in range(len(found)):
+        h = hashlib.sha256()
+        for row, size in zip(rows, sizes, strict=True):
+            h.update(row[k * size : (k + 1) * size])
+        found[k] = int.from_bytes(h.digest()[:8], "little")
+    return found
+
+
+def _fingerprint(x: Any) -> int:
+    h = hashlib.sha256()
+    _hash(h, "", x)
+    return int.from_bytes(h.digest()[:8], "little")
 
 
 def _hash(h: Any, name: str, v: Any) -> None:

@@ -1,128 +1,100 @@
 """Gram matrices on disk: a zarr v3 array, one checksummed chunk per tile, and a manifest of what decides its numbers.
 
-Each tile is written atomically (to a temporary name, then renamed). Which tiles are finished is which chunks are there:
-no log that could disagree with the data. Of a symmetric matrix only the upper half is stored.
+Each tile is written atomically (to a temporary name, then renamed). Beside it lies its seal, an empty file whose name
+is a digest of the tile's checksum, of its place and of the store's manifest: a tile of another place or another store
+has no seal here. Which tiles are finished is which chunks are there with a seal: no log that could disagree with the
+data. Of a symmetric matrix only the upper half is stored.
 """
 
-import contextlib
 import errno
-import platform
-import shutil
-import time
+import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._version import __version__
 from ..errors import DamagedTile, IncompleteGram, InputError, StoreError, StoreMismatch, StoreWarning
 from ..gram import Gram, Index, Wanted, mirror
+from .manifest import Manifest, chunk, differences, digest, plan_of, read, written
 from .plan import TilePlan
+from .shelf import Shelf, shelf
 
-FORMAT = 1
-CONFIG = {"write_empty_chunks": True}  # zarr would compare every tile with the fill value
 # Tiles that are read ahead (heuristic: enough to keep a disk busy).
 AHEAD = 3
+ABOUT, CHUNKS, SEALS = "zarr.json", "c", "seal"
 Heal = Callable[[int, int, Exception], Tensor]
+At = tuple[int, int]
 
 
 class Store:
     """The array, by tiles."""
 
-    def __init__(self, array: Any, url: str) -> None:
-        self.array, self.url = array, url
-        self.manifest: dict[str, Any] = dict(array.attrs["tangency"])
+    def __init__(self, shelf: Shelf, manifest: Manifest, function: str | None = None) -> None:
+        self.shelf, self.manifest, self.function = shelf, manifest, function
+        self.key = digest(manifest).encode()
+        self.plan: TilePlan = plan_of(manifest)
+        self.chunk = chunk(manifest)
+        self.crc = _crc32c()
 
     @staticmethod
     def find(where: Any) -> "Store | None":
         """What is at a path or URL: a store of ours, or nothing yet. Anything else is refused."""
-        zarr, where = _zarr(), _where(where)
-        url = str(where)
-        path = None if "://" in url or not isinstance(where, (str, Path)) else Path(where)
-        if path is not None and path.exists() and not (path / "zarr.json").is_file():
-            if not path.is_dir() or any(p.suffix != ".partial" for p in path.iterdir()):
-                raise StoreError(f"{url} exists and is not a Gram store. Give an empty or a new folder.")
-            return None
-        try:
-            array = zarr.open_array(store=where, mode="r+", config=CONFIG)
-        except (FileNotFoundError, zarr.errors.NodeNotFoundError):
-            return None
-        except ImportError as e:
-            raise InputError(f"store={url!r} needs another package: {e}.") from e
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            raise StoreError(f"{url} cannot be opened as a Gram store ({e}). Give an empty or a new folder.") from e
-        if "tangency" not in array.attrs:
-            raise StoreError(f"{url} is a zarr array, but not one that tangency made. Give another folder.")
-        store = Store(array, url)
-        if store.manifest.get("format") != FORMAT:
-            raise StoreError(
-                f"{url} has format {store.manifest.get('format')}; this version of tangency reads {FORMAT}. Use the "
-                f"version that made it: {store.manifest.get('versions', {}).get('tangency')}."
-            )
-        return store
+        place = shelf(where)
+        _crc32c()
+        with _told(place.name, "opened"):
+            if place.foreign():
+                raise StoreError(f"{place.name} exists and is not a Gram store. Give an empty or a new folder.")
+            raw = place.read(ABOUT)
+        return None if raw is None else Store(place, *read(raw.tobytes(), place.name))
 
     @staticmethod
-    def create(where: Any, manifest: Mapping[str, Any], overwrite: bool = False) -> "Store":
-        """A new store; if another process has just made one here, that one."""
-        zarr, where = _zarr(), _where(where)
-        rows, shape = manifest["plan"]["rows"], manifest["shape"]
-        chunks = [rows, rows] if len(shape) == 2 else [rows, shape[1], rows, shape[3]]
-        try:
-            array = zarr.create_array(
-                store=where,
-                shape=shape,
-                chunks=[min(c, s) for c, s in zip(chunks, shape, strict=True)] if min(shape) else chunks,
-                dtype=manifest["dtype"],
-                fill_value=float("nan"),
-                compressors=[zarr.codecs.Crc32cCodec()],
-                filters=None,
-                attributes={"tangency": dict(manifest)},
-                config=CONFIG,
-                overwrite=overwrite,
-            )
-        except zarr.errors.ContainsArrayError:
-            found = Store.find(where)
-            assert found is not None
-            return found
-        except OSError as e:
-            raise StoreError(f"the store {where} cannot be made: {e}. Give a folder that can be written.") from e
-        return Store(array, str(where))
+    def create(where: Any, manifest: Manifest, function: str | None = None) -> "Store":
+        """A new store. If another process has just made one here, that one: of several, one is first."""
+        place = shelf(where)
+        with _told(place.name, "made"):
+            place.begin(ABOUT, written(manifest, function))
+        found = Store.find(place)
+        if found is None:
+            raise StoreError(f"{place.name} was taken away while the store was being made. Call again.")
+        return found
+
+    def replace(self, manifest: Manifest) -> None:
+        """Begin again with another manifest, if nothing was put in yet."""
+        self.require_here()
+        with _told(self.url, "made"):
+            self.shelf.write(ABOUT, written(manifest, self.function))
 
     @property
-    def function(self) -> str | None:
-        """The MODULE:FUNCTION of the command line that made it."""
-        return self.array.attrs.get("function")
-
-    def remember(self, function: str) -> None:
-        self.array.attrs["function"] = function
-
-    @property
-    def local(self) -> Path | None:
-        """The folder, if it is one of this machine."""
-        return None if "://" in self.url or not Path(self.url).is_dir() else Path(self.url)
-
-    @property
-    def plan(self) -> TilePlan:
-        shape, symmetric = self.manifest["shape"], self.manifest["symmetric"]
-        return TilePlan(shape[0], shape[len(shape) // 2], symmetric, **self.manifest["plan"])
+    def url(self) -> str:
+        return self.shelf.name
 
     @property
     def complete(self) -> bool:
-        return not set(self.plan.tiles()) - self.finished()
+        return len(self.finished()) == self.plan.count
 
     @property
     def dtype(self) -> torch.dtype:
-        return getattr(torch, str(self.array.dtype))
+        return getattr(torch, self.manifest["dtype"])
 
     def shape(self, n: int, m: int) -> torch.Size:
         """The array's shape with other numbers of samples."""
-        return torch.Size([n, m] if self.array.ndim == 2 else [n, self.array.shape[1], m, self.array.shape[3]])
+        shape = self.manifest["shape"]
+        return torch.Size([n, m] if len(shape) == 2 else [n, shape[1], m, shape[3]])
+
+    def require_here(self) -> None:
+        """Refuse if the store was moved, removed or replaced since it was opened."""
+        with _told(self.url, "read"):
+            raw = self.shelf.read(ABOUT)
+        if raw is None:
+            raise StoreError(f"{self.url} is not there any more: somebody moved or removed it, or its zarr.json.")
+        if digest(read(raw.tobytes(), self.url)[0]).encode() != self.key:
+            raise StoreError(f"{self.url} is another store now: somebody replaced it while this one was at work.")
 
     def require_same(self, now: Mapping[str, Any], tile: int | None) -> None:
         """Refuse if `now`, a part of a manifest, or a tile that was asked for is not ours; say it if only the libraries
@@ -143,39 +115,54 @@ class Store:
                 stacklevel=6,
             )
 
-    def finished(self) -> set[tuple[int, int]]:
-        """The tiles whose chunks are there."""
-        found = set()
-        for key in _list(self.array.store_path):
-            parts = key.split("/")
-            if parts[0] == "c" and len(parts) > 2 and all(p.isdigit() for p in parts[1:]):
-                numbers = [int(p) for p in parts[1:]]
-                found.add((numbers[0], numbers[len(numbers) // 2]))
-        return found
+    def finished(self) -> set[At]:
+        """The tiles of the plan whose chunks are there, with a seal."""
+        with _told(self.url, "read"):
+            there = {_place(key.split("/")[1:]) for key in self.shelf.keys(CHUNKS)}
+            sealed = {_place(key.split("/")[-1].split(".")[:2]) for key in self.shelf.keys(SEALS)}
+        return {at for at in there & sealed if at is not None and self.plan.has(*at)}
 
     def write(self, i: int, j: int, tile: np.ndarray) -> None:
-        try:
-            self.array.set_block_selection(self._at(i, j), tile)
-        except OSError as e:
-            raise _failed(self.url, e) from e
+        if list(tile.shape) != self.chunk:  # at an edge
+            whole = np.full(self.chunk, np.nan, tile.dtype)
+            whole[tuple(slice(0, size) for size in tile.shape)] = tile
+            tile = whole
+        body = np.ascontiguousarray(tile).reshape(-1).view(np.uint8)
+        checksum = self.crc(body)
+        with _told(self.url, "written"):
+            self.shelf.begin(self._seal(i, j, checksum), b"")  # first: a chunk that is there has its seal
+            self.shelf.write(self._chunk(i, j), body.data, checksum.to_bytes(4, "little"))
 
     def read(self, i: int, j: int) -> np.ndarray:
-        """A finished tile, if it matches its checksum."""
-        try:
-            tile = np.asarray(self.array.get_block_selection(self._at(i, j)))
-        except (ValueError, RuntimeError, EOFError) as e:
-            raise DamagedTile(
-                f"tile {i}, {j} of {self.url} does not match its checksum ({e}). Compute it again: call tg.compute "
-                f"with what the store was begun with, or `tangency gram`."
-            ) from e
-        except OSError as e:
-            raise StoreError(f"tile {i}, {j} of {self.url} cannot be read: {e}.") from e
-        return tile
+        """A finished tile, if it is the one that was written here."""
+        with _told(f"tile {i}, {j} of {self.url}", "read"):
+            raw = self.shelf.read(self._chunk(i, j))
+        size = int(np.prod(self.chunk)) * self.dtype.itemsize
+        if raw is None:
+            raise self._damaged(i, j, "is gone")
+        if raw.size != size + 4:
+            raise self._damaged(i, j, f"does not match its checksum: it has {raw.size} bytes of {size + 4}")
+        checksum = self.crc(raw[:-4])
+        if checksum.to_bytes(4, "little") != raw[-4:].tobytes():
+            raise self._damaged(i, j, "does not match its checksum")
+        if not self.shelf.has(self._seal(i, j, checksum)):
+            raise self._damaged(i, j, "was not written there by this store: it is from another place or another store")
+        tile = raw[:-4].view(self.manifest["dtype"]).reshape(self.chunk)
+        rows, columns = self.plan.block(i), self.plan.block(j, 1)
+        if tile.ndim == 2:
+            return tile[: rows.stop - rows.start, : columns.stop - columns.start]
+        return tile[: rows.stop - rows.start, :, : columns.stop - columns.start]
 
-    def damaged(self, tiles: set[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], DamagedTile]]:
-        """Those of the finished tiles that do not match their checksums. Cost: reads them all."""
+    def _damaged(self, i: int, j: int, what: str) -> DamagedTile:
+        return DamagedTile(
+            f"tile {i}, {j} of {self.url} {what}. Compute it again: call tg.compute with what the store was begun "
+            "with, or `tangency gram`."
+        )
 
-        def bad(at: tuple[int, int]) -> tuple[tuple[int, int], DamagedTile] | None:
+    def damaged(self, tiles: set[At]) -> Iterator[tuple[At, DamagedTile]]:
+        """Those of the finished tiles that are not what was written. Cost: reads them all."""
+
+        def bad(at: At) -> tuple[At, DamagedTile] | None:
             try:
                 self.read(*at)
             except DamagedTile as e:
@@ -186,31 +173,31 @@ class Store:
             yield from (found for found in pool.map(bad, sorted(tiles)) if found is not None)
 
     def discard(self, i: int, j: int) -> None:
-        where = self.array.store_path
-        _sync(where.store.delete("/".join([*filter(None, [where.path]), "c", *map(str, self._at(i, j))])))
+        with _told(self.url, "written"):
+            self.shelf.delete(self._chunk(i, j))
+            for key in [k for k in self.shelf.keys(SEALS) if k.startswith(f"{SEALS}/{i}.{j}.")]:
+                self.shelf.delete(key)
 
     def clear_leftovers(self) -> None:
         """Remove what writers that were killed left behind (files no process can still be writing)."""
-        if self.local is not None:
-            for path in self.local.glob("c/**/*.partial"):
-                with contextlib.suppress(FileNotFoundError):
-                    if time.time() - path.stat().st_mtime > 3600:
-                        path.unlink()
+        for under in (CHUNKS, SEALS):
+            self.shelf.tidy(under)
 
     def require_space(self, tiles: int) -> None:
         """Refuse before the work if the disk cannot hold the tiles that are still to come."""
-        if self.local is None:
-            return
-        need = tiles * int(np.prod(self.array.chunks)) * self.array.dtype.itemsize
-        free = shutil.disk_usage(self.local).free
-        if need > free:
+        need, free = tiles * int(np.prod(self.chunk)) * self.dtype.itemsize, self.shelf.free()
+        if free is not None and need > free:
             raise StoreError(
                 f"{self.url} needs {need / 1e9:.3g} GB more and the disk has {free / 1e9:.3g} GB free. Free some, or "
                 "give a folder on another disk."
             )
 
-    def _at(self, i: int, j: int) -> tuple[int, ...]:
-        return (i, j) if self.array.ndim == 2 else (i, 0, j, 0)
+    def _chunk(self, i: int, j: int) -> str:
+        return "/".join(map(str, (CHUNKS, i, j) if len(self.chunk) == 2 else (CHUNKS, i, 0, j, 0)))
+
+    def _seal(self, i: int, j: int, checksum: int) -> str:
+        told = hashlib.blake2b(f"{i} {j} {checksum}".encode(), key=self.key, digest_size=8)
+        return f"{SEALS}/{i}.{j}.{told.hexdigest()}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +218,7 @@ class StoredGram(Gram):
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size(self.store.array.shape)
+        return torch.Size(self.store.manifest["shape"])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -312,85 +299,32 @@ def open_gram(path: Any) -> StoredGram:
     return StoredGram(store)
 
 
-def manifest(
-    spec: Mapping[str, Any], inputs: Mapping[str, str | None], shape: torch.Size, dtype: torch.dtype, cut: TilePlan
-) -> dict[str, Any]:
-    """Everything that decides the numbers, and with what they were made."""
-    return {
-        "format": FORMAT,
-        "kernel": dict(spec),
-        "inputs": dict(inputs),
-        "shape": list(shape),
-        "dtype": str(dtype).removeprefix("torch."),
-        "symmetric": cut.symmetric,
-        "plan": cut.decisive,
-        "versions": {
-            "tangency": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-    }
-
-
-def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Every field in which two trees differ, with its path: (then, now)."""
-    before, given, absent = dict(_flatten(was)), dict(_flatten(now)), "(absent)"
-    both = {k: (before.get(k, absent), given.get(k, absent)) for k in [*given, *before]}
-    return {k: pair for k, pair in both.items() if pair[0] != pair[1]}
-
-
-def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, Mapping):
-        for k, v in tree.items():
-            yield from _flatten(v, f"{prefix}.{k}" if prefix else str(k))
-    elif isinstance(tree, list) and any(isinstance(v, Mapping) for v in tree):
-        for k, v in enumerate(tree):
-            yield from _flatten(v, f"{prefix}[{k}]")
-    else:
-        yield prefix, list(tree) if isinstance(tree, tuple) else tree
-
-
-def _failed(url: str, e: OSError) -> StoreError:
-    if e.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreError(
-            f"the disk of {url} is full. The finished tiles are safe: free some space and call again with the same "
-            "arguments to go on."
-        )
-    return StoreError(f"{url} cannot be written: {e}. The finished tiles are safe; call again to go on.")
-
-
-def _where(store: Any) -> Any:
-    """What zarr opens: a path, a URL or a store of its own."""
-    if isinstance(store, str):
-        store = store.removeprefix("file://")
-        if not store:
-            raise InputError("store='' is no place; needed: a folder or a URL.")
-    return store
-
-
-def _zarr() -> Any:
+@contextmanager
+def _told(what: str, done: str) -> Iterator[None]:
+    """Errors of the disk, in words."""
     try:
-        import zarr
-        import zarr.codecs
-        import zarr.errors
+        yield
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreError(
+                f"the disk of {what} is full. The finished tiles are safe: free some space and call again with the "
+                "same arguments to go on."
+            ) from e
+        safe = " The finished tiles are safe; call again to go on." if done == "written" else ""
+        raise StoreError(f"{what} cannot be {done}: {e.strerror or e}.{safe}") from e
+
+
+def _place(parts: list[str]) -> At | None:
+    """The tile of a key."""
+    if len(parts) not in (2, 4) or not all(p.isdecimal() and len(p) < 10 for p in parts):
+        return None
+    numbers = [int(p) for p in parts]
+    return numbers[0], numbers[len(numbers) // 2]
+
+
+def _crc32c() -> Callable[[np.ndarray], int]:
+    try:
+        from google_crc32c import value
     except ImportError as e:
-        raise InputError("store= needs zarr: pip install 'tangency[store]'.") from e
-    return zarr
-
-
-def _sync(coroutine: Any) -> Any:
-    from zarr.core.sync import sync
-
-    return sync(coroutine)
-
-
-def _list(where: Any) -> list[str]:
-    """Keys of the chunks below a zarr store path, relative to it."""
-
-    async def collect() -> list[str]:
-        prefix = f"{where.path}/c/" if where.path else "c/"
-        return [key async for key in where.store.list_prefix(prefix)]
-
-    cut = len(where.path) + 1 if where.path else 0
-    return [key[cut:] for key in _sync(collect())]
+        raise InputError("store= needs zarr and google-crc32c: pip install 'tangency[store]'.") from e
+    return value

@@ -1,6 +1,6 @@
 """Where tiles go: into one tensor, or into a store."""
 
-import random
+import secrets
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import MemoryBudgetError, StoreWarning
+from ..errors import IncompleteGram, MemoryBudgetError, StoreWarning, TangencyError, WorkerLost
 from ..gram import DenseGram, Gram, mirror, place
 from ..kernel import all_finite
 from .plan import TilePlan
@@ -45,6 +45,16 @@ class Target(ABC):
 
     @abstractmethod
     def gram(self) -> Gram: ...
+
+    def require_all(self) -> None:
+        """Look, before it is said to be complete."""
+        absent = set(self.cut.tiles()) - self.finished()
+        if absent:
+            raise self.lost(absent)
+
+    @abstractmethod
+    def lost(self, absent: set[At]) -> TangencyError:
+        """What to say of tiles that were made, or should have been, and are not there."""
 
     @abstractmethod
     def smaller(self) -> int:
@@ -119,6 +129,12 @@ class InMemory(Target):
     def smaller(self) -> int:
         return self.cut.halved().rows
 
+    def lost(self, absent: set[At]) -> TangencyError:
+        return WorkerLost(
+            f"{len(absent)} of {self.cut.count} tiles did not come back from the executor, first {min(absent)}. "
+            "It must return the result of every task that it was given."
+        )
+
     def stopped(self) -> str:
         return (
             f"stopped after {len(self._taken)} of {self.cut.count} tiles, which are lost. With store='folder' they "
@@ -129,8 +145,8 @@ class InMemory(Target):
 class Stored(Target):
     """A store. Tiles are copied and written while the next ones are computed."""
 
-    def __init__(self, store: Store, cut: TilePlan, heal: Heal, where: Any) -> None:
-        self.store, self.cut, self.heal, self.where = store, cut, heal, where
+    def __init__(self, store: Store, cut: TilePlan, heal: Heal) -> None:
+        self.store, self.cut, self.heal = store, cut, heal
         self._begun: bool | None = None
         self._copies: deque[tuple[At, Tensor, Any]] = deque()
         self._writing: deque[Future[None]] = deque()
@@ -152,12 +168,13 @@ class Stored(Target):
         return missing
 
     def finished(self) -> set[At]:
+        self.store.require_here()
         return self.store.finished()
 
     @property
     def first(self) -> int:
         """Where a store was begun another process may be at work on it: begin somewhere else."""
-        return random.randrange(self.cut.grid[0]) if self._begun else 0
+        return secrets.randbelow(self.cut.grid[0]) if self._begun else 0  # not the user's random numbers
 
     def put(self, i: int, j: int, tile: Tensor) -> None:
         self._copies.append(((i, j), *_to_host(tile)))
@@ -196,8 +213,14 @@ class Stored(Target):
                 f"was begun. Give it more room, or begin another store with tile={max(1, self.cut.rows // 2)}."
             )
         half = self.cut.halved()
-        Store.create(self.where, {**self.store.manifest, "plan": half.decisive}, overwrite=True)
+        self.store.replace({**self.store.manifest, "plan": half.decisive})
         return half.rows
+
+    def lost(self, absent: set[At]) -> TangencyError:
+        return IncompleteGram(
+            f"{len(absent)} of {self.cut.count} tiles are not in {self.store.url} at the end, first {min(absent)}: "
+            "somebody removed them, or the executor did not return them. The others are safe; call again to go on."
+        )
 
     def stopped(self) -> str:
         return (

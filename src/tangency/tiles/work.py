@@ -8,19 +8,21 @@ import pickle
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .. import _tree
 from .._types import Inputs
-from ..errors import InputError
+from ..errors import InputError, ModelError
 from ..kernel import Kernel, all_finite
 from .plan import Task, TilePlan
 from .source import batch
 from .sweep import Sweep
+from .witness import Sample, changed, precision, witness
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,27 @@ class Job:
 
     kernel: bytes
     cut: TilePlan
+    samples: list[Sample]
+    witness: dict[str, Any]  # what the kernel gives for them where it was packed
     run: str  # another one for every run: what a worker holds comes from the inputs of that run
 
     @staticmethod
-    def of(kernel: Kernel, cut: TilePlan) -> "Job":
-        return Job(pack(kernel), cut, secrets.token_hex(16))
+    def of(kernel: Kernel, cut: TilePlan, samples: list[Sample], seen: dict[str, Any]) -> "Job":
+        alone = [replace(s, x=_tree.transform(lambda v: v.cpu(), s.x)) for s in samples]
+        return Job(pack(kernel), cut, alone, seen, secrets.token_hex(16))
+
+    def kernel_here(self) -> Kernel:
+        """The kernel, if it computes here what it does there: a class comes by its name, from files that may differ."""
+        kernel = unpack(self.kernel)
+        other = changed(self.witness, witness(kernel, self.samples), precision(kernel.spec()))
+        if other:
+            name, (there, here) = next(iter(other.items()))
+            raise ModelError(
+                f"the kernel gives other numbers on a worker: {name} is {here} there and {there} here. The worker "
+                "imports the model's classes and functions anew: a file that was changed since, or a global that was "
+                "set while the program ran, is another there. Keep such values in the model."
+            )
+        return kernel
 
 
 Tiles = list[tuple[int, int, np.ndarray]]
@@ -44,11 +62,16 @@ def perform(job: Job, task: Task, inputs: Mapping[tuple[int, int], Inputs]) -> T
     """The tiles of a task, from the inputs of its blocks (side, block)."""
     if getattr(_held, "run", None) != job.run:
         _held.sweep = None  # one job at a time: a worker's memory is planned for one
-        _held.sweep = Sweep(unpack(job.kernel), lambda side, k: {}, job.cut)
+        _held.sweep = Sweep(job.kernel_here(), lambda side, k: {}, job.cut)
         _held.run = job.run
     sweep: Sweep = _held.sweep
     kernel = sweep.kernel
-    sweep.load = lambda side, k: batch(kernel, inputs[side, k], "x")
+
+    def load(side: int, k: int) -> Inputs:
+        block = job.cut.block(k, side)
+        return batch(kernel, inputs[side, k], f"x{side + 1}", block.stop - block.start)
+
+    sweep.load = load
     with torch.no_grad():
         found = [(i, j, tile.cpu()) for i, j, tile in sweep.tiles(task)]
         for i, j, tile in found:

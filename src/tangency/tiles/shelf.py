@@ -1,0 +1,261 @@
+"""Where a store keeps its files: a folder, or whatever zarr reaches by a URL. Keys are paths below it, with slashes."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import numpy as np
+
+from ..errors import InputError, StoreError
+
+PARTIAL = ".partial"  # what a file is called until it is whole
+
+
+class Shelf(ABC):
+    """Files by their keys. A file is there whole or not at all."""
+
+    name: str  # as messages call it, and as it is opened again
+
+    @abstractmethod
+    def read(self, key: str) -> np.ndarray | None:
+        """The bytes, or None."""
+
+    @abstractmethod
+    def write(self, key: str, *parts: Any) -> None:
+        """Put the parts, one after the other, in the place of what is there."""
+
+    @abstractmethod
+    def begin(self, key: str, value: bytes) -> None:
+        """Put it there if nothing is: of many that try at once, one succeeds."""
+
+    @abstractmethod
+    def has(self, key: str) -> bool: ...
+
+    @abstractmethod
+    def delete(self, key: str) -> None: ...
+
+    @abstractmethod
+    def keys(self, under: str) -> Iterator[str]:
+        """The keys below a folder."""
+
+    def free(self) -> int | None:
+        """Bytes that can still be put there, where that is known."""
+        return None
+
+    def tidy(self, under: str) -> None:
+        """Remove what writers that were killed left behind."""
+        return None
+
+    def foreign(self) -> bool:
+        """Whether something is there, and no array."""
+        return False
+
+
+class Folder(Shelf):
+    """A folder of this machine. Only the folder itself may be a link: whoever sends a store decides what is in it, and
+    a link in it would have us write elsewhere."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, str(path)
+        self._made: set[Path] = set()
+
+    def read(self, key: str) -> np.ndarray | None:
+        try:
+            with open(self._at(key), "rb") as f:
+                return np.fromfile(f, np.uint8)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def write(self, key: str, *parts: Any) -> None:
+        path = self._room(key)
+        try:
+            os.replace(self._partial(path, parts), path)
+        except FileNotFoundError:  # the folder was taken away after it was made
+            self._made.clear()
+            raise
+
+    def begin(self, key: str, value: bytes) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        path = self._room(key)
+        partial = self._partial(path, [value])
+        try:
+            os.link(partial, path)  # unlike a renaming, it does not replace
+        except FileExistsError:
+            return
+        except OSError:  # a disk without links
+            with contextlib.suppress(FileExistsError), open(path, "xb") as f:
+                f.write(value)
+        finally:
+            partial.unlink()
+
+    def has(self, key: str) -> bool:
+        return os.path.lexists(self._at(key))
+
+    def delete(self, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._at(key).unlink()
+
+    def keys(self, under: str) -> Iterator[str]:
+        root = self.path / under
+        if root.is_symlink():
+            raise _link(root)
+        for folder, _, files in os.walk(root):
+            below = Path(folder).relative_to(self.path).as_posix()
+            yield from (f"{below}/{name}" for name in files if not name.endswith(PARTIAL))
+
+    def free(self) -> int:
+        return shutil.disk_usage(self.path).free
+
+    def tidy(self, under: str) -> None:
+        """Only what no process can still be writing."""
+        for folder, _, files in os.walk(self.path / under):
+            for path in (Path(folder) / name for name in files if name.endswith(PARTIAL)):
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - path.stat().st_mtime > 3600:
+                        path.unlink()
+
+    def foreign(self) -> bool:
+        if not self.path.exists() or (self.path / "zarr.json").is_file():
+            return False
+        return not self.path.is_dir() or any(p.suffix != PARTIAL for p in self.path.iterdir())
+
+    def _at(self, key: str) -> Path:
+        path = self.path / key
+        if path.is_symlink():
+            raise _link(path)
+        return path
+
+    def _room(self, key: str) -> Path:
+        """The path of a key, with the folders above it made; never the outermost, which may have been moved away."""
+        path = self.path / key
+        for folder in reversed(path.relative_to(self.path).parents[:-1]):
+            folder = self.path / folder
+            if folder not in self._made:
+                with contextlib.suppress(FileExistsError):
+                    folder.mkdir()
+                if folder.is_symlink():
+                    raise _link(folder)
+                self._made.add(folder)
+        return path
+
+    def _partial(self, path: Path, parts: Any) -> Path:
+        made = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
+        try:
+            with open(made, "xb") as f:
+                for part in parts:
+                    f.write(part)
+        except BaseException:
+            made.unlink(missing_ok=True)
+            raise
+        return made
+
+
+class Remote(Shelf):
+    """A store of zarr's: fsspec's URLs, memory, an object store."""
+
+    def __init__(self, path: Any, name: str) -> None:
+        self.path, self.name = path, name
+
+    def read(self, key: str) -> np.ndarray | None:
+        found = self._do((self.path / key).get())
+        return None if found is None else np.array(found.as_numpy_array()).view(np.uint8).reshape(-1)
+
+    def write(self, key: str, *parts: Any) -> None:
+        self._do((self.path / key).set(_buffer(b"".join(bytes(p) for p in parts))))
+
+    def begin(self, key: str, value: bytes) -> None:
+        self._do((self.path / key).set_if_not_exists(_buffer(value)))
+
+    def has(self, key: str) -> bool:
+        return bool(self._do((self.path / key).exists()))
+
+    def delete(self, key: str) -> None:
+        self._do((self.path / key).delete())
+
+    def keys(self, under: str) -> Iterator[str]:
+        async def collect() -> list[str]:
+            return [key async for key in self.path.store.list_prefix(f"{self.path.path}/{under}/".lstrip("/"))]
+
+        cut = len(self.path.path) + 1 if self.path.path else 0
+        yield from (key[cut:] for key in self._do(collect()))
+
+    @staticmethod
+    def _do(coroutine: Any) -> Any:
+        from zarr.core.sync import sync
+
+        return sync(coroutine)
+
+
+def shelf(where: Any) -> Shelf:
+    """What the user gave: a path, a URL, or a store of zarr's. A path is made absolute here, once: the working folder
+    may change later."""
+    if isinstance(where, Shelf):
+        return where
+    if isinstance(where, (str, os.PathLike)) and not (isinstance(where, str) and "://" in where.replace("file://", "")):
+        return Folder(_path(where))
+    zarr = _zarr(where)
+    if isinstance(where, str):
+        try:
+            store = zarr.storage.FsspecStore.from_url(where)
+        except ImportError as e:
+            raise InputError(f"store={where!r} needs another package: {e}.") from e
+        except (OSError, ValueError, TypeError) as e:
+            raise StoreError(f"{where} cannot be opened ({e}). Give a folder, or a URL that fsspec knows.") from e
+        return Remote(zarr.storage.StorePath(store), where)
+    if isinstance(where, dict):
+        where = zarr.storage.MemoryStore(where)
+    if isinstance(where, zarr.abc.store.Store):
+        where = zarr.storage.StorePath(where)
+    if not isinstance(where, zarr.storage.StorePath):
+        raise InputError(f"store is a {type(where).__name__}; needed: a folder, a URL, or a store of zarr's.")
+    if isinstance(where.store, zarr.storage.LocalStore):
+        return Folder((where.store.root / where.path).absolute())
+    return Remote(where, str(where))
+
+
+def _path(where: Any) -> Path:
+    text = os.fspath(where)
+    if isinstance(text, bytes):
+        text = os.fsdecode(text)
+    if text.startswith("file:"):
+        url = urlsplit(text)
+        if url.netloc not in ("", "localhost"):
+            raise InputError(f"store={text!r} names the machine {url.netloc!r}; needed: file:///folder, or a path.")
+        text = url2pathname(url.path)
+    if not text or "\0" in text:
+        raise InputError(f"store={text!r} is no place; needed: a folder or a URL.")
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as e:  # ~somebody, who is not there
+        raise InputError(f"store={text!r}: {e}") from e
+
+
+def _link(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} is a link to {os.readlink(path)!r}. What is inside a store must be its own: only the store's folder "
+        "itself may be a link."
+    )
+
+
+def _zarr(where: Any) -> Any:
+    try:
+        import zarr
+        import zarr.abc.store
+        import zarr.storage
+    except ImportError as e:
+        raise InputError(f"store={where!r} needs zarr: pip install 'tangency[store]'.") from e
+    return zarr
+
+
+def _buffer(value: bytes) -> Any:
+    from zarr.core.buffer import default_buffer_prototype
+
+    return default_buffer_prototype().buffer.from_bytes(value)
