@@ -28,6 +28,7 @@ import tangency as tg
 from tangency import _tree
 from tangency.models import mlp
 from tangency.projection import StoredFeatures, nearest, open_features
+from tangency.tiles.witness import SAMPLES
 
 F64 = torch.float64
 KINDS = ("sparse", "rademacher", "gaussian", "hadamard", "kronecker", "random-mask")
@@ -724,11 +725,15 @@ def test_mismatches_name_each_field(copy: Path) -> None:
 def test_a_finished_store_returns_at_once(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tangency.projection import Projected
 
-    def never(*_: object) -> None:
-        raise AssertionError("nothing is left to compute")
+    prepare, seen = Projected.prepare, []
 
-    monkeypatch.setattr(Projected, "prepare", never)
+    def counted(self: Projected, x: Tensor, memory: int | None = None) -> Any:
+        seen.append(len(x))
+        return prepare(self, x, memory)
+
+    monkeypatch.setattr(Projected, "prepare", counted)
     assert again(copy).shape == (200, 3, 24)
+    assert sum(seen) == SAMPLES  # a look at a few, which tells whether the kernel is still the same
     assert open_features(copy)[:3].shape == (3, 3, 24)
 
 

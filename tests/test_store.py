@@ -23,7 +23,10 @@ import zarr
 from torch import nn
 
 import tangency as tg
+from tangency.tiles.manifest import written
+from tangency.tiles.shelf import Folder
 from tangency.tiles.store import Store
+from tangency.tiles.witness import SAMPLES
 
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(["store_job", "zarr", "torch"])
@@ -96,13 +99,18 @@ def test_two_processes_share_a_store(whole: Path, tmp_path: Path) -> None:
 
 
 def test_a_finished_store_returns_at_once(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a look at a few samples, which tells whether the kernel is still the same."""
     from tangency.kernel import Empirical
 
-    def never(*_: object) -> None:
-        raise AssertionError("nothing is left to compute")
+    prepare, seen = Empirical.prepare, []
 
-    monkeypatch.setattr(Empirical, "prepare", never)
+    def counted(self: Empirical, x: torch.Tensor, memory: int | None = None) -> Any:
+        seen.append(len(x))
+        return prepare(self, x, memory)
+
+    monkeypatch.setattr(Empirical, "prepare", counted)
     assert again(copy).shape == (store_job.N, store_job.N)
+    assert sum(seen) == SAMPLES
 
 
 def test_the_store_is_plain_zarr(whole: Path) -> None:
@@ -198,13 +206,13 @@ def test_buffers_and_heads_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_other_versions_are_said(copy: Path) -> None:
-    meta = json.loads((copy / "zarr.json").read_text())
-    meta["attributes"]["tangency"]["versions"]["torch"] = "1.0"
-    (copy / "zarr.json").write_text(json.dumps(meta))
+    said = json.loads((copy / "zarr.json").read_text())["attributes"]["tangency"]
+    said["versions"]["torch"] = "1.0"
+    (copy / "zarr.json").write_bytes(written(said))
     with pytest.warns(tg.StoreWarning, match=r"torch 1.0 → "):
         again(copy)
-    meta["attributes"]["tangency"]["format"] = 99
-    (copy / "zarr.json").write_text(json.dumps(meta))
+    said["format"] = 99
+    (copy / "zarr.json").write_bytes(written(said))
     with pytest.raises(tg.StoreError, match="format 99"):
         again(copy)
 
@@ -249,23 +257,21 @@ def test_places(whole: Path, tmp_path: Path) -> None:
 
 def test_a_disk_that_fills_up(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Injected where the bytes are written: the error is clear, what was finished stays, and the run goes on."""
-    from zarr.storage import _local
+    path, write, left = tmp_path / "gram", Folder._partial, 60  # a seal and a chunk for each tile
 
-    path, write, left = tmp_path / "gram", _local._put, 30
-
-    def full(*args: Any, **kwargs: Any) -> Any:
+    def full(*args: Any) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(*args, **kwargs)
+        return write(*args)
 
-    monkeypatch.setattr(_local, "_put", full)
+    monkeypatch.setattr(Folder, "_partial", full)
     with pytest.raises(tg.StoreError, match="disk of .* is full.*finished tiles are safe.*call again"):
         again(path)
     there = chunks(path)
     assert 20 < len(there) < 30
-    monkeypatch.setattr(_local, "_put", write)
+    monkeypatch.setattr(Folder, "_partial", write)
     again(path)
     assert chunks(path) == chunks(whole)
     assert there.items() <= chunks(path).items()
@@ -323,15 +329,15 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.Monke
     def interrupted(self: Empirical, *args: Any) -> torch.Tensor:
         nonlocal count
         count += 1
-        if count == 20:
+        if count == 30:
             raise KeyboardInterrupt
         return pair(self, *args)
 
     monkeypatch.setattr(Empirical, "pair", interrupted)
-    with pytest.raises(KeyboardInterrupt, match=r"1\d of 91 tiles are safe in .*Call again with the same arguments"):
+    with pytest.raises(KeyboardInterrupt, match=r"\d\d of 91 tiles are safe in .*Call again with the same arguments"):
         again(tmp_path / "gram")
     count = 0
-    with pytest.raises(KeyboardInterrupt, match=r"1\d of 91 tiles, which are lost. With store="):
+    with pytest.raises(KeyboardInterrupt, match=r"\d\d of 91 tiles, which are lost. With store="):
         again(tmp_path / "gram", store=None)
 
 
@@ -377,5 +383,10 @@ def test_without_zarr(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "zarr", None)
+    again(tmp_path / "gram")  # a folder needs no zarr
+    with pytest.raises(tg.InputError, match=r"needs zarr: pip install 'tangency\[store\]'"):
+        again(tmp_path, store="memory://tangency-test/without")
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with pytest.raises(tg.InputError, match=r"pip install 'tangency\[store\]'"):
-        again(tmp_path / "gram")
+        again(tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -20,6 +20,7 @@ from ..kernel import BLOCK, Empirical, Kernel
 from ..sketch.factored import Kronecker, RandomMask
 from ..sketch.kinds import Gaussian, Hadamard, Rademacher, Sketch, Sparse
 from ..tiles.manifest import differences
+from ..tiles.witness import code, recoded
 from .project import Budget, Projector
 
 KINDS: dict[str, type[Sketch]] = {
@@ -181,8 +182,8 @@ class Projected(Kernel):
 
     @property
     def _key(self) -> str:
-        """The same and the weights, for features that may come from elsewhere. Cost: hashes them."""
-        return json.dumps(self.spec(), sort_keys=True)
+        """The same, the weights and the code, for features that may come from elsewhere. Cost: hashes them."""
+        return origin(self.spec(), code(self))
 
     def _stored(self, value: Tensor) -> Tensor:
         """In the type in which features are kept, if they survive it."""
@@ -206,11 +207,19 @@ class Projected(Kernel):
         return kept
 
 
+def origin(spec: Mapping[str, Any], code: Mapping[str, str]) -> str:
+    """What made some features."""
+    return json.dumps({**spec, "code": code}, sort_keys=True)
+
+
 def same_origin(made: str, own: str, name: str) -> None:
     """Refuse features that another kernel made."""
     if made == own:
         return
-    found = differences(json.loads(made), json.loads(own))
+    then, now = json.loads(made), json.loads(own)
+    found = recoded(then.pop("code", {}), now.pop("code", {})) | differences(then, now)
+    if not found:
+        return
     different = [f"{field} {then!r}, not {now!r}" for field, (then, now) in found.items()]
     raise InputError(
         f"{name} holds features of another kernel: {_check.some(different)}. Features can be multiplied only with "

@@ -20,8 +20,10 @@ from ..network import Network
 
 # How deep attributes of attributes are followed, the longest value that is kept as it is, and how many lines are kept
 # (heuristics).
-DEPTH, LONGEST, MOST = 3, 40, 300
+DEPTH, LONGEST, MOST = 6, 40, 300
 _OWN = set(vars(nn.Module()))  # what every module has
+_SIMPLE = (bool, int, float, complex, str, bytes, tuple, list, dict, set, Tensor, np.ndarray, torch.dtype, torch.device)
+_LIBRARIES = ("torch", "builtins", "math", "functools", "numpy", "typing", "collections")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
@@ -70,7 +72,7 @@ def _function(name: str, f: Any) -> Iterator[tuple[str, str]]:
     code, known = getattr(plain, "__code__", None), getattr(plain, "__globals__", {})
     for used in _names(code):
         value = known.get(used)
-        if value is not None and not isinstance(value, (types.ModuleType, type)) and not _library(value):
+        if used in known and (isinstance(value, _SIMPLE) or not _library(value)):
             yield f"{name} reads {used}", _look(value, DEPTH)
 
 
@@ -92,7 +94,7 @@ def _look(value: Any, depth: int) -> str:
 
 
 def _text(value: Any, depth: int) -> Iterator[str]:
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type)):
         yield repr(value)
     elif isinstance(value, Tensor):
         yield f"tensor {tuple(value.shape)} {digest({'': value})}"
@@ -153,7 +155,7 @@ def _code_text(code: types.CodeType) -> Iterator[str]:
 
 
 def _library(thing: Any) -> bool:
-    """Whether torch or Python made it: what it does follows from their versions."""
-    kind = thing if isinstance(thing, type) or callable(thing) else type(thing)
+    """Whether it is a module, or torch or Python made it: what that does follows from its version."""
+    kind = thing if isinstance(thing, type) or hasattr(thing, "__code__") else type(thing)
     module = getattr(kind, "__module__", None) or ""
-    return module.partition(".")[0] in ("torch", "builtins", "math", "functools", "numpy", "typing", "collections")
+    return isinstance(thing, types.ModuleType) or module.partition(".")[0] in _LIBRARIES

@@ -32,6 +32,10 @@ class Shelf(ABC):
     def write(self, key: str, *parts: Any) -> None:
         """Put the parts, one after the other, in the place of what is there."""
 
+    def make(self) -> None:
+        """Make room for a new store."""
+        return None
+
     @abstractmethod
     def begin(self, key: str, value: bytes) -> None:
         """Put it there if nothing is: of many that try at once, one succeeds."""
@@ -82,8 +86,10 @@ class Folder(Shelf):
             self._made.clear()
             raise
 
-    def begin(self, key: str, value: bytes) -> None:
+    def make(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
+
+    def begin(self, key: str, value: bytes) -> None:
         path = self._room(key)
         partial = self._partial(path, [value])
         try:

@@ -58,6 +58,7 @@ class Store:
         """A new store. If another process has just made one here, that one: of several, one is first."""
         place = shelf(where)
         with _told(place.name, "made"):
+            place.make()
             place.begin(ABOUT, written(manifest, function))
         found = Store.find(place)
         if found is None:

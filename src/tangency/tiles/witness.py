@@ -9,6 +9,7 @@ import platform
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import combinations_with_replacement, islice, product
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ..errors import StoreMismatch, StoreWarning
 from ..kernel import Kernel
 from ..network import Network
 from .code import described
+from .manifest import differences
 from .source import batch
 
 # Samples of each side, and numbers of each pair of samples, of which there are many for several outputs (heuristics).
@@ -50,17 +52,17 @@ def witness(kernel: Kernel, samples: list[Sample]) -> dict[str, Any]:
     with torch.no_grad():
         ready = [(s, batch(kernel, s.x, f"x{s.side + 1}", 1)) for s in samples]
         made = [(s, kernel.prepare(x)) for s, x in ready]
-        left = [(s, a) for s, a in made if s.side == 0]
-        right = [(s, a) for s, a in made if s.side == max(t.side for t in samples)]
-        entries = {
-            f"k({s}, {t})": _numbers(kernel.pair(a, b))
-            for i, (s, a) in enumerate(left)
-            for j, (t, b) in enumerate(right)
-            if left is not right or i <= j
-        }
+        left, right = ([(s, a) for s, a in made if s.side == side] for side in (0, 1))
+        pairs = product(left, right) if right else combinations_with_replacement(left, 2)
+        entries = {f"k({s}, {t})": _numbers(kernel.pair(a, b)) for (s, a), (t, b) in pairs}
         outputs = {f"f({s})": _numbers(out) for s, x in ready if (out := kernel.outputs(x)) is not None}
-    code = {k: v for thing in _parts(kernel) for k, v in described(thing).items()}
-    return {"entries": entries, "outputs": outputs, "code": code}
+    return {"entries": entries, "outputs": outputs, "code": code(kernel)}
+
+
+def code(kernel: Kernel) -> dict[str, str]:
+    """What the models and functions in a kernel look like; comparable within one version of Python."""
+    found = {k: v for thing in _parts(kernel) for k, v in described(thing).items()}
+    return {"python": platform.python_version(), **found}
 
 
 def changed(was: Mapping[str, Any], now: Mapping[str, Any], precision: str) -> dict[str, tuple[Any, Any]]:
@@ -78,9 +80,10 @@ def changed(was: Mapping[str, Any], now: Mapping[str, Any], precision: str) -> d
 def require_witness(store: str, said: Mapping[str, Any], now: Mapping[str, Any], precision: str) -> None:
     """Refuse a store whose kernel gave other numbers; say it if only the code looks different."""
     was = said["witness"]
-    code = recoded(was, now) if said["versions"].get("python") == platform.python_version() else {}
+    code = recoded(was.get("code", {}), now["code"])
     if numbers := changed(was, now, precision):
-        raise StoreMismatch(store, numbers | {f"code of {name}": pair for name, pair in code.items()})
+        some = dict(islice(numbers.items(), 4))  # the others say no more
+        raise StoreMismatch(store, some | {f"code of {name}": pair for name, pair in code.items()})
     if code:
         first = "; ".join(f"{name}: {then} → {here}" for name, (then, here) in list(code.items())[:3])
         warnings.warn(
@@ -92,14 +95,9 @@ def require_witness(store: str, said: Mapping[str, Any], now: Mapping[str, Any],
         )
 
 
-def recoded(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def recoded(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """What differs in the code and attributes: (then, now)."""
-    before, here = was.get("code", {}), now["code"]
-    return {
-        k: (before.get(k, "(absent)"), here.get(k, "(absent)"))
-        for k in [*here, *(k for k in before if k not in here)]
-        if before.get(k) != here.get(k)
-    }
+    return {} if was.get("python") != now.get("python") else differences(was, now)
 
 
 def precision(spec: Mapping[str, Any]) -> str:
