@@ -5,25 +5,28 @@ import dataclasses
 import gc
 import json
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tangency as tg
-from tangency import InputError, ModelError, decisions
+from tangency import InputError, ModelError, TangencyWarning, decisions
 from tangency.attribution import Attribution, attributions
 from tangency.datasets import Labelled
 from tangency.decisions import Decisions, View, kernels
 from tangency.forensics import flag
 from tangency.models import initialized, mlp
-from tangency.surrogate import default_reg, faithfulness, fit, log_odds
+from tangency.surrogate import default_reg, faithfulness, fit, heads, log_odds
 
 F64 = torch.float64
 FIVE = ["trNTK", "trNTK⁰", "pNTK", "Em", "CK"]
@@ -117,16 +120,27 @@ def test_figures_are_those_of_the_parts_put_together_by_hand(found: Decisions, n
     model, ((_, y), (z, y_z)) = trained(), data()
     view: View = next(v for v in found.views if v.name == name)
     K, cross, surrogate = by_hand(kernels(model)[name])
-    network = torch.softmax(model(z).detach(), 1)
+    network, ties = model(z).detach(), torch.finfo(F64).eps ** 0.5
     near(found.logits, model(z).detach(), 1e-14)
     near(view.surrogate.weights, surrogate.weights, 1e-5)
     near(view.logits, surrogate.logits(cross), 1e-6)
     assert view.surrogate.reg == pytest.approx(surrogate.reg, rel=1e-12)
     assert view.title == decisions.TITLES[name]
-    want = faithfulness(network, torch.softmax(view.logits, 1), y_z)
-    for figure in ("tau", "tad", "pearson", "r2", "accuracy", "network_accuracy", "samples", "intervals", "level"):
+    want = faithfulness(network, view.logits, y_z, outputs_are="logits", ties=ties)
+    for figure in (
+        "tau",
+        "tad",
+        "pearson",
+        "r2",
+        "accuracy",
+        "network_accuracy",
+        "samples",
+        "intervals",
+        "level",
+        "ties",
+    ):
         assert getattr(view.faithfulness, figure) == getattr(want, figure), figure
-    direct = faithfulness(network, surrogate.probabilities(cross), y_z)
+    direct = faithfulness(torch.softmax(network, 1), surrogate.probabilities(cross), y_z)
     assert view.faithfulness.tau == pytest.approx(direct.tau, abs=5e-3)
     assert view.faithfulness.tad == direct.tad
     # Attributions: of what the network said, and of the correct class, or the next if that was it.
@@ -161,7 +175,8 @@ def test_the_whole_says_what_it_is(found: Decisions) -> None:
     assert {k: found.facts[k] for k in facts} == facts
     assert found.poisoned_train is None
     assert found.views[0].flagged is None
-    lines = found.table().splitlines()
+    *lines, last = found.table().splitlines()
+    assert last == found.outputs_said == "The network's outputs are taken for logits."
     assert len(lines) == 6
     for line, view in zip(lines[1:], found.views, strict=True):
         assert line.startswith(view.name)
@@ -170,7 +185,7 @@ def test_the_whole_says_what_it_is(found: Decisions) -> None:
     assert list(summary["kernels"]) == FIVE
     for view in found.views:
         got = summary["kernels"][view.name]
-        for figure in ("tau", "tad", "pearson", "r2", "accuracy"):
+        for figure in ("tau", "tad", "pearson", "r2", "accuracy", "ties"):
             assert got[figure] == getattr(view.faithfulness, figure)
         assert got["intervals"]["tau"] == [
             view.faithfulness.intervals["tau"].low,
@@ -178,6 +193,7 @@ def test_the_whole_says_what_it_is(found: Decisions) -> None:
         ]
         assert got["gradient"] <= 1e-6
     assert summary["network_accuracy"] == found.accuracy
+    assert (summary["outputs_are"], summary["outputs_said"]) == ("logits", last)
 
 
 def test_a_faithful_kernel_is_found_faithful_and_the_trace_more_than_noise(found: Decisions) -> None:
@@ -211,6 +227,39 @@ def test_memory_and_progress_change_no_figure(found: Decisions) -> None:
     alike(explain(trained(), *data(), memory="1MB"), found, 1e-6)
 
 
+def test_grams_in_a_store_give_the_same_figures_and_are_there_the_second_time(
+    found: Decisions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = explain(trained(), *data(), store=tmp_path / "grams")
+    alike(stored, found, 1e-7)  # other solvers, which stream over tiles
+    folders = sorted(p.name for p in (tmp_path / "grams").iterdir())
+    assert len(folders) == 8, folders  # four kernels, cosines apart, with training and test samples
+    made = [tg.open_gram(tmp_path / "grams" / name) for name in folders]
+    assert {tuple(g.shape) for g in made} == {(N, N), (M, N)}
+    missing: list[set[Any]] = []
+    look = tg.tiles.target.Stored.missing
+    monkeypatch.setattr(tg.tiles.target.Stored, "missing", lambda self: missing.append(look(self)) or missing[-1])
+    alike(explain(trained(), *data(), store=tmp_path / "grams"), stored)
+    assert missing == [set()] * 8
+    with pytest.raises(InputError, match="no folder of this machine"):
+        explain(trained(), *data(), store="memory://grams")
+
+
+def test_columns_of_train_and_test_go_by_name(tmp_path: Path) -> None:
+    (x, y), (z, w) = data(2)
+    for file, v, t, names in (("train", x, y, "a,b,c,y"), ("test", z[:, [1, 0, 2]], w, "b,a,c,y")):
+        lines = [f"{p},{q},{r},{'yes' if k else 'no'}" for (p, q, r), k in zip(v.tolist(), t.tolist(), strict=True)]
+        (tmp_path / f"{file}.csv").write_text("\n".join([names, *lines]))
+    known = tg.datasets.csv(tmp_path / "train.csv", "y")
+    model = trained(2).float()
+    with pytest.raises(InputError, match="columns"):
+        explain(model, known, tg.datasets.csv(tmp_path / "test.csv", "y"))
+    got = explain(model, known, tg.datasets.csv(tmp_path / "test.csv", like=known), kernels=["CK"])
+    want = explain(model, (x.float(), y), (z.float(), w), kernels=["CK"])
+    assert got.accuracy == want.accuracy
+    torch.testing.assert_close(got.logits, want.logits)
+
+
 def test_two_runs_are_equal_and_leave_everything_as_it_was(found: Decisions) -> None:
     """To the bit; the model, the data and the random numbers are untouched."""
     model, (train, test) = trained(), data()
@@ -241,7 +290,7 @@ def test_of_many_test_samples_so_many_are_shown_some_wrong_and_some_unfaithful(f
         wrong = (found.logits.argmax(1) != y).nonzero()[:, 0].tolist()
         assert len(wrong) > 3
         assert len(set(wrong) & set(shown.tolist())) >= min(samples // 3, len(wrong))
-        ranks = [log_odds(torch.softmax(z, 1), y).argsort().argsort() for z in (found.logits, some.views[0].logits)]
+        ranks = [log_odds(z, y, outputs_are="logits").argsort().argsort() for z in (found.logits, some.views[0].logits)]
         gap = (ranks[0] - ranks[1]).abs()
         worst = gap.sort(descending=True).values[: samples // 3]
         # As many of the least faithful, up to ties.
@@ -299,11 +348,279 @@ def test_a_model_with_one_output_has_two_classes(squeezed: bool) -> None:
     assert [v.name for v in explain(model, train, (z, y_z), kernels=["pNTK"]).views] == ["pNTK"]
 
 
-def test_two_outputs_of_two_classes_are_explained_as_they_are() -> None:
+def test_two_outputs_of_two_classes_are_explained_by_their_difference() -> None:
     model, (train, (z, y_z)) = trained(2), data(2)
     two = explain(model, train, (z, y_z), kernels=["trNTK"])
-    near(two.logits, model(z).detach(), 1e-14)
-    assert two.accuracy == float((model(z).argmax(1) == y_z).double().mean())
+    out = model(z).detach()
+    near(two.logits, out - out.mean(1, keepdim=True), 1e-13)
+    assert two.accuracy == float((out.argmax(1) == y_z).double().mean())
+    assert two.views[0].title == "cosine of the tangent kernel of the log-odds"
+
+
+# What the outputs are: one network, written in several ways.
+
+
+class Ends(nn.Module):
+    """A network with something done to its outputs."""
+
+    def __init__(self, inner: nn.Module, end: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.end = inner, end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.inner(x))
+
+
+def difference(z: Tensor) -> Tensor:
+    return z[:, 1:] - z[:, :1]
+
+
+# Of a network with two logits, by what its outputs are.
+TWO: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "two logits": ("logits", lambda z: z),
+    "one logit": ("logits", difference),
+    "sigmoid": ("probabilities", lambda z: torch.sigmoid(difference(z))),
+    "softmax": ("probabilities", lambda z: torch.softmax(z, 1)),
+    "log-softmax": ("log-probabilities", lambda z: z.log_softmax(1)),
+    "squeezed": ("probabilities", lambda z: difference(z).sigmoid().squeeze(1)),
+    "logsigmoid": ("log-probabilities", lambda z: F.logsigmoid(difference(z))),
+    "sigmoid by hand": ("probabilities", lambda z: 1 / (1 + (-difference(z)).exp())),
+    "softmax by hand": ("probabilities", lambda z: z.exp() / z.exp().sum(1, keepdim=True)),
+    "log-softmax by hand": ("log-probabilities", lambda z: z - z.exp().sum(1, keepdim=True).log()),
+    "0 and the logit": ("logits", lambda z: torch.cat([0 * z[:, :1], difference(z)], 1)),
+}
+
+
+def gradients(f: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> Tensor:
+    """[n, p] by plain autograd, sample by sample."""
+    rows = [torch.autograd.grad(f(x[i : i + 1]).sum(), list(model.parameters())) for i in range(len(x))]
+    return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+
+
+@pytest.fixture(scope="module")
+def of_two() -> Decisions:
+    return explain(trained(2), *data(2))
+
+
+def agree(got: Decisions, want: Decisions, tolerance: float = 1e-8) -> None:
+    """Every number that an explanation holds, but for the sentence that says what the outputs are."""
+    for (path, a), (same, b) in zip(tensors(got), tensors(want), strict=True):
+        assert path == same
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=path)
+    assert got.accuracy == want.accuracy
+    for u, v in zip(got.views, want.views, strict=True):
+        assert (u.name, u.title) == (v.name, v.title)
+        for name in ("tau", "tad", "accuracy", "network_accuracy", "ties"):
+            assert getattr(u.faithfulness, name) == getattr(v.faithfulness, name), name
+        for name in ("pearson", "r2"):
+            assert getattr(u.faithfulness, name) == pytest.approx(getattr(v.faithfulness, name), abs=tolerance), name
+        assert torch.equal(u.attribution.similar, v.attribution.similar)
+        assert torch.equal(u.attribution.helpful, v.attribution.helpful)
+
+
+@pytest.mark.parametrize("form", TWO)
+def test_one_network_written_in_several_ways_has_one_explanation(form: str, of_two: Decisions) -> None:
+    kind, end = TWO[form]
+    got = explain(Ends(trained(2), end).eval(), *data(2))
+    assert got.outputs_are == kind
+    agree(got, of_two)
+
+
+def test_that_explanation_is_the_one_made_by_hand(of_two: Decisions) -> None:
+    """Accuracy, probabilities, the log-odds' gradients by plain autograd, their cosines, and what follows."""
+    model, ((x, y), (z, y_z)) = trained(2), data(2)
+    odds = difference(model(z)).detach()[:, 0]
+    near(of_two.logits.softmax(1)[:, 1], 1 / (1 + (-odds).exp()), 1e-13)
+    assert of_two.accuracy == float(((odds > 0) == (y_z == 1)).double().mean())
+    left, right = (gradients(lambda v: difference(model(v)), model, v) for v in (z, x))
+    a, b = (v / v.norm(dim=1, keepdim=True) for v in (left, right))
+    for name, cross, K in (("trNTK⁰", left @ right.T, right @ right.T), ("trNTK", a @ b.T, b @ b.T)):
+        view = next(v for v in of_two.views if v.name == name)
+        near(view.attribution.similarity, cross.sort(1, descending=True).values[:, :8], 1e-10)
+        K = (K + K.T) / 2
+        surrogate = fit(K, y, reg=default_reg(K), progress=False)
+        near(view.logits, surrogate.logits(cross), 1e-6)
+        sign = 2.0 * y_z - 1
+        want = scipy.stats.kendalltau(sign * odds, sign * difference(surrogate.logits(cross))[:, 0]).statistic
+        assert view.faithfulness.tau == pytest.approx(want, abs=2e-3)
+    assert [v.name for v in of_two.views] == ["trNTK", "trNTK⁰", "Em", "CK"]  # the pseudo kernel is the trace
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"), [(nn.Softmax(1), "probabilities"), (nn.LogSoftmax(1), "log-probabilities")], ids=["p", "log p"]
+)
+def test_three_classes_and_a_last_module_agree_with_the_logits_in_every_kernel(
+    found: Decisions, module: nn.Module, kind: str
+) -> None:
+    for model in (nn.Sequential(trained(), module), nn.Sequential(*trained(), module)):
+        got = explain(model.eval(), *data())
+        agree(got, found)
+        assert (got.outputs_are, "it ends in" in got.outputs_said) == (kind, True)
+
+
+def test_of_probabilities_alone_the_logits_are_centred_and_have_no_sum(found: Decisions) -> None:
+    """Softmax forgets a shift of a sample's logits: where nobody sees what goes into it, this is left out, and said."""
+    (x, y), (z, y_z) = data()
+    end = TWO["softmax by hand"][1]
+    got = explain(Ends(trained(), end).eval(), (x, y), (z, y_z))
+    near(got.logits, found.logits - found.logits.mean(1, keepdim=True), 1e-12)
+    assert [v.name for v in got.views] == ["trNTK", "trNTK⁰", "Em", "CK"]
+    assert "known but for their mean" in got.outputs_said
+    assert got.views[0].title == "cosine of the tangent kernel's trace over centred logits"
+    model = trained()
+    kernel = tg.trace_ntk(model, outputs=lambda out: out - out.mean(1, keepdim=True))
+    near(got.views[1].attribution.similarity, kernel(z, x).detach().sort(1, descending=True).values[:, :8], 1e-10)
+    with pytest.raises(
+        InputError, match="pNTK is the kernel of the logits' sum, which .* do not tell. Give the network"
+    ):
+        explain(Ends(trained(), end).eval(), (x, y), (z, y_z), kernels=["CK", "pNTK"])
+
+
+def test_a_saturated_network_is_explained_by_what_goes_into_its_last_function() -> None:
+    """Its probabilities are 0 and 1 to the last bit; its logits are not."""
+    (x, y), (z, y_z) = data(2)
+    inner = trained(2)
+    with torch.no_grad():
+        inner[-1].weight *= 300
+    want = explain(inner, (x, y), (z, y_z), kernels=["trNTK"])
+    for name in ("sigmoid", "softmax"):
+        model = Ends(inner, TWO[name][1]).eval()
+        assert bool((model(z) == 1).any())
+        agree(explain(model, (x, y), (z, y_z), kernels=["trNTK"]), want)
+    by_hand = TWO["sigmoid by hand"][1]
+    for end in (by_hand, lambda z: torch.cat([1 - by_hand(z), by_hand(z)], 1).log()):
+        with pytest.raises(InputError, match="have a probability of exactly 0 or 1: it has rounded.*without its last"):
+            explain(Ends(inner, end).eval(), (x, y), (z, y_z), kernels=["trNTK"])
+
+
+def test_probabilities_that_lose_their_digits_near_one_are_warned_of() -> None:
+    (x, y), (z, y_z) = data(2)
+    inner, by_hand = trained(2, 1), lambda f: 1 / (1 + (-f).exp())
+    most = 33 / float(inner(torch.cat([x, z])).detach().max())
+    with pytest.warns(TangencyWarning, match="so near 1 that rounding leaves its logit fewer than two digits"):
+        explain(Ends(inner, lambda f: by_hand(most * f)).eval(), (x, y), (z, y_z), kernels=["CK"])
+
+
+# By name, how a network with one logit (three for "sigmoids") ends, what that is taken for, and what is said.
+DOUBTS: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
+    "line": (lambda f: 0.75 + 0.02 * f, "probabilities", "right, as a logit .*: say outputs_are='logits' or"),
+    "regression": (lambda f: 0.5 + 0.09 * f, "logits", "trained towards 0 and 1, give .* with ½ taken from"),
+    "log p": (lambda f: -(1 + (-f).exp()).log(), "logits", "say outputs_are='log-probabilities'"),
+    "sigmoids": (torch.sigmoid, "logits", "between 0 and 1 but their rows do not sum to 1: if they are sigmoids"),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_where_the_numbers_leave_doubt_a_warning_says_what_was_taken_and_how_to_decide(name: str) -> None:
+    end, kind, message = DOUBTS[name]
+    classes = 3 if name == "sigmoids" else 2
+    model = Ends(trained(classes, 3 if name == "sigmoids" else 1), end).eval()
+    with pytest.warns(TangencyWarning, match=message) as caught:
+        got = explain(model, *data(classes), kernels=["CK"])
+    assert got.outputs_are == kind
+    assert str(caught[0].message) == got.outputs_said
+    decided = explain(model, *data(classes), kernels=["CK"], outputs_are=kind)  # without a warning
+    near(decided.logits, got.logits, 1e-14)
+    assert "as outputs_are says" in decided.outputs_said
+
+
+def test_what_outputs_are_may_be_given() -> None:
+    (x, y), (z, y_z) = data(2)
+    inner = trained(2, 1)
+    sigmoid = Ends(inner, torch.sigmoid).eval()
+    as_logit = explain(sigmoid, (x, y), (z, y_z), kernels=["trNTK"], outputs_are="logits")
+    near(as_logit.logits[:, 1], torch.sigmoid(inner(z)).detach()[:, 0] / 2, 1e-14)
+    kernel = tg.cosine(tg.trace_ntk(sigmoid))(z, x).detach()
+    near(as_logit.views[0].attribution.similarity, kernel.sort(1, descending=True).values[:, :8], 1e-10)
+    log_p = Ends(inner, DOUBTS["log p"][0]).eval()
+    got = explain(log_p, (x, y), (z, y_z), kernels=["trNTK"], outputs_are="log-probabilities")
+    agree(got, explain(inner, (x, y), (z, y_z), kernels=["trNTK"]))
+    shifted = Ends(inner, lambda f: torch.sigmoid(f) * (1 + 9 * (f.shape[0] == M))).eval()  # more than 1 on the tests
+    for model, given, message in (
+        (
+            inner,
+            "probabilities",
+            r"taken for probabilities, but on the training samples they go from -\d.*numbers from 0 to 1",
+        ),
+        (
+            inner,
+            "log-probabilities",
+            "taken for log-probabilities, but .*needed: numbers up to 0. Say outputs_are='logits'",
+        ),
+        (trained(2), "probabilities", "rows of them sum to .* up to .*needed: rows of at least 0 that sum to 1"),
+        (
+            trained(2),
+            "log-probabilities",
+            "rows of their exponentials sum to .*needed: logarithms of rows of at least 0 that sum to 1",
+        ),
+        (inner, "probs", "outputs_are='probs'; needed: 'logits', 'probabilities' or 'log-probabilities'"),
+        (shifted, None, "taken for probabilities, but on the test samples they go from"),
+    ):
+        with pytest.raises(InputError, match=message):
+            explain(model, (x, y), (z, y_z), kernels=["CK"], outputs_are=given)
+
+
+def test_a_softmax_that_makes_no_probabilities_of_a_sample_is_none() -> None:
+    """Over the samples, in the middle, or of one output: the numbers decide, not the name of a function."""
+    x = torch.randn(5, 3)
+    for end, want in (
+        (lambda z: z.softmax(0), None), (lambda z: 3 * z.softmax(1), None), (lambda z: z, None),
+        (lambda z: z.softmax(1)[:, [2, 0, 1]], None), (lambda z: z.softmax(1)[:, :2], None),
+        (lambda z: z.softmax(1).reshape(-1, 3), "softmax"),
+    ):  # fmt: skip
+        assert heads.ending(Ends(nn.Linear(3, 3), end), x) == want
+    one = heads.read(torch.ones(9, 1), torch.arange(9) % 2, None, "softmax")
+    assert (one.kind, one.ending) == ("probabilities", None)
+
+
+def test_kernels_that_are_given_are_taken_as_they_are_and_logits_can_be_had_for_them(of_two: Decisions) -> None:
+    train, test = data(2)
+    model = Returning(Ends(trained(2), TWO["softmax"][1]), Plain).eval()
+    before, modes = {k: v.clone() for k, v in model.state_dict().items()}, [m.training for m in model.modules()]
+    module = tg.decisions.logits_of(model, train)
+    made = {"mine": tg.cosine(tg.trace_ntk(module)), "other": tg.trace_ntk(model)}
+    got = explain(model, train, test, kernels=made)
+    near(got.views[0].logits, of_two.views[0].logits, 1e-8)
+    assert float((got.views[1].logits - of_two.views[1].logits).abs().max()) > 0.1  # p(1 − p) times another
+    assert "Kernels were given, and are taken as they are; tg.decisions.logits_of" in got.outputs_said
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert [m.training for m in model.modules()] == modes
+
+
+class Pooled(nn.Module):
+    """Adds over the positions of a sample: the order in which they come matters to rounding alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)).sum(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_ties_that_rounding_would_break_are_ties_in_both_precisions(dtype: torch.dtype) -> None:
+    """Each test sample comes in four orders of its positions; τ by hand is of the means of the four."""
+    generator = torch.Generator().manual_seed(1)
+    model = initialized(Pooled, seed=0).double()
+    some, x = (torch.randn(n, 9, 2, dtype=F64, generator=generator) for n in (30, 60))
+    z = torch.stack([each[torch.randperm(9, generator=generator)] for each in some for _ in range(4)])
+    noise = 0.3 * torch.randn(90, 3, dtype=F64, generator=generator)
+    y, y_z = (model(x) + noise[:60]).argmax(1), (model(some) + noise[60:]).argmax(1).repeat_interleave(4)
+    got = explain(model.to(dtype), (x.to(dtype), y), (z.to(dtype), y_z), kernels=["trNTK", "CK"])
+    for view in got.views:
+        odds = [v.gather(1, y_z[:, None])[:, 0] for v in (got.logits, view.logits)]
+        others = [v.scatter(1, y_z[:, None], -torch.inf).exp().sum(1).log() for v in (got.logits, view.logits)]
+        odds = [(a - b).reshape(30, 4) for a, b in zip(odds, others, strict=True)]
+        assert any(bool((v != v[:, :1]).any()) for v in odds)  # rounding did part them
+        means = [v.mean(1).repeat_interleave(4) for v in odds]
+        want = scipy.stats.kendalltau(*means).statistic
+        assert view.faithfulness.tau == pytest.approx(want, abs=1e-12)
+        assert abs(scipy.stats.kendalltau(*(v.flatten() for v in odds)).statistic - want) > 1e-3
+        assert view.faithfulness.ties == torch.finfo(dtype).eps ** 0.5
+
+
+# Forms of inputs.
 
 
 class Parts(nn.Module):

@@ -21,9 +21,19 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 import tangency as tg
-from tangency import DidNotConverge, InputError
+from tangency import DidNotConverge, InputError, TangencyWarning
 from tangency.models import mlp
-from tangency.surrogate import MonotoneMap, Surrogate, default_reg, faithfulness, fit, kendall, log_odds, monotone
+from tangency.surrogate import (
+    MonotoneMap,
+    Surrogate,
+    default_reg,
+    faithfulness,
+    fit,
+    kendall,
+    levelled,
+    log_odds,
+    monotone,
+)
 from tangency.surrogate import faithful as faithful_room
 from tangency.surrogate import model as model_room
 
@@ -256,6 +266,66 @@ def test_kendall_of_a_hundred_thousand_points_takes_less_than_a_second() -> None
 def test_kendall_refuses_what_has_no_order(a: Tensor, b: Tensor, message: str) -> None:
     with pytest.raises(InputError, match=message):
         kendall(a, b)
+
+
+# Near ties.
+
+
+def grouped(v: np.ndarray, ties: float) -> np.ndarray:
+    """Which group each number is in, one after the other: the first begins one, and so does each that is too far."""
+    finite = np.abs(v[np.isfinite(v)])
+    width = ties * (finite.max() if len(finite) else 0.0)
+    groups, at, begin = np.zeros(len(v), dtype=int), -1, None
+    for i in np.argsort(v, kind="stable"):
+        if begin is None or v[i] > begin + width:
+            at, begin = at + 1, v[i]
+        groups[i] = at
+    return groups
+
+
+NUMBERS = st.one_of(st.floats(-3, 3), st.sampled_from([-np.inf, np.inf, 0.0, 1.0, 1 + 1e-9, 1 + 2e-6]))
+
+
+@settings(max_examples=150)
+@given(hnp.arrays(np.float64, st.integers(1, 40), elements=NUMBERS), st.sampled_from([1e-12, 1e-6, 0.01, 0.2, 0.9]))
+def test_numbers_that_are_nearly_equal_are_made_equal_group_by_group(v: np.ndarray, ties: float) -> None:
+    got, groups = levelled(v, ties).numpy(), grouped(v, ties)
+    for k in range(groups.max() + 1):
+        inside = got[groups == k]
+        assert (inside == inside[0]).all()
+        assert inside[0] in v[groups == k]
+    firsts = np.array([got[groups == k][0] for k in range(groups.max() + 1)])
+    assert (firsts[1:] > firsts[:-1]).all()
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("levels", [2, 7, 60])
+def test_kendall_with_near_ties_is_scipys_of_rounded_numbers(levels: int, dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(levels)
+    a, b = rng.integers(0, levels, 300), rng.integers(0, levels, 300)
+    b = np.where(rng.random(300) < 0.5, a, b)
+    noise = 20 * torch.finfo(dtype).eps
+    u, v = (torch.from_numpy((w + 1.0) * (1 + noise * rng.uniform(-1, 1, 300))).to(dtype) for w in (a, b))
+    want = scipy.stats.kendalltau(u.numpy().round(2), v.numpy().round(2)).statistic
+    assert float(kendall(u, v, ties=1e-3)) == pytest.approx(want, abs=1e-12)
+    assert abs(float(kendall(u, v)) - want) > 1e-3  # so it matters
+    both = kendall(torch.stack([u, v.flip(0)]), torch.stack([v, u]), ties=1e-3)  # a batch, each row by its own scale
+    assert float(both[0]) == pytest.approx(want, abs=1e-12)
+
+
+def test_numbers_in_a_dense_row_do_not_all_become_one() -> None:
+    """Each is near the next: groups are never wider than the tolerance."""
+    v = torch.linspace(0, 1, 5000, dtype=F64)
+    got = levelled(v[torch.randperm(5000)], 1e-2)
+    assert 90 <= len(got.unique()) <= 100
+    assert float(kendall(v, v, ties=1e-2)) == 1.0
+    assert float((levelled(v, 1e-2) - v).abs().max()) <= 1e-2
+
+
+@pytest.mark.parametrize("ties", [-1e-3, 1.0, np.nan, "few"])
+def test_a_tolerance_for_ties_that_cannot_be_is_refused(ties: Any) -> None:
+    with pytest.raises(InputError, match="ties=.*; needed: a part of the largest number"):
+        kendall(torch.arange(4), torch.arange(4), ties=ties)
 
 
 # The surrogate is the optimum.
@@ -960,6 +1030,55 @@ def test_probabilities_that_round_to_one_are_still_ordered() -> None:
     assert found.intervals["tau"].low < found.tau < found.intervals["tau"].high
 
 
+def by_scipy(z: Tensor, y: Tensor) -> np.ndarray:
+    """Log-odds of the correct class, from logits."""
+    rest = z.numpy().copy()
+    rest[np.arange(len(y)), y.numpy()] = -np.inf
+    return z.numpy()[np.arange(len(y)), y.numpy()] - scipy.special.logsumexp(rest, 1)
+
+
+@pytest.mark.parametrize("c", [2, 5])
+@pytest.mark.parametrize("spread", [1.0, 50.0, 3000.0])
+def test_logits_and_log_probabilities_have_the_figures_of_the_logits(c: int, spread: float) -> None:
+    """Also where every probability is 0 or 1 to the last bit, and τ of probabilities another number."""
+    (z, y), other = classifier(150, c, spread=spread), normal(150, c, seed=5)
+    s = z + 0.7 * spread * other
+    found = faithfulness(z, s, y, outputs_are="logits")
+    odds = by_scipy(z, y), by_scipy(s, y)
+    near(log_odds(z, y, outputs_are="logits"), odds[0], 1e-13)
+    assert found.tau == pytest.approx(scipy.stats.kendalltau(*odds).statistic, abs=1e-12)
+    logs = faithfulness(z.log_softmax(1), s.log_softmax(1), y, outputs_are="log-probabilities")
+    for name in ("tau", "tad", "pearson", "r2", "accuracy", "network_accuracy"):
+        assert getattr(logs, name) == pytest.approx(getattr(found, name), abs=1e-9), name
+    if spread > 1000:
+        with pytest.warns(TangencyWarning, match="it has rounded, and these samples tie. Give logits"):
+            lost = faithfulness(torch.softmax(z, 1), torch.softmax(s, 1), y)
+        assert abs(lost.tau - found.tau) > 0.01
+        assert lost.network_accuracy == found.network_accuracy
+    else:
+        plain = faithfulness(torch.softmax(z, 1), torch.softmax(s, 1), y)
+        assert plain.tau == pytest.approx(found.tau, abs=1e-12)
+        assert plain.r2 == pytest.approx(found.r2, abs=1e-9)
+
+
+def test_equal_log_odds_tie_whatever_shift_their_logits_have() -> None:
+    """Softmax does not see a shift of all logits; rounding does, and made τ another number in each precision."""
+    rng = np.random.default_rng(0)
+    y, levels = torch.from_numpy(rng.integers(0, 3, 200)), torch.from_numpy(rng.integers(-2, 3, (2, 200)))
+    levels[1] = torch.where(torch.from_numpy(rng.random(200) < 0.5), levels[0], levels[1])
+    want = scipy.stats.kendalltau(*levels.numpy()).statistic
+    shift = torch.from_numpy(rng.uniform(-30, 30, (2, 200, 1)))
+    z = torch.zeros(2, 200, 3, dtype=F64).scatter(2, y.expand(2, 200)[..., None], levels.double()[..., None]) + shift
+    for dtype in (F32, F64):
+        network, surrogate = z.to(dtype)
+        found = faithfulness(network, surrogate, y, outputs_are="logits")
+        assert found.tau == pytest.approx(want, abs=1e-12)
+        assert found.ties == torch.finfo(dtype).eps ** 0.5
+        exact = faithfulness(network, surrogate, y, outputs_are="logits", ties=0.0)
+        assert abs(exact.tau - want) > 0.01  # so it matters
+        near(found.r2, faithfulness(z[0] - shift[0], z[1] - shift[1], y, outputs_are="logits").r2, 1e-4)
+
+
 def test_probabilities_of_exactly_zero_and_one_do_not_break() -> None:
     """They tie: all that are certain are equal; the map leaves them out."""
     gap = torch.tensor([900.0, 800.0, -900.0, 3.0, 1.0, -2.0, 0.5, 5.0, -0.1, 2.0], dtype=F64)
@@ -967,7 +1086,10 @@ def test_probabilities_of_exactly_zero_and_one_do_not_break() -> None:
     y = torch.zeros(10, dtype=torch.long)
     p, q = (torch.softmax(torch.stack([v, 0 * v], 1), 1) for v in (gap, other))
     assert float(p[0, 1]) == 0.0
-    found = faithfulness(p, q, y)
+    with pytest.warns(
+        TangencyWarning, match="exactly 0 or 1 in 4 of 10 samples: it has rounded, and these samples tie"
+    ):
+        found = faithfulness(p, q, y)
     assert found.tau == pytest.approx(by_pairs(gap.clamp(-746, 746).numpy(), other.clamp(-746, 746).numpy()), abs=1e-12)
     assert np.isfinite([found.r2, found.pearson, found.tad]).all()
     assert "Faithfulness(τ_K" in repr(found)
@@ -976,7 +1098,8 @@ def test_probabilities_of_exactly_zero_and_one_do_not_break() -> None:
 def test_a_network_that_is_certain_of_everything_has_no_tau() -> None:
     """NaN, and no error: a constant has no correlation."""
     certain = torch.tensor([[1.0, 0.0]], dtype=F64).expand(12, 2)
-    found = faithfulness(certain, torch.softmax(normal(12, 2), 1), torch.zeros(12, dtype=torch.long))
+    with pytest.warns(TangencyWarning, match="12 of 12 samples.*Give logits, with outputs_are='logits'"):
+        found = faithfulness(certain, torch.softmax(normal(12, 2), 1), torch.zeros(12, dtype=torch.long))
     assert np.isnan([found.tau, found.pearson, found.r2]).all()
     assert np.isnan([found.intervals["tau"].low, found.intervals["pearson"].high]).all()
     assert found.network_accuracy == 1.0
@@ -1163,6 +1286,13 @@ def test_few_samples_and_equal_ones_have_a_map_too(n: int) -> None:
         (torch.full((5, 2), 0.5), torch.full((5, 2), 0.5), torch.tensor([0, -1, 1, 0, 0]), {}, "classes from -1 to 1"),
         (torch.full((5, 2), 0.5), torch.full((5, 2), 0.5), torch.zeros(5).long(), {"level": 95}, "level=95.*0 < level"),
         (torch.full((5, 2), 0.5), torch.full((5, 2), 0.5), torch.zeros(5).long(), {"resamples": 1}, "two resamples"),
+        (torch.full((5, 2), 0.5), torch.full((5, 2), 0.5), torch.zeros(5).long(), {"ties": 2.0}, "ties=2.0; needed: a"),
+        (torch.zeros(5, 2), torch.zeros(5, 2), torch.zeros(5).long(), {"outputs_are": "log-probabilities"},
+         "network holds no log-probabilities .a row of exponentials sums to 2.*apply log_softmax first, or say"),
+        (torch.zeros(5, 2), torch.full((5, 2), np.inf), torch.zeros(5).long(), {"outputs_are": "logits"},
+         r"surrogate\[0, 0\] is inf"),
+        (torch.zeros(5, 2), torch.zeros(5, 2), torch.zeros(5).long(), {"outputs_are": "odds"},
+         "outputs_are='odds'; needed: 'logits', 'probabilities' or 'log-probabilities'"),
     ],
 )  # fmt: skip
 def test_what_holds_no_probabilities_is_refused(

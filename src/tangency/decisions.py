@@ -1,10 +1,13 @@
 """Why did the network say that: kernels, surrogates, faithfulness and attributions of one model on one data set."""
 
 import functools
+import hashlib
 import itertools
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +18,7 @@ from ._types import Float, Inputs, Int
 from ._version import __version__
 from .attribution import Attribution, summarize
 from .combine import CosineKernel, cosine
-from .datasets import Labelled, labelled
+from .datasets import Labelled, labelled, same_columns
 from .eigen import top
 from .errors import DidNotConverge, InputError
 from .forensics import flag
@@ -24,8 +27,10 @@ from .kernel import Kernel
 from .models import outputs
 from .ntk import conjugate_kernel, embedding_kernel, pseudo_ntk, trace_ntk
 from .projection import Projected, projected
-from .surrogate import Faithfulness, Surrogate, default_reg, faithfulness, fit, log_odds
+from .surrogate import Faithfulness, Kind, LogitsOf, Outputs, Surrogate, default_reg, faithfulness, fit, heads, log_odds
+from .surrogate.faithful import levelled, rounding
 from .tiles.run import compute
+from .tiles.shelf import Folder, shelf
 
 TITLES = {
     "trNTK": "cosine of the tangent kernel's trace over outputs",
@@ -36,7 +41,17 @@ TITLES = {
     "proj-trNTK": "cosine of the tangent kernel's trace over outputs, projected to 10,240 dimensions",
     "proj-pNTK": "cosine of the pseudo tangent kernel, projected to 10,240 dimensions",
 }
+# Of two classes, tangent kernels are those of the log-odds: what the decision is made of, however it is written.
+OF_TWO = {
+    "trNTK": "cosine of the tangent kernel of the log-odds",
+    "trNTK⁰": "tangent kernel of the log-odds",
+    "pNTK": "cosine of the tangent kernel of the log-odds",
+    "proj-trNTK": "cosine of the tangent kernel of the log-odds, projected to 10,240 dimensions",
+    "proj-pNTK": "cosine of the tangent kernel of the log-odds, projected to 10,240 dimensions",
+}
 DEFAULT = ("trNTK", "trNTK⁰", "pNTK", "Em", "CK")
+GIVEN = " Kernels were given, and are taken as they are; tg.decisions.logits_of makes logits for them."
+SUMS = ("pNTK", "proj-pNTK")  # of the outputs' sum
 # Up to this many samples all eigenvalues are shown, above it the largest 256 (heuristic: seconds of work).
 EVERY = 2500
 PICTURE = 240
@@ -88,8 +103,11 @@ class Grams:
     [(5, 5), (4, 5), (5, 5), (4, 5)]
     """
 
-    def __init__(self, x: Inputs, z: Inputs, memory: int | str | None = None, progress: bool = True) -> None:
+    def __init__(
+        self, x: Inputs, z: Inputs, memory: int | str | None = None, progress: bool = True, store: Any = None
+    ) -> None:
         self.x, self.z, self.options = x, z, {"memory": memory, "progress": progress}
+        self.folder = None if store is None else _folder(store)
         self.done: dict[int, tuple[Gram, Gram]] = {}
         self.asked: dict[int, Inputs] = {}  # z, as each kernel takes it best
 
@@ -102,14 +120,23 @@ class Grams:
             return cosined, cross.cosine(kernel.kernel.diag(self.asked[id(kernel.kernel)]), own.diag())
         if id(kernel) not in self.done:
             x, z = (self._once(kernel, inputs) for inputs in (self.x, self.z))
-            own = compute(kernel, x, **self.options)  # type: ignore[arg-type]
-            self.done[id(kernel)] = own, compute(kernel, z, x, **self.options)  # type: ignore[arg-type]
+            own = compute(kernel, x, store=self._place(kernel, "train"), **self.options)  # type: ignore[arg-type]
+            cross = compute(kernel, z, x, store=self._place(kernel, "test"), **self.options)  # type: ignore[arg-type]
+            self.done[id(kernel)] = own, cross
             self.asked[id(kernel)] = z
         return self.done[id(kernel)]
 
     def _once(self, kernel: Kernel, x: Inputs) -> Inputs:
         """What costs least to make Grams of: projected features, which both need."""
         return kernel.embedded(x, **self.options) if isinstance(kernel, Projected) else x
+
+    def _place(self, kernel: Kernel, part: str) -> Path | None:
+        """A folder of its own for each kernel and each of its two Grams."""
+        if self.folder is None:
+            return None
+        spec = kernel.spec()
+        number = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
+        return self.folder / f"{spec['kernel'].replace(' ', '-')}-{number}-{part}"
 
     def forget(self, later: Sequence[Kernel]) -> None:
         """Drop what no later kernel needs."""
@@ -137,23 +164,29 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """A network's decisions on test data, each traced to the training data through one or more kernels."""
+    """A network's decisions on test data, each traced to the training data through one or more kernels.
+
+    `logits`: the network's, whose softmax are its probabilities, in whatever form it gives them; of two classes −f/2
+    and f/2, f the log-odds. `outputs_are`: what its outputs are, and `outputs_said` how that is known, in a sentence.
+    """
 
     train: Labelled
     test: Labelled
-    logits: Float[Tensor, "m c"]  # the network's
+    logits: Float[Tensor, "m c"]
     views: tuple[View, ...]
     shown: Int[Tensor, " s"]  # test samples that are explained one by one
     facts: dict[str, Any]  # model, parameters, seconds, version, …
     poisoned_train: Tensor | None = None  # [n] bool, where known
     poisoned_test: Tensor | None = None  # [m] bool
+    outputs_are: Kind = "logits"
+    outputs_said: str = ""
 
     @property
     def accuracy(self) -> float:
         return float((self.logits.argmax(1) == self.test.y.to(self.logits.device)).double().mean())
 
     def table(self) -> str:
-        """A line for each kernel."""
+        """A line for each kernel; then what the network's outputs are."""
         lines = [f"{'kernel':10s}{'τ_K':>8s}{'95% interval':>18s}{'TAD':>9s}{'Pearson':>9s}{'R²':>7s}{'seconds':>9s}"]
         for v in self.views:
             f, inner = v.faithfulness, v.faithfulness.intervals["tau"]
@@ -161,12 +194,14 @@ class Decisions:
             lines.append(
                 f"{v.name:10s}{f.tau:8.3f}{between:>18s}{f.tad:+9.2%}{f.pearson:9.3f}{f.r2:7.3f}{v.seconds:9.1f}"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, self.outputs_said] if self.outputs_said else lines)
 
     def summary(self) -> dict[str, Any]:
         """The figures, for JSON."""
         return {
             **self.facts,
+            "outputs_are": self.outputs_are,
+            "outputs_said": self.outputs_said,
             "network_accuracy": self.accuracy,
             "kernels": {
                 v.name: {
@@ -176,6 +211,7 @@ class Decisions:
                     "pearson": v.faithfulness.pearson,
                     "r2": v.faithfulness.r2,
                     "accuracy": v.faithfulness.accuracy,
+                    "ties": v.faithfulness.ties,
                     "reg": v.surrogate.reg,
                     "gradient": v.surrogate.gradient,
                     "seconds": v.seconds,
@@ -191,6 +227,7 @@ def explain(
     test: Any,
     *,
     kernels: Mapping[str, Kernel] | Sequence[str] | str | None = None,
+    outputs_are: Kind | None = None,
     reg: float = 1.0,
     samples: int = 500,
     nearest: int = 8,
@@ -198,14 +235,19 @@ def explain(
     poisoned_test: Tensor | None = None,
     name: str | None = None,
     memory: int | str | None = None,
+    store: Any = None,
     progress: bool = True,
 ) -> Decisions:
     """A faithful kernel surrogate of a trained classifier, and which training samples made each of its decisions.
 
     `train`, `test`: `tg.datasets.Labelled`, or (x, y). `kernels`: names of `tg.decisions.kernels`, or kernels by name
-    (default: all five). `reg`: a factor on the default of `tg.surrogate.fit`. `samples`: how many test samples are
-    explained one by one; all are in the figures. `poisoned_*`: masks, where known. `name`: what to call the model
-    (default: its class). `tg.report.write(decisions, path)` makes a page of the result.
+    (default: all five; of two classes without pNTK, which then is trNTK). `outputs_are`: "logits", "probabilities" or
+    "log-probabilities" (default: found out from the training data and said in the result; a warning where in doubt).
+    Named kernels and all figures are those of the logits, in whatever form the network has them; kernels that are given
+    are taken as they are (`logits_of` makes logits for them). `reg`: a factor on the default of `tg.surrogate.fit`.
+    `samples`: how many test samples are explained one by one; all are in the figures. `poisoned_*`: masks, where known.
+    `name`: what to call the model (default: its class). `store`: a folder for the Grams, which then need not fit in
+    memory, and are there when the same is asked again. `tg.report.write(decisions, path)` makes a page of the result.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> x = torch.randn(60, 3)
@@ -217,32 +259,29 @@ def explain(
     begin = time.perf_counter()
     known, asked = _data(model, train, test)
     poisoned_train, poisoned_test = _mask(poisoned_train, known, "train"), _mask(poisoned_test, asked, "test")
-    counts = [isinstance(v, int) and v >= 1 for v in (samples, nearest)]
-    if not all(counts) or not reg > 0:
+    if not all(isinstance(v, int) and v >= 1 for v in (samples, nearest)) or not reg > 0:
         raise InputError(f"samples={samples}, nearest={nearest}, reg={reg}; needed: whole numbers from 1, and above 0.")
     x, z = _placed(model, known.x), _placed(model, asked.x)
-    logits, one = _logits(model, z, known.classes)
-    chosen = _given(kernels) if isinstance(kernels, Mapping) else _named(model, kernels, x, one)
-    grams = Grams(x, z, memory, progress)
-    work = _Work(known, asked, grams, logits, reg, min(nearest, len(known)), poisoned_train, progress)
-    views: list[View] = []
-    shown = None
-    for position, (label, kernel) in enumerate(chosen.items()):
-        view, shown = work.view(label, kernel, shown, samples)
-        views.append(view)
-        grams.forget(list(chosen.values())[position + 1 :])
-    assert shown is not None
-    facts = {
-        "model": name or type(model).__name__,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "data": _name(known.name, asked.name),
-        **_sizes(known, asked, shown),
-        "device": str(logits.device),
-        "torch": torch.__version__,
-        "tangency": __version__,
-        "seconds": time.perf_counter() - begin,
-    }
-    return Decisions(known, asked, logits.cpu(), tuple(views), shown, facts, poisoned_train, poisoned_test)
+    found = heads.learn(outputs, model, x, known.y, len(known.classes), outputs_are)
+    logits = heads.logits(outputs, model, z, found)
+    chosen = _given(kernels) if isinstance(kernels, Mapping) else _named(model, kernels, found)
+    given = isinstance(kernels, Mapping)
+    work = _Work(
+        known, asked, Grams(x, z, memory, progress, store), logits, reg, min(nearest, len(known)), poisoned_train, progress,
+        TITLES if given else _titles(found), found.dtype,
+    )  # fmt: skip
+    views, shown = work.views(chosen, samples)
+    facts = {"model": name or type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
+    facts |= _facts(known, asked, shown, logits.device) | {"seconds": time.perf_counter() - begin}
+    said = found.said + (GIVEN if given and found.kind != "logits" else "")
+    return Decisions(known, asked, logits.cpu(), views, shown, facts, poisoned_train, poisoned_test, found.kind, said)
+
+
+def _folder(store: Any) -> Path:
+    found = shelf(store)
+    if not isinstance(found, Folder):
+        raise InputError(f"store={found.name!r} is no folder of this machine; needed: one, for several Grams.")
+    return found.path
 
 
 def _data(model: nn.Module, train: Any, test: Any) -> tuple[Labelled, Labelled]:
@@ -267,6 +306,7 @@ def _data(model: nn.Module, train: Any, test: Any) -> tuple[Labelled, Labelled]:
             f"the training set has no sample of {_check.some(empty)}. Leave the class out of both sets "
             "(Labelled.only), or add samples of it."
         )
+    same_columns(known, asked)
     left, right = ({k: v.shape[1:] for k, v in _tree.leaves(d.x)} for d in (known, asked))
     if left != right:
         shapes = [", ".join(f"{k} {list(s)}" for k, s in side.items()) for side in (left, right)]
@@ -274,8 +314,17 @@ def _data(model: nn.Module, train: Any, test: Any) -> tuple[Labelled, Labelled]:
     return known, asked
 
 
-def _sizes(train: Labelled, test: Labelled, shown: Tensor) -> dict[str, int]:
-    return {"train": len(train), "test": len(test), "classes": len(train.classes), "explained": len(shown)}
+def _facts(train: Labelled, test: Labelled, shown: Tensor, device: torch.device) -> dict[str, Any]:
+    return {
+        "data": _name(train.name, test.name),
+        "train": len(train),
+        "test": len(test),
+        "classes": len(train.classes),
+        "explained": len(shown),
+        "device": str(device),
+        "torch": torch.__version__,
+        "tangency": __version__,
+    }
 
 
 def _name(train: str, test: str) -> str:
@@ -296,20 +345,19 @@ def _mask(mask: Tensor | None, data: Labelled, name: str) -> Tensor | None:
     return mask
 
 
-def _logits(model: nn.Module, x: Inputs, classes: tuple[str, ...]) -> tuple[Tensor, bool]:
-    """The network's, [m, c] in float64, and whether it has one output: z of two classes is taken as −z/2 and z/2."""
-    z = outputs(model, x).double()
-    z = z[:, None] if z.dim() == 1 else z
-    one = z.shape[1:] == (1,) and len(classes) == 2
-    if one:
-        z = torch.cat([-z, z], 1) / 2
-    if z.dim() != 2 or z.shape[1] != len(classes):
-        raise InputError(
-            f"the model has outputs of shape {list(z.shape[1:])} and the data {len(classes)} classes; needed: a logit "
-            "for each class (or a single one for two classes)."
-        )
-    _check.finite(z, "the model's outputs")
-    return z, one
+def logits_of(model: nn.Module, train: Any, *, outputs_are: Kind | None = None) -> nn.Module:
+    """The network's logits as a module, in whatever form it gives its outputs: for kernels of one's own.
+
+    Of two classes it is the log-odds of the second, [n, 1]. `train`, `outputs_are`: as for `explain`.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Softmax(1))
+    >>> x, y = torch.randn(9, 3), torch.arange(9) % 2
+    >>> torch.allclose(logits_of(model, (x, y))(x), model[0](x)[:, 1:] - model[0](x)[:, :1])
+    True
+    """
+    known = labelled(train, name="train")
+    x = _placed(model, known.x)
+    return LogitsOf(model, heads.learn(outputs, model, x, known.y, len(known.classes), outputs_are))
 
 
 def _placed(model: nn.Module, x: Inputs) -> Inputs:
@@ -332,20 +380,25 @@ def _given(kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
     return dict(kernels)
 
 
-def _logits_of(returned: Any) -> Tensor:
-    return returned.logits
+def _titles(found: Outputs) -> dict[str, str]:
+    """What named kernels are of: of probabilities whose logits are known but for a shift, of the centred ones."""
+    if found.two:
+        return TITLES | OF_TWO
+    return {k: v.replace("outputs", "centred logits") for k, v in TITLES.items()} if found.shifted else TITLES
 
 
-def _named(model: nn.Module, names: Any, x: Inputs, one: bool) -> dict[str, Kernel]:
-    """The kernels asked for; by default all, without the pseudo kernel of one output, which is the trace."""
-    args, kwargs = _tree.arguments(_tree.take(x, slice(0, 1)))
-    with torch.no_grad():
-        returned = model(*args, **kwargs)
-    pick: Any = None
-    if not isinstance(returned, Tensor):  # Hugging Face's outputs are mappings, others may not be
-        pick = "logits" if isinstance(returned, Mapping) else _logits_of
-    made = kernels(model, names, outputs=pick)
-    return {k: v for k, v in made.items() if not (one and names is None and k == "pNTK")}
+def _named(model: nn.Module, names: Any, found: Outputs) -> dict[str, Kernel]:
+    """The kernels asked for, of the network's logits; by default all that say something of their own."""
+    plain = found.kind == "logits" and found.columns != 2
+    made = kernels(model if plain else LogitsOf(model, found), names)
+    if names is None and (found.two or found.shifted):  # the sum of one log-odds is the trace; of shifted logits, 0
+        return {k: v for k, v in made.items() if k not in SUMS}
+    if found.shifted and (asked := [k for k in made if k in SUMS]):
+        raise InputError(
+            f"{asked[0]} is the kernel of the logits' sum, which the network's {found.kind} do not tell. "
+            f"{heads.WITHOUT} Or leave this kernel out."
+        )
+    return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,6 +413,19 @@ class _Work:
     nearest: int
     poisoned: Tensor | None
     progress: bool
+    titles: Mapping[str, str]
+    dtype: torch.dtype  # of the network's outputs
+
+    def views(self, chosen: Mapping[str, Kernel], samples: int) -> tuple[tuple[View, ...], Tensor]:
+        """Of each kernel, and which test samples are explained one by one."""
+        found: list[View] = []
+        shown = None
+        for position, (label, kernel) in enumerate(chosen.items()):
+            view, shown = self.view(label, kernel, shown, samples)
+            found.append(view)
+            self.grams.forget(list(chosen.values())[position + 1 :])
+        assert shown is not None
+        return tuple(found), shown
 
     def view(self, name: str, kernel: Kernel, shown: Tensor | None, samples: int) -> tuple[View, Tensor]:
         begin = time.perf_counter()
@@ -369,9 +435,10 @@ class _Work:
             own, known, reg=self.reg * default_reg(own), classes=len(self.train.classes), progress=self.progress
         )
         logits = surrogate.logits(cross)
-        found = faithfulness(torch.softmax(self.logits, 1), torch.softmax(logits, 1), asked)
+        ties = rounding(self.dtype, own.dtype)
+        found = faithfulness(self.logits, logits, asked, outputs_are="logits", ties=ties)
         if shown is None:
-            shown = _shown(self.logits, logits, asked, samples)
+            shown = _shown(self.logits, logits, asked, samples, ties)
         attribution = summarize(
             surrogate, cross.select(shown), outputs=_asked(self.logits, asked)[shown.to(asked.device)],
             labels=self.train.y, classes=len(self.train.classes), k=self.nearest, progress=self.progress,
@@ -384,8 +451,8 @@ class _Work:
             flagged = flag(cross, self.poisoned, k=k, threshold=min(3, k))[1].cpu()
         picture, spans = _picture(own, self.train)
         return View(
-            name, TITLES.get(name, name), surrogate, found, logits.cpu(), attribution, picture, spans, _values(own),
-            time.perf_counter() - begin, flagged,
+            name, self.titles.get(name, name), surrogate, found, logits.cpu(), attribution, picture, spans,
+            _values(own), time.perf_counter() - begin, flagged,
         ), shown  # fmt: skip
 
 
@@ -395,11 +462,12 @@ def _asked(logits: Tensor, y: Tensor) -> Tensor:
     return torch.stack([first, torch.where(first == y, second, y)], 1)
 
 
-def _shown(logits: Tensor, surrogate: Tensor, y: Tensor, samples: int) -> Tensor:
+def _shown(logits: Tensor, surrogate: Tensor, y: Tensor, samples: int, ties: float) -> Tensor:
     """Which test samples to explain one by one: of many, some wrong ones, the least faithful, and random others."""
     if len(y) <= samples:
         return torch.arange(len(y))
-    ranks = [log_odds(torch.softmax(z, 1), y).argsort().argsort() for z in (logits, surrogate)]
+    odds = [levelled(log_odds(z, y, outputs_are="logits"), ties) for z in (logits, surrogate)]
+    ranks = [each.argsort(stable=True).argsort() for each in odds]
     gap = (ranks[0] - ranks[1]).abs()
     wrong = (logits.argmax(1) != y).nonzero()[:, 0].cpu()
     order = torch.Generator().manual_seed(0)

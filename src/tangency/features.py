@@ -269,8 +269,17 @@ def layer_names(model: nn.Module, layers: str | Sequence[str]) -> tuple[str, ...
 
 
 def default_layers(model: nn.Module) -> tuple[str, ...]:
-    """The blocks that a model is made of, without its last: its children, or those of an only child."""
+    """The blocks that a model is made of, without its last: its children, or those of an only child.
+
+    What follows the last parameters (a softmax, a reshape) belongs to the last block, if there is another one.
+    """
     prefix, level = "", model
-    while len(children := list(level.named_children())) == 1:
-        prefix, level = f"{prefix}{children[0][0]}.", children[0][1]
-    return tuple(prefix + name for name, _ in children[:-1])
+    while True:
+        children = list(level.named_children())
+        blocks = list(children)
+        while blocks and next(blocks[-1][1].parameters(), None) is None:
+            blocks.pop()
+        if len(blocks) != 1 or next(blocks[0][1].children(), None) is None:
+            chosen = blocks if len(blocks) > 1 else children
+            return tuple(prefix + name for name, _ in chosen[:-1])
+        prefix, level = f"{prefix}{blocks[0][0]}.", blocks[0][1]

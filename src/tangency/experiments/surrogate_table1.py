@@ -105,12 +105,12 @@ def one(case: Case, seed: int, options: Options) -> Row:
     train(model, known.x, known.y, case.recipe, seed=seed, progress=options.progress)
     own, cross = Grams(known.x, asked.x, progress=options.progress)(cosine(trace_ntk(model)))
     z = outputs(model, asked.x).double()
-    network = torch.softmax(torch.cat([-z, z], 1) / 2, 1)
+    network = torch.cat([-z, z], 1) / 2
     learned = outputs(model, known.x)[:, 0] > 0
     found: Row = {"train accuracy": float((learned == (known.y == 1)).double().mean())}
     for kind, fitted in (("optimum", optimum), ("scikit-learn", published)):
         surrogate = fitted(own, known.y, seed, options)
-        found[kind] = compared(surrogate, network, surrogate.probabilities(cross), asked.y)
+        found[kind] = compared(surrogate, network, surrogate.logits(cross), asked.y)
     return found
 
 
@@ -135,13 +135,13 @@ def published(own: Gram, y: Tensor, seed: int, options: Options) -> Surrogate:
     return Surrogate(weights, bias, task.reg, "weights", "SGDClassifier", int(solver.t_), gradient, loss)
 
 
-def compared(surrogate: Surrogate, network: Tensor, p: Tensor, y: Tensor) -> Row:
-    f = faithfulness(network, p, y)
+def compared(surrogate: Surrogate, network: Tensor, logits: Tensor, y: Tensor) -> Row:
+    f = faithfulness(network, logits, y, outputs_are="logits")
     return {
         "accuracy": f.network_accuracy,
         "tad": f.tad,
         "tau": f.tau,
-        "tau class 1": float(kendall(network[:, 1] - network[:, 0], p[:, 1] - p[:, 0])),
+        "tau class 1": float(kendall(network[:, 1] - network[:, 0], logits[:, 1] - logits[:, 0])),
         "pearson": f.pearson,
         "r2": f.r2,
         "gradient": surrogate.gradient,

@@ -78,7 +78,7 @@ def run(options: Options) -> Table:
     assert isinstance(asked.x, Tensor)
     x, z = known.x.to(options.device), asked.x.to(options.device)
     y, labels = known.y.to(x.device), asked.y.to(x.device)
-    network = torch.softmax(outputs(model, z).double(), 1)
+    network = outputs(model, z).double()
     grams = Grams(x, z, progress=options.progress)
     every = chosen(model, options)
     for position, (name, kernel) in enumerate(every.items()):
@@ -101,7 +101,7 @@ def surrogate(
 ) -> Row:
     """One fit and how it compares."""
     made = fit(own, y, reg=default_reg(own, alpha=alpha), progress=options.progress)
-    f = faithfulness(network, made.probabilities(cross), labels)
+    f = faithfulness(network, made.logits(cross), labels, outputs_are="logits")
     return {
         "tau": f.tau,
         "interval": [f.intervals["tau"].low, f.intervals["tau"].high],

@@ -58,7 +58,7 @@ def run(options: Options) -> Table:
     attacked = poison(asked.x, asked.y, patch=patch, target=TARGET, rate=1)
     x, z = planted.x.to(options.device), torch.cat([asked.x, attacked.x]).to(options.device)
     y, labels = (v.to(x.device) for v in (planted.y, torch.cat([asked.y, attacked.y])))
-    network = torch.softmax(outputs(model, z).double(), 1)
+    network = outputs(model, z).double()
     grams = Grams(x, z, progress=options.progress)
     half = {"dtype": "float16"} if options.device == "cuda" else {}
     tangent, plain = kernels(model, options.kernels or None, **half), kernels(model, options.kernels or None)
@@ -91,8 +91,8 @@ def one(own: Gram, cross: Gram, y: Tensor, network: Tensor, labels: Tensor, mask
     truth = torch.arange(2 * m, device=labels.device) >= m
     caught = detect(cross, mask, truth)
     made = fit(own, y, reg=default_reg(own, alpha=ALPHA), weights="balanced", progress=options.progress)
-    p = made.probabilities(cross)
-    clean, poisoned = (faithfulness(network[k], p[k], labels[k]) for k in (slice(0, m), slice(m, None)))
+    logits, parts = made.logits(cross), (slice(0, m), slice(m, None))
+    clean, poisoned = (faithfulness(network[k], logits[k], labels[k], outputs_are="logits") for k in parts)
     return {
         "precision": caught.precision,
         "recall": caught.recall,

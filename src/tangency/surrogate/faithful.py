@@ -1,5 +1,6 @@
 """How faithful a surrogate is to its network: Kendall's τ, accuracies, correlation, and the best increasing map."""
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -7,19 +8,24 @@ from torch import Tensor
 
 from .. import _check
 from .._types import Float
-from ..errors import InputError
+from ..errors import InputError, TangencyWarning
 from ..regress.model import Array
+from .heads import SUM, Kind, check_kind
 
 # Numbers that are ranked at a time when bootstrapping (heuristic: some 10 arrays of this many must fit a cache or so).
 BATCH = 2_000_000
+# Log-odds that agree in this part of the digits of the type they were computed in count as equal (heuristic: a network
+# and a surrogate lose some digits to rounding, and this leaves them half): ε^½, 1.5e-8 in float64, 3.5e-4 in float32.
+TIES = 0.5
 
 
-def kendall(a: Array, b: Array) -> Tensor:
+def kendall(a: Array, b: Array, *, ties: float = 0.0) -> Tensor:
     """τ_b = (P − Q) / √((n₀ − n₁)(n₀ − n₂)) over the last dimension: P, Q pairs ordered alike and oppositely.
 
     n₀ = n(n − 1)/2 pairs, n₁ and n₂ of them tied in a and in b; tied pairs count neither as P nor as Q. Without ties
     it is (P − Q)/(P + Q). NaN where a or b is constant. Leading dimensions are a batch. Exact (integer counts); cost:
-    n log n, after Knight 1966. Equal to scipy.stats.kendalltau.
+    n log n, after Knight 1966. Equal to scipy.stats.kendalltau. `ties`: nearly equal numbers are made equal before, by
+    `levelled`, in a and in b alike.
 
     >>> kendall(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 3, 2, 4]))
     tensor(0.6667, dtype=torch.float64)
@@ -35,6 +41,7 @@ def kendall(a: Array, b: Array) -> Tensor:
         if v.is_floating_point() and bool(v.isnan().any()):
             where = tuple(v.isnan().nonzero()[0].tolist())
             raise InputError(f"{name}[{', '.join(map(str, where))}] is NaN; needed: numbers that can be ordered.")
+    a, b = levelled(a, ties), levelled(b, ties)
     n, shape = a.shape[-1], a.shape[:-1]
     x, y = _ranks(a.reshape(-1, n)), _ranks(b.reshape(-1, n))
     # In order of a, and of b where a is tied: a pair of different a is out of order if and only if its b falls.
@@ -45,6 +52,45 @@ def kendall(a: Array, b: Array) -> Tensor:
     alike = pairs - tied_a - tied_b + tied_both - opposite
     scale = ((pairs - tied_a).double() * (pairs - tied_b).double()).sqrt()
     return ((alike - opposite).double() / scale).reshape(shape)
+
+
+def levelled(values: Array, ties: float) -> Tensor:
+    """Numbers that are nearly equal, made equal: over the last dimension, within `ties` times the largest finite |v|.
+
+    Being near is not transitive, so they are put into groups: the smallest number begins a group that holds all within
+    the tolerance of it, the next number begins the next. So no two that are further apart than the tolerance become
+    equal, and those that lie together within it, and further than it from all others, do. Each gets the middle one's
+    value: the order of different groups is kept. Infinities of one sign are a group. Cost: n log n.
+
+    >>> levelled(torch.tensor([1.0, 2.0, 1.0001, 1.9999]), 1e-3)
+    tensor([1.0000, 1.9999, 1.0000, 1.9999])
+    """
+    if not (isinstance(ties, (int, float)) and 0 <= ties < 1):
+        raise InputError(f"ties={ties!r}; needed: a part of the largest number, from 0 to below 1, such as 1e-8.")
+    v = torch.as_tensor(values)
+    if ties == 0 or not v.numel():
+        return v
+    v = v if v.is_floating_point() else v.double()
+    n = v.shape[-1]
+    ordered, order = v.reshape(-1, n).sort(-1)
+    width = ties * torch.where(ordered.isfinite(), ordered.abs(), 0).amax(-1, keepdim=True)
+    after = torch.searchsorted(ordered, ordered + width, right=True)  # who begins the next group, if this one did one
+    begins = _visited(after)
+    first = torch.where(begins, torch.arange(n, device=v.device), 0).cummax(-1).values
+    middle = (first + after.gather(-1, first) - 1) // 2
+    return torch.empty_like(ordered).scatter_(-1, order, ordered.gather(-1, middle)).reshape(v.shape)
+
+
+def _visited(after: Tensor) -> Tensor:
+    """Which places [k, n] are visited by going from place 0 to after[0], and so on up to n: by steps that double."""
+    n = after.shape[1]
+    jump = torch.cat([after, torch.full_like(after[:, :1], n)], 1)  # who is at the end stays there
+    seen = torch.zeros_like(jump)
+    seen[:, 0] = 1
+    for _ in range(n.bit_length()):
+        seen = (seen + torch.zeros_like(seen).scatter_add_(1, jump, seen)).clamp_max(1)
+        jump = jump.gather(1, jump)
+    return seen[:, :n] > 0
 
 
 def _ranks(v: Tensor) -> Tensor:
@@ -155,7 +201,7 @@ def monotone(u: Tensor, v: Tensor, bins: int = 30) -> MonotoneMap:
 
 @dataclass(frozen=True)
 class Interval:
-    """Holds `level` of the bootstrap's resamples, an equal share of the rest on either side."""
+    """Holds `levelled` of the bootstrap's resamples, an equal share of the rest on either side."""
 
     low: float
     high: float
@@ -168,7 +214,7 @@ class Faithfulness:
     `tau`: Kendall's τ_K. `tad`: the surrogate's accuracy less the network's. `pearson`: of the probabilities, for
     contrast: two clouds at 0 and 1 make it large. `map`, `r2`: the best increasing map from the surrogate's log-odds
     to the network's, and the part of their variance that it explains. `intervals`: bootstrap over the test samples of
-    tau, tad, pearson.
+    tau, tad, pearson. `ties`: log-odds that differ by at most this part of the largest count as equal (`levelled`).
     """
 
     tau: float
@@ -181,6 +227,7 @@ class Faithfulness:
     intervals: dict[str, Interval]
     level: float
     samples: int
+    ties: float = 0.0
 
     def __repr__(self) -> str:
         low, high = self.intervals["tau"].low, self.intervals["tau"].high
@@ -190,32 +237,47 @@ class Faithfulness:
         )
 
 
-def log_odds(probabilities: Tensor, y: Tensor) -> Tensor:
+def log_odds(outputs: Tensor, y: Tensor, *, outputs_are: Kind = "probabilities") -> Tensor:
     """log p_y − log Σ_{c≠y} p_c: orders samples as p_y does, and does not round to a tie where p_y is near 1.
+
+    `outputs` [m, c]: probabilities, or what does not round to 0 or 1: logits, log-probabilities.
 
     >>> odds = log_odds(torch.tensor([[0.8, 0.1, 0.1], [0.5, 0.25, 0.25]]), torch.tensor([0, 0])).exp()
     >>> [round(float(v), 3) for v in odds]
     [4.0, 1.0]
+    >>> log_odds(torch.tensor([[1000.0, 0.0]]), torch.tensor([0]), outputs_are="logits")
+    tensor([1000.])
     """
-    own = probabilities.gather(1, y[:, None])[:, 0]
-    others = probabilities.scatter(1, y[:, None], 0).sum(1)
-    return own.log() - others.log()
+    check_kind(outputs_are)
+    z = outputs.log() if outputs_are == "probabilities" else outputs
+    return z.gather(1, y[:, None])[:, 0] - z.scatter(1, y[:, None], -torch.inf).logsumexp(1)
 
 
 def faithfulness(
-    network: Array, surrogate: Array, y: Array, *, resamples: int = 200, level: float = 0.95, seed: int = 0
+    network: Array,
+    surrogate: Array,
+    y: Array,
+    *,
+    outputs_are: Kind = "probabilities",
+    ties: float | None = None,
+    resamples: int = 200,
+    level: float = 0.95,
+    seed: int = 0,
 ) -> Faithfulness:
-    """τ_K, TAD, Pearson's r and R² of class probabilities [m, c] of a network and of its surrogate; y [m] is correct.
+    """τ_K, TAD, Pearson's r and R² of the outputs [m, c] of a network and of its surrogate; y [m] is correct.
 
-    τ_K ranks the samples by the log-odds of the correct class, which is the order of its probability in exact
-    arithmetic; what still ties (a probability that underflows to 0 or 1) is handled as in `kendall`. Give
-    probabilities in float64 to have few ties. Engel et al. 2024, §3.
+    `outputs_are`: "probabilities", "logits" or "log-probabilities", of both. Logits are best: τ_K ranks the samples by
+    the log-odds of the correct class, which is the order of its probability in exact arithmetic, and a probability
+    that has rounded to 0 or 1 ties where its logits do not (this is warned of). `ties`: the part of the largest
+    log-odds within which two are equal (`levelled`; default: ε^½ of the coarser type given), since rounding parts what
+    is equal. Engel et al. 2024, §3.
 
-    >>> p = torch.softmax(torch.randn(50, 3).double(), 1)
-    >>> faithfulness(p, p, torch.randint(3, (50,))).tau
+    >>> z = torch.randn(50, 3).double()
+    >>> faithfulness(z, z, torch.randint(3, (50,)), outputs_are="logits").tau
     1.0
     """
-    p, q, y = _probabilities(network, "network"), _probabilities(surrogate, "surrogate"), torch.as_tensor(y)
+    (p, u), (q, v) = _read(network, "network", outputs_are), _read(surrogate, "surrogate", outputs_are)
+    y = torch.as_tensor(y)
     if p.shape != q.shape or y.shape != p.shape[:1] or y.is_floating_point():
         raise InputError(
             f"network has shape {tuple(p.shape)}, surrogate {tuple(q.shape)}, y {tuple(y.shape)} {y.dtype}; needed: "
@@ -228,15 +290,31 @@ def faithfulness(
     if not 0 < level < 1 or resamples < 2:
         raise InputError(f"level={level}, resamples={resamples}; needed: 0 < level < 1, and two resamples or more.")
     y = y.long()
-    odds = torch.stack([log_odds(v, y) for v in (p, q)])
-    own = torch.stack([v.gather(1, y[:, None])[:, 0] for v in (p, q)])
-    right = torch.stack([v.argmax(1) == y for v in (p, q)]).double()
+    near = rounding(*(torch.as_tensor(given).dtype for given in (network, surrogate))) if ties is None else ties
+    odds = levelled(torch.stack([log_odds(z, y, outputs_are="logits") for z in (u, v)]), near)
+    if outputs_are != "logits" and (lost := int(odds.isinf().any(0).sum())):
+        warnings.warn(
+            f"the probability of the correct class is exactly 0 or 1 in {lost} of {len(y)} samples: it has rounded, "
+            "and these samples tie. Give logits, with outputs_are='logits', to have them in their order.",
+            TangencyWarning, stacklevel=2,
+        )  # fmt: skip
+    own = torch.stack([each.gather(1, y[:, None])[:, 0] for each in (p, q)])
+    right = torch.stack([each.argmax(1) == y for each in (u, v)]).double()
     found, r2 = _mapped(odds[1], odds[0])
     intervals = _bootstrap(odds, own, right, resamples, level, seed)
     return Faithfulness(
         float(kendall(odds[0], odds[1])), float((right[1] - right[0]).mean()), float(_pearson(own[0], own[1])), r2,
-        found, float(right[1].mean()), float(right[0].mean()), intervals, level, len(y),
+        found, float(right[1].mean()), float(right[0].mean()), intervals, level, len(y), near,
     )  # fmt: skip
+
+
+def rounding(*kinds: torch.dtype) -> float:
+    """The part of the largest log-odds within which those computed in these types count as equal: ε^TIES.
+
+    >>> [f"{v:.1e}" for v in (rounding(torch.float64), rounding(torch.float32, torch.float64))]
+    ['1.5e-08', '3.5e-04']
+    """
+    return max(torch.finfo(k if k.is_floating_point else torch.float64).eps for k in kinds) ** TIES
 
 
 def _mapped(u: Tensor, v: Tensor) -> tuple[MonotoneMap, float]:
@@ -251,23 +329,31 @@ def _mapped(u: Tensor, v: Tensor) -> tuple[MonotoneMap, float]:
     return found, 1 - float((v - found(u)).square().sum() / (v - v.mean()).square().sum())
 
 
-def _probabilities(given: Array, name: str) -> Tensor:
-    p = torch.as_tensor(given).detach()
-    if p.dim() != 2 or p.shape[1] < 2 or len(p) < 2:
+def _read(given: Array, name: str, kind: Kind) -> tuple[Tensor, Tensor]:
+    """Probabilities and logits [m, c] in float64, checked."""
+    check_kind(kind)
+    v = torch.as_tensor(given).detach()
+    if v.dim() != 2 or v.shape[1] < 2 or len(v) < 2:
         raise InputError(
-            f"{name} has shape {tuple(p.shape)}; needed: probabilities [m, c] of two samples and two classes or more "
-            "(of a network with one logit z: torch.stack([torch.sigmoid(-z), torch.sigmoid(z)], 1))."
+            f"{name} has shape {tuple(v.shape)}; needed: {kind} [m, c] of two samples and two classes or more (of a "
+            "network with one logit z: torch.stack([torch.sigmoid(-z), torch.sigmoid(z)], 1), or as logits "
+            "torch.stack([-z, z], 1) / 2)."
         )
-    p = p.double()
+    v = v.double()
+    if kind == "logits":
+        _check.finite(v, name)
+        return torch.softmax(v, 1), v
+    p = v if kind == "probabilities" else v.exp()
     _check.finite(p, name)
     sums = p.sum(1)
     worst = int((sums - 1).abs().argmax())
-    if bool((p < 0).any()) or abs(float(sums[worst]) - 1) > 1e-3:
+    if bool((p < 0).any()) or abs(float(sums[worst]) - 1) > SUM:
         raise InputError(
-            f"{name} holds no probabilities (a row sums to {float(sums[worst]):.4g}, the smallest entry is "
-            f"{float(p.min()):.4g}): apply softmax first."
+            f"{name} holds no {kind} (a row {'' if p is v else 'of exponentials '}sums to {float(sums[worst]):.4g}, "
+            f"the smallest entry is {float(v.min()):.4g}): apply {'' if p is v else 'log_'}softmax first, or say "
+            "outputs_are='logits' if these are logits."
         )
-    return p
+    return p, p.log() if p is v else v
 
 
 def _pearson(a: Tensor, b: Tensor) -> Tensor:
