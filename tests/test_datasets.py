@@ -3,9 +3,11 @@
 import gzip
 import math
 import pickle
+import random
 import re
 import sys
 import tempfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tangency import InputError
+from tangency import InputError, TangencyError
 from tangency._tree import leaves
-from tangency.datasets import Labelled, cifar10, csv, digits, fashion_mnist, idx, images, labelled, mnist
+from tangency.datasets import (
+    MISSING,
+    Labelled,
+    cifar10,
+    csv,
+    digits,
+    fashion_mnist,
+    files,
+    idx,
+    images,
+    labelled,
+    mnist,
+    same_columns,
+)
+from tangency.datasets.encoding import Column, Encoding
 from tangency.datasets.table import fields, is_missing, number
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -278,6 +294,15 @@ def test_samples_that_are_not_finite_are_named(value: float, dtype: torch.dtype)
         ({"columns": ("u", "v", "w")}, r"columns has 3 names, show has shape \[3, 2\]; needed: table rows \[n, 3\]"),
         ({"columns": ("u", "v"), "show": ["a", "b", "c"]}, "columns has 2 names, show has no columns"),
         ({"columns": ("u", "u")}, "columns has 'u' twice"),
+        (
+            {"show": ["a", "b\ud800", "c"]},
+            r"show\[1\] has a lone surrogate \('\\ud800', character 1\), .* Repair it: text",
+        ),
+        ({"classes": ("a", "\udc80", "c")}, r"classes\[1\] has a lone surrogate"),
+        ({"columns": ("u", "v\udfff")}, r"columns\[1\] has a lone surrogate"),
+        ({"name": "\ud800"}, "^name has a lone surrogate"),
+        ({"name": None}, "^name is a NoneType; needed: a string"),
+        ({"encoding": Encoding(Column("y"), (Column("u"),))}, "encoding is of a table with other columns"),
     ],
 )
 def test_refused_fields(options: dict[str, Any], message: str) -> None:
@@ -356,6 +381,12 @@ def test_refused_idx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (good[:9], "is truncated: 9 bytes, its header alone has 12. Get it again"),
         (good[:-1], r"is truncated: 35 bytes; needed: 36 for \[2, 3\] numbers of 4 bytes, as its header says"),
         (good + b"\0", "goes on after its end: 37 bytes; needed: 36"),
+        (
+            b"\0\0\x08\x03" + bytes(4) + b"\xff" * 8,
+            r"its header says \[0, 4294967295, 4294967295\], which no array can",
+        ),
+        (b"\0\0\x0e\x02" + b"\xff" * 8, r"its header says \[4294967295, 4294967295\], which no array can have"),
+        (b"\0\0\x08\x01" + b"\xff" * 4, r"is truncated: 8 bytes; needed: 4294967303 for \[4294967295\]"),
         (packed[:-9], "is truncated: its gzip stream ends early. Get it again"),
         (packed[:-8] + bytes(8), r"is damaged: it cannot be unpacked \(CRC check failed"),
         (packed[:10] + b"\xff" * 20, r"is damaged: it cannot be unpacked \(Error -3"),
@@ -369,6 +400,8 @@ def test_refused_idx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path, "is a folder, not a file; needed: an IDX file"),
         (file / "below", r"cannot be read \(Not a directory\)"),
         (7, "file is a int; needed: a path"),
+        ("a\0b", r"file is 'a\\x00b', which no file can be called"),
+        ("a\ud800", r"file is 'a\\ud800', which no file can be called"),
     ]:
         with pytest.raises(InputError, match=message):
             idx(path)  # type: ignore[arg-type]
@@ -379,6 +412,26 @@ def test_refused_idx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_bytes", forbidden)
     with pytest.raises(InputError, match="file may not be read by you; needed: an IDX file. Try chmod"):
         idx(file)
+
+
+def test_what_a_packed_file_may_hold_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packed file of 50 kB that holds 50 MB is refused before it has taken that memory."""
+    monkeypatch.setattr(files, "UNPACKED", (10_000, 1_000_000))
+    file = tmp_path / "packed"
+    file.write_bytes(gzip.compress(bytes(50_000_000), 1, mtime=0))
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"packed has [\d,]+ bytes and unpacks to more than 1,000,000; .*\(gunzip\)"):
+        idx(file)
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+    for array in (np.zeros(9_000, np.uint8), np.random.default_rng(0).integers(0, 256, 90_000, np.uint8)):
+        file.write_bytes(gzip.compress(idx_bytes(array), mtime=0))  # small, or as large as its file says
+        assert np.array_equal(idx(file).numpy(), array)
+    file.write_bytes(idx_bytes(np.zeros(2_000_000, np.uint8)))  # not packed: what one sees is what there is
+    assert len(idx(file)) == 2_000_000
+    monkeypatch.undo()
+    official = 16 + 60_000 * 28 * 28  # MNIST's training images, packed to a fifth of that
+    assert official < files.UNPACKED[0] < files.UNPACKED[1]
 
 
 def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -553,8 +606,12 @@ def test_pickles_are_never_read(cifar_files: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
     cifar_files.rename(python.parent / cifar_files.name)  # both versions side by side
     assert len(cifar10(python.parent)[0]) == 100
-    sources = [Path(images.__file__).parent / f"{m}.py" for m in ("images", "files", "table", "labelled")]
-    assert not any("import pickle" in s.read_text() or "urllib" in s.read_text() for s in sources)
+    # Nothing in the folder could run what a file says.
+    text = "\n".join(source.read_text() for source in Path(images.__file__).parent.glob("*.py"))
+    assert "def cifar10" in text
+    assert not re.search(
+        r"pickle\b.*import|import pickle|urllib|np\.load|torch\.load|\beval\(|\bexec\(|subprocess", text
+    )
 
 
 def test_the_official_size() -> None:
@@ -619,6 +676,8 @@ def test_csv(table: Callable[..., Labelled]) -> None:
         lambda t: gzip.compress(t.encode(), mtime=0),
         lambda t: b"\xef\xbb\xbf" + t.encode(),
         lambda t: t.replace("\n", "\r\n"),
+        lambda t: t.replace("\n", "\r"),
+        lambda t: t.replace("\n", "\r", 2),
         lambda t: t.replace(",", ";"),
         lambda t: t.replace(",", "\t"),
         lambda t: t.replace(",", "|"),
@@ -660,6 +719,7 @@ def test_csv_options(table: Callable[..., Labelled]) -> None:
     ordered = table(FRUIT, classes=["cherry", "plum", "apple"])
     assert (ordered.classes, ordered.y.tolist()) == (("cherry", "plum", "apple"), [2, 0, 2])
     assert table("a b\n1 x\n2 y\n", "b", delimiter=" ").classes == ("x", "y")
+    assert table("a,b\r1,x;y\r2,z\r", "b").classes == ("x;y", "z")  # line 1 ends where it does
     quoted = table('a,b\n"1","say ""hi"", you"\n2,"two\nlines"\n', "b")
     assert quoted.classes == ('say "hi", you', "two\nlines")
     # Other columns may be anything; numbers are one class however they are written, and long ones stay apart.
@@ -687,6 +747,19 @@ MANY = "".join(f"word{k},{k % 2}\n" for k in range(1001))
         (FRUIT, {"target": 1.5, "header": True}, "target: 1.5 is no column; needed: a name, or a number"),
         (FRUIT, {"header": "infer"}, "header='infer'; needed: True, False or None"),
         (FRUIT, {"columns": ["wait"]}, "columns: .* has no column 'wait'"),
+        (FRUIT, {"columns": "seeds"}, r"columns='seeds' is one string; needed: a list, as in columns=\['seeds'\]"),
+        (FRUIT, {"categorical": "seeds"}, "categorical='seeds' is one string; needed: a list"),
+        (FRUIT, {"classes": "ac"}, "classes='ac' is one string; needed: a list"),
+        (FRUIT, {"columns": 5}, "columns is a int; needed: a list"),
+        ("a,b,kind\n1,2,x\n3,4,y\n", {"columns": "ab"}, "columns='ab' is one string"),
+        (FRUIT, {"target": None}, "target is missing; needed: the column of the classes, by name or number, or like="),
+        (FRUIT, {"missing": "ignore"}, "missing='ignore'; needed: 'refuse' or 'leave out'"),
+        (FRUIT, {"decimal": ";"}, "decimal=';'; needed: '.' or ','"),
+        (FRUIT, {"thousands": "."}, r"thousands='\.' with decimal='\.'; needed: one of '' ','"),
+        ("a,kind\n?,x\n1,NA\n", {"missing": "leave out"}, r"every line lacks a value \('a' 1, 'kind' 1\)"),
+        ("a,kind\n1,x\n?,y\n2,\n", {}, "line 3, .*missing='leave out' does it.* Values are missing in 2 lines"),
+        ('"' + "a" * 140_000 + '",kind\n1,x\n', {}, "line 1: field larger than field limit"),
+        ("a,kind\n1,234,x\n", {}, "line 2 has 3 fields; line 1 has 2. Needed: as many. A value with ',' in it needs"),
         (FRUIT, {"columns": []}, r"columns=\[\] with target='kind'; needed: one or more columns, each once, without"),
         (FRUIT, {"columns": ["kind"]}, "each once, without the target"),
         (FRUIT, {"columns": ["seeds", 2]}, "each once, without the target"),
@@ -698,7 +771,7 @@ MANY = "".join(f"word{k},{k % 2}\n" for k in range(1001))
         (
             FRUIT,
             {"classes": ["appel", "cherry"]},
-            "line 2, column 'kind': 'apple' is none of classes=.* Did you mean 'appel'",
+            "line 2, column 'kind': 'apple' is none of the classes appel, cherry. Did you mean 'appel'",
         ),
         (FRUIT, {"classes": ["apple", "cherry", "apple"]}, "classes has 'apple' twice"),
         (FRUIT, {"delimiter": ", "}, "delimiter=', '; needed: one character"),
@@ -726,7 +799,7 @@ MANY = "".join(f"word{k},{k % 2}\n" for k in range(1001))
         (
             "a;kind\n1,5;x\n2,5;y\n",
             {"delimiter": ";"},
-            "line 2, column 'a': '1,5'; needed: a point in numbers, not a comma",
+            "line 2, column 'a': '1,5' looks like a number .* Say how they are written: decimal=','",
         ),
         ('a,kind\n1,x\n2,"y\n', {}, "line 3: unexpected end of data; needed: CSV"),
         ("a,kind\n1,2.5\n", {}, "line 2, column 'kind': the target is 2.5; needed: classes, which are words or whole"),
@@ -771,5 +844,372 @@ def test_fields_are_the_text_of_a_table(tmp_path: Path) -> None:
 
 
 def test_cells() -> None:
-    assert [is_missing(c) for c in ("", "?", "NaN", "N/A", "null", "0", "none")] == [True] * 5 + [False] * 2
+    given = ("", "?", "NaN", "N/A", "null", "None", "#N/A", "<NA>", "0", "none", "-")
+    assert [is_missing(c) for c in given] == [True] * 8 + [False] * 3
+    assert all(is_missing(word) and is_missing(word.upper()) for word in MISSING)
     assert [number(c) for c in ("1e3", "-.5", "5more", "1_0")] == [1000.0, -0.5, None, None]
+
+
+# ---------------------------------------------------------------------------------- what is a number, a word, nothing
+
+
+def quoted(*cells: str) -> str:
+    """A table with these values in column a."""
+    return "a,kind\n" + "".join(f'"{cell}",{"xy"[k % 2]}\n' for k, cell in enumerate(cells))
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (
+            ["1,234,567"],
+            "'1,234,567' looks like a number with separators .* written: thousands=','. If these are words",
+        ),
+        (["1.234,5"], r"written: decimal=',', thousands='\.'"),
+        (["12,5", "1,234"], "written: decimal=','[.]"),
+        (["1,234"], "written: decimal=',' or thousands=','"),
+        (["1.234.567"], r"written: thousands='\.', decimal=','"),
+        (["1 234"], "written: thousands=' '"),
+        (["1\u202f234"], "written: thousands=' '"),
+        (["1'234.5"], r"written: decimal='\.', thousands=\"'\""),
+        (["1_000"], "written: thousands='_'"),
+        (["10%", "20 %"], "'10%' looks like a number with %, as most .* Write numbers alone. .* categorical="),
+        (["$10", "-$7.50"], r"looks like a number with \$"),
+        (["7 €", "1.000,50 €"], "looks like a number with €"),
+        (["(10)"], "Write it with digits, a point and a minus"),
+        (["\N{MINUS SIGN}5"], "Write it with digits, a point and a minus"),
+        (["0x10", "0x1F"], r"'0x10' looks like a number to another base, .* Write it in decimal \(16\)"),
+        (["10 kg", "7.5 kg"], "looks like a number with the unit 'kg'"),
+        (["2020-01-31", "1999-12-01"], "looks like a date or time, .* Make a number of it"),
+        (["31.1.2020"], "looks like a date or time"),
+        (["12:30", "7:05"], "looks like a date or time"),
+        (["unknown", "10%", "20%"], "line 3, column 'a': '10%' looks like"),
+        (["unknown"] * 9 + ["10%", "20%"], "line 11, column 'a': '10%' looks like"),  # most values, if not lines
+        (
+            ["1", "10%"],
+            "line 3, column 'a': '10%' is no number, others of the column are. It looks like a number with %",
+        ),
+        (["1", "-"], "'-' is no number, others of the column are. Correct it, or empty it if it is missing, or name"),
+    ],
+)
+def test_numbers_in_another_dress_are_refused(cells: list[str], message: str, table: Callable[..., Labelled]) -> None:
+    with pytest.raises(InputError, match=message):
+        table(quoted(*cells))
+    assert len(table(quoted(*cells), categorical=["a"]).columns) == len(set(cells))  # unless they are meant as words
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["30-39", "40-49"],
+        ["1st", "2nd", "3rd"],
+        ["1.2.3", "1.10.0"],
+        ["A1", "A2"],
+        ["<5", ">=5"],
+        ["1/2"],
+        ["red", "10%"],
+    ],
+)
+def test_words_with_digits_are_words(cells: list[str], table: Callable[..., Labelled]) -> None:
+    assert table(quoted(*cells)).columns == tuple(f"a={cell}" for cell in sorted(cells))
+
+
+@pytest.mark.parametrize(
+    ("form", "cells", "want"),
+    [
+        ({"decimal": ","}, ["1,5", "-2", "1e3"], [1.5, -2, 1000]),
+        ({"thousands": ","}, ["1,234,567", "-12", "1,234.5", "12,34,567"], [1234567, -12, 1234.5, 1234567]),
+        ({"decimal": ",", "thousands": "."}, ["1.234,5", "0,25"], [1234.5, 0.25]),
+        ({"decimal": ",", "thousands": " "}, ["1 234,5", "1\u202f000"], [1234.5, 1000]),
+        ({"thousands": "'"}, ["1'000'000"], [1e6]),
+        ({"thousands": "_"}, ["1_000"], [1000]),
+    ],
+)
+def test_numbers_are_read_as_they_are_said_to_be_written(
+    form: dict[str, Any], cells: list[str], want: list[float], table: Callable[..., Labelled]
+) -> None:
+    assert table(quoted(*cells), **form).show[:, 0].tolist() == want
+    wrong = {",": "1.5", ".": "1,50"}[form.get("decimal", ".")] if "_" not in cells[0] else "1_00"
+    with pytest.raises(InputError, match=f"line {len(cells) + 2}, column 'a': '{wrong}' is no number"):
+        table(quoted(*cells, wrong), **form)  # 1.5 is not 15
+
+
+def test_classes_and_categories_are_told_apart_as_they_are_written(table: Callable[..., Labelled]) -> None:
+    assert table("v,kind\n1,02\n1,10\n1,01\n").classes == ("01", "02", "10")
+    assert table("v,kind\n1,2.0\n1,1.\n1,2\n").classes == ("1", "2")
+    for text, options, place in (
+        ("v,kind\n1,01\n2,1\n", {}, "line 3, column 'kind': '1', and '01' in line 2, are one number. Write them alike"),
+        ("v,kind\n1,1\n2,1e0\n", {}, "line 3, column 'kind': '1e0', and '1' in line 2, are one number"),
+        ("v,kind\n1,x\n+1,y\n", {"categorical": ["v"]}, r"line 3, column 'v': '\+1', and '1' in line 2"),
+    ):
+        with pytest.raises(InputError, match=place):
+            table(text, **options)
+    named = table("v,kind\n1,01\n2,1\n3,1.0\n", classes=["1", "01"])
+    assert (named.classes, named.y.tolist()) == (("1", "01"), [1, 0, 0])
+    assert table("v,kind\n1.0,x\n1,y\n", categorical=["v"]).columns == ("v=1",)
+    far = table("v,kind\n1,1e-99999999999999999999\n2,1e-99999999999999999998\n", classes=None, categorical=["v"])
+    assert len(far.classes) == 2
+    for quantity in ("10%", "2,5", "2020-01-31"):
+        with pytest.raises(InputError, match=f"the target '{quantity}' looks like .* name them: classes="):
+            table(f'v,kind\n1,"{quantity}"\n2,"{quantity}"\n')
+        assert table(f'v,kind\n1,"{quantity}"\n', classes=[quantity, "0"]).y.tolist() == [0]
+
+
+def test_lines_that_lack_a_value_are_left_out_if_asked(table: Callable[..., Labelled]) -> None:
+    text = "a,b,kind\n1,red,x\n?,red,y\n2,None,x\n3,blue,#N/A\nNULL,,y\n4,red,y\n"
+    with pytest.raises(InputError, match=r"line 3, column 'a': the value is missing \('\?'\).* in 4 lines"):
+        table(text)
+    data = table(text, missing="leave out")
+    assert data.columns == ("a", "b=red")  # blue is in no line that is left
+    assert (data.show.tolist(), data.y.tolist(), data.classes) == ([[1, 1], [4, 1]], [0, 1], ("x", "y"))
+    assert data.encoding is not None
+    assert (data.encoding.left_out, [c.missing for c in data.encoding.columns]) == (4, [2, 2])
+    assert len(table(text, missing="leave out", columns=["a"])) == 3  # what is not used may be missing
+    # A class that is named is no missing value.
+    assert table("v,kind\n1,NA\n2,EU\n", classes=["EU", "NA"]).y.tolist() == [1, 0]
+
+
+def test_a_summary_says_what_was_understood(table: Callable[..., Labelled]) -> None:
+    text = "weight,colour,id,kind\n120,red,1,apple\n9.5,red,2,cherry\n?,green,3,apple\n130,green,4,apple\n"
+    data = table(text, columns=["weight", "colour"], missing="leave out")
+    assert data.summary() == (
+        "fruit: 3 samples, 2 classes (kind): apple 2, cherry 1\n"
+        "  weight  number  9.5 to 130\n"
+        "  colour  words   green 1, red 2\n"
+        "  not used: id\n"
+        "  missing values: weight 1; 1 line left out"
+    )
+    assert (
+        "apple 1, cherry 0\n  weight  number  130 to 130\n  colour  words   green 1, red 0"
+        in data.select([2]).summary()
+    )
+    assert table(FRUIT).summary().endswith("  missing values: none")
+    hostile = table("a\x1b[2J,b\u202e,kind\n1,\x1b]0;\x07,x\ty\n").summary()  # what a terminal would act on is quoted
+    assert all(line.isprintable() for line in hostile.split("\n"))
+    assert "'b\\u202e'   words   '\\x1b]0;\\x07' 1" in hostile
+    wide = "".join(f"c{k}," for k in range(50)) + "kind\n" + "1," * 50 + "x\n"
+    assert "c39  number  1 to 1\n  and 10 columns more\n" in table(wide).summary()
+    x = {"u": torch.arange(8.0).reshape(2, 4), "v": torch.ones(2, 1, 3)}
+    many = Labelled(x, [0, 11], tuple(f"k{k}" for k in range(12)))  # type: ignore[arg-type]
+    assert many.summary() == (
+        "data: 2 samples, 12 classes: k0 1, " + "".join(f"k{k} 0, " for k in range(1, 10)) + "and 2 more\n"
+        "  x['u']  [4] 0 to 7\n"
+        "  x['v']  [1, 3] 1 to 1"
+    )
+
+
+# ------------------------------------------------------------------------------------ read like the training set
+
+WORDS = ["red", "green", "blue"]
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(-9, 9), st.sampled_from(WORDS), st.integers(0, 2)), min_size=2, max_size=12),
+    order=st.permutations(range(3)), cut=st.integers(1, 11),
+)  # fmt: skip
+def test_columns_go_by_name_and_words_as_in_the_training_set(
+    rows: list[tuple[int, str, int]], order: list[int], cut: int
+) -> None:
+    """The second part of a file, its columns in another order, is what it was in the whole file; or it is refused."""
+    cut = min(cut, len(rows) - 1)
+    names = ("a", "b", "kind")
+    with tempfile.TemporaryDirectory() as folder:
+        whole, first, second = (Path(folder) / name for name in ("whole.csv", "first.csv", "second.csv"))
+        lines = [",".join(map(str, row)) for row in rows]
+        whole.write_text("\n".join([",".join(names), *lines]))
+        first.write_text("\n".join([",".join(names), *lines[:cut]]))
+        mixed = [";".join(str(row[k]) for k in order) for row in (names, *rows[cut:])]
+        second.write_text("\n".join(mixed))
+        want, train = csv(whole, "kind"), csv(first, "kind")
+        new = {row[1] for row in rows[cut:]} - {row[1] for row in rows[:cut]}
+        new_classes = {row[2] for row in rows[cut:]} - {row[2] for row in rows[:cut]}
+        if new or new_classes:
+            with pytest.raises(
+                InputError, match="is not in this column of the training set|none of the training set's"
+            ):
+                csv(second, like=train)
+            return
+        test = csv(second, like=train)
+    assert (test.columns, test.classes) == (train.columns, train.classes)
+    named = {name: want.show[cut:, k] for k, name in enumerate(want.columns)}
+    assert torch.equal(test.show, torch.stack([named[name] for name in test.columns], 1))
+    assert torch.equal(test.x, test.show.float())
+    assert [test.classes[k] for k in test.y.tolist()] == [want.classes[k] for k in want.y[cut:].tolist()]
+    same_columns(train, test)
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Labelled:
+    file = tmp_path / "train.csv"
+    file.write_text("a,b,c,kind\n1,red,5,x\n2,blue,6,y\n")
+    return csv(file, "kind")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("a,b,kind\n1,red,x\n", {}, "fruit.csv lacks 'c', which the training set has; needed: the same columns,"),
+        ("a,b,c\n1,red,2\n", {}, "lacks 'kind', which the training set has"),
+        ("a,b,c,kind,id\n1,red,2,x,7\n", {}, "has 'id', which the training set lacks; .* with columns="),
+        ("A,b,c,kind\n1,red,2,x\n", {}, "lacks 'a', which the training set has,? and has 'A', which the training"),
+        ("a,b,c,kind\n1,rad,2,x\n", {}, "column 'b': 'rad' is not in this column of the training set, which has blue, "
+         "red. Did you mean 'red'"),
+        ("a,b,c,kind\n1,red,2,z\n", {}, "column 'kind': 'z' is none of the training set's classes x, y"),
+        ("a,b,c,kind\n1,red,big,x\n", {}, "column 'c': 'big' is no number, those of the training set are"),
+        ("a,b,c,kind\n1,red,10%,x\n", {}, "'10%' is no number, those of the training set are. It looks like a number"),
+        ("a,b,c,kind\n1,?,2,x\n", {}, r"column 'b': the value is missing \('\?'\)"),
+        ("a,b,c,c,kind\n1,red,2,3,x\n", {}, "has several columns 'c'"),
+        ("1,red,2,x\n", {"header": False}, "lacks 'kind', 'a', 'b'"),
+        ("a,b,c,kind\n1,red,2,x\n", {"target": "c"}, "target='c', and the training set's is 'kind'"),
+        ("a,b,c,kind\n1,red,2,x\n", {"columns": ["a"]}, "like= and columns= were given; like= decides that"),
+        ("a,b,c,kind\n1,red,2,x\n", {"classes": ["x"]}, "like= and classes= were given"),
+        ("a,b,c,kind\n1,red,2,x\n", {"categorical": ["a"]}, "like= and categorical= were given"),
+    ],
+)  # fmt: skip
+def test_what_the_training_set_does_not_know_is_refused(
+    text: str, options: dict[str, Any], message: str, train: Labelled, table: Callable[..., Labelled]
+) -> None:
+    with pytest.raises(InputError, match=message):
+        table(text, **{"target": None, "like": train} | options)
+
+
+def test_what_a_file_may_have_of_its_own(train: Labelled, table: Callable[..., Labelled]) -> None:
+    want = table("a,b,c,kind\n1.5,red,2000,y\n", like=train)
+    assert (want.x.tolist(), want.y.tolist()) == ([[1.5, 0, 1, 2000]], [1])
+    for text, options in (
+        ("kind;c;b;a\ny;2.000;red;1,5\n", {"decimal": ",", "thousands": "."}),
+        ("kind\tc\tb\ta\ny\t2000\tred\t1.5\ny\t?\tred\t1\n", {"missing": "leave out"}),
+    ):
+        got = table(text, None, like=train, **options)
+        assert (got.columns, got.x.tolist(), got.y.tolist()) == (want.columns, want.x.tolist(), [1])
+    again = table(
+        "kind,c,b,a\ny,2000,red,1.5\n", None, like=pickle.loads(pickle.dumps(want))
+    )  # like one that was read so
+    assert again.x.tolist() == want.x.tolist()
+    assert table("a,b,c,kind\n1,red,2,y\n", None, like=train.only("y")).y.tolist() == [0]
+    few = table("a,b,id,kind\n1,red,7,x\n2,blue,8,y\n", columns=["a", "b"])
+    assert table("b,kind,a,other\nred,x,3,?\n", None, like=few).x.tolist() == [[3, 0, 1]]
+    plain = table("1,red,x\n2,blue,y\n", -1, header=False)
+    assert table("3,blue,y\n", None, like=plain).x.tolist() == [[3, 1, 0]]
+
+
+def test_a_set_that_was_changed_or_not_read_decides_nothing(train: Labelled, table: Callable[..., Labelled]) -> None:
+    text = "a,b,c,kind\n1,red,2,x\n"
+    for like, message in (
+        (
+            train.with_x(train.x - 1),
+            r"has another x than its file \(with_x\). Read this file like the set as it was read",
+        ),
+        (train.with_x({"x": train.x}), "has another x than its file"),
+        (labelled((X, [0, 1, 2])), r"like=Labelled\(data: x \[3, 2\], 3 classes\) was not read from a table"),
+        ((X, [0, 1, 2]), "like is a tuple; needed: the training set, as tangency.datasets.csv read it"),
+    ):
+        with pytest.raises(InputError, match=message):
+            table(text, None, like=like)
+
+
+def test_sets_with_other_columns_are_refused_where_they_are_used_together(
+    train: Labelled, table: Callable[..., Labelled]
+) -> None:
+    def named(*columns: str) -> Labelled:
+        return Labelled(X, [0, 1, 2], ("a", "b", "c"), columns=columns)  # type: ignore[arg-type]
+
+    for one, other, message in (
+        (
+            named("a", "b"),
+            named("b", "a"),
+            r"columns are the training set's in another order \(b, a for a, b\). .*like=train",
+        ),
+        (named("a", "b"), named("a", "c"), "are not the training set's: they lack b and have c in addition"),
+        (train, table("a,b,c,kind\n1,green,5,x\n2,red,6,y\n"), "they lack b=blue and have b=green in addition"),
+        (train, table("b,a,c,kind\nred,1,5,x\nblue,1,5,y\n"), "in another order"),
+    ):
+        with pytest.raises(InputError, match=message):
+            same_columns(one, other)
+    same_columns(named("a", "b"), named("a", "b"))
+    same_columns(named("a", "b"), labelled((X, [0, 1, 2])))  # without names nothing is known
+    same_columns(train, train.select([1]))
+
+
+# --------------------------------------------------------------------------------------------------- files of any bytes
+
+NAUGHTY = (
+    "\0",
+    "\r",
+    "\n",
+    '"',
+    ",",
+    ";",
+    "\t",
+    "\u2212",
+    "\u0663",
+    "²",
+    "\u2028",
+    "\u202e",
+    "%",
+    "1,234",
+    "01",
+    "+1",
+    "-0",
+)
+NAUGHTY += (
+    "None",
+    "inf",
+    "1e99999999999999999999",
+    "1e-99999999999999999999",
+    "9" * 400,
+    "a" * 140_000,
+    "0x" + "f" * 50,
+)
+SPLINTERS = [text.encode() for text in NAUGHTY]
+SPLINTERS += [b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\x1f\x8b", b"\xff\xff\xff\xff", b"\0\0\0\0"]
+
+
+def mutated(raw: bytes, rng: random.Random) -> bytes:
+    made = bytearray(raw)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        i = rng.randrange(len(made) + 1)
+        j = min(len(made), i + rng.choice((1, 2, 4, 30)))
+        made[i:j] = rng.choice(
+            (b"", rng.choice(SPLINTERS), made[i:j] * 2, rng.randbytes(j - i), made[i:j] + rng.choice(SPLINTERS))
+        )
+    return bytes(made)
+
+
+def test_files_of_any_bytes_are_read_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand damaged files: nothing but our own errors comes out, and never text that could not be written."""
+    monkeypatch.setattr(images, "_RECORDS", 2)
+    rng, file = random.Random(0), tmp_path / "file"
+    (tmp_path / "train.csv").write_text(FRUIT)
+    known = csv(tmp_path / "train.csv", "kind")
+    write_mnist(tmp_path / "mnist")
+    cifar = tmp_path / "cifar-10-batches-bin"
+    cifar.mkdir()
+    for name in BATCHES:
+        (cifar / name).write_bytes(bytes([3, *range(256)] * 32)[: 2 * 3073].ljust(2 * 3073, b"\1"))
+    readers: list[tuple[bytes, Path, Callable[[], Any]]] = [
+        (FRUIT.encode(), file, lambda: csv(file, "kind").summary().encode()),
+        (FRUIT.encode(), file, lambda: csv(file, "kind", missing="leave out", categorical=["seeds"])),
+        (FRUIT.encode(), file, lambda: csv(file, -1, header=False)),
+        (FRUIT.encode(), file, lambda: csv(file, like=known)),
+        (FRUIT.encode(), file, lambda: fields(file)),
+        (idx_bytes(np.zeros((0, 3, 2), np.float64)), file, lambda: idx(file)),
+        (idx_bytes(np.arange(6, dtype=np.int16).reshape(2, 3)), file, lambda: idx(file)),
+        (b"", tmp_path / "mnist" / "t10k-labels-idx1-ubyte", lambda: mnist(tmp_path)),
+        (b"", tmp_path / "mnist" / "t10k-images-idx3-ubyte", lambda: mnist(tmp_path)),
+        (b"", cifar / "test_batch.bin", lambda: cifar10(tmp_path)),
+    ]
+    outcomes = {True: 0, False: 0}
+    for round_ in range(100):
+        for good, place, reader in readers:
+            kept = good or place.read_bytes()
+            packed = (lambda b: b, gzip.compress)[round_ % 4 == 0]
+            place.write_bytes(mutated(packed(kept), rng) if round_ % 8 else packed(mutated(kept, rng)))
+            try:
+                reader()
+                outcomes[True] += 1
+            except TangencyError as e:
+                str(e).encode()
+                outcomes[False] += 1
+            place.write_bytes(kept)
+    assert min(outcomes.values()) > 50  # both happen

@@ -92,6 +92,104 @@ def test_a_colour_that_the_pictures_type_does_not_have_is_refused(colour: float)
         Patch(size=2, colour=colour)(torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
+def test_by_default_the_patch_is_white(dtype: torch.dtype) -> None:
+    """On the scale of the pictures' type, so that it can be seen."""
+    white = 255 if dtype == torch.uint8 else 1
+    x = (white * torch.rand(5, 3, 8, 8)).to(dtype)
+    before = x.clone()
+    assert torch.equal(Patch(size=2)(x), painted(x, 6, 6, 2, [white] * 3))
+    made = poison(x, torch.arange(5), patch=Patch(size=2), target=0, rate=1)
+    assert torch.equal(made.x, painted(x, 6, 6, 2, [white] * 3))
+    array = x.numpy()
+    assert torch.equal(Patch(size=2)(array), made.x)
+    assert torch.equal(Patch(size=2)(array[:, ::-1]), made.x.flip(1))
+    assert torch.equal(poison(array, torch.arange(5), patch=Patch(size=2), target=0, rate=1).x, made.x)
+    assert torch.equal(x, before)
+
+
+def test_the_scale_is_that_of_all_pictures() -> None:
+    """Not of those that happen to be poisoned, which may be dark."""
+    x = torch.zeros(20, 1, 8, 8, dtype=torch.uint8)
+    options: Any = {"patch": Patch(), "target": 0, "rate": 0.5}
+    dark = poison(torch.zeros(20, 1, 8, 8), torch.arange(20), **options).mask  # which depends on the seed alone
+    x[:, :, 0, 0], x[~dark] = 1, 200
+    with pytest.raises(InputError, match="torch.uint8 from 0 to 1, so that white is not known"):
+        Patch()(x[dark])
+    made = poison(x, torch.arange(20), **options)
+    assert torch.equal(made.mask, dark)
+    assert bool((made.x[dark][:, 0, 7, 7] == 255).all())
+
+
+EIGHT = (torch.arange(384) % 256).byte().reshape(2, 3, 8, 8)
+UNIT, NORMAL = EIGHT / 255, EIGHT / 42.5 - 3
+
+
+@pytest.mark.parametrize(
+    ("colour", "x", "message"),
+    [
+        (1.0, EIGHT, r"colour=1.0 in pictures that are torch.uint8 .* all but black; .* meant as white: colour=255.0"),
+        (1, EIGHT, "all but black"),
+        (1, EIGHT * 0, "all but black"),
+        (YELLOW, EIGHT, r"colour=\[1.0, 1.0, 0.0\] in .* all but black; .*: colour=\[255.0, 255.0, 0.0\]"),
+        (1.0, EIGHT.float(), r"torch.float32 .* all but black; .*: colour=255.0"),
+        (0.5, EIGHT.float(), "colour=0.5 in .* all but black"),
+        (1.0, 16 * UNIT, "from 0 to 16, which there is all but black; .*: colour=16.0"),
+        (255, UNIT, r"colour=255.0 in pictures that are torch.float32 .* far beyond them; .*: colour=1.0"),
+        ((255, 0, 0), NORMAL, "far beyond them"),
+        (
+            None,
+            EIGHT.float(),
+            "the pictures are torch.float32 from 0 to 255, so that white is not known; .* Patch.colour=",
+        ),
+        (None, NORMAL, "the pictures are torch.float32 from -3 to 3, so that white is not known"),
+        (None, EIGHT.int(), "the pictures are torch.int32 .*, so that white is not known"),
+        (np.nan, UNIT, "colour=nan; needed: a number"),
+        ("red", UNIT, "colour='red'; needed: a number, or one for each of 3 channels"),
+    ],
+)
+def test_a_colour_of_another_scale_is_refused(colour: Any, x: Tensor, message: str) -> None:
+    for act in (Patch(size=2, colour=colour), lambda x: poison(x, [0, 1], patch=Patch(2, colour), target=1, rate=1)):
+        with pytest.raises(InputError, match=message):
+            act(x)
+
+
+@pytest.mark.parametrize(
+    ("colour", "x"),
+    [
+        (0, EIGHT),
+        (20, EIGHT),
+        (0.1, UNIT),
+        (2.0, UNIT),
+        (0, UNIT),
+        (1.0, NORMAL),
+        (-2.5, NORMAL),
+        (1, (EIGHT > 9).byte()),
+    ],
+)
+def test_a_colour_on_the_pictures_own_scale_is_theirs(colour: float, x: Tensor) -> None:
+    assert torch.equal(Patch(size=2, colour=colour)(x), painted(x, 6, 6, 2, [colour] * 3))
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 8, 3), (2, 28, 20, 1), (2, 4, 4, 3), (2, 9, 9, 4), (2, 32, 32, 2)])
+def test_channels_at_the_end_are_refused(shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape)
+    for act in (Patch(size=1), lambda x: poison(x, [0, 1], patch=Patch(size=1), target=1, rate=1)):
+        for pictures in (x, x.numpy()):
+            with pytest.raises(InputError, match=r"channels at the end have; .* forward: x.permute\(0, 3, 1, 2\)"):
+                act(pictures)
+    forward = x.permute(0, 3, 1, 2)
+    assert torch.equal(Patch(size=1)(forward), painted(forward, shape[1] - 1, shape[2] - 1, 1, [1.0] * shape[3]))
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 4, 4), (2, 1, 5, 3), (2, 64, 4, 4), (2, 16, 8, 8), (2, 3, 3, 3), (2, 4, 6, 6)]
+)
+def test_channels_at_the_front_are_taken(shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape)
+    assert torch.equal(Patch(size=1)(x), painted(x, shape[2] - 1, shape[3] - 1, 1, [1.0] * shape[1]))
+
+
 PICTURES = torch.zeros(4, 3, 8, 6)
 
 
@@ -113,6 +211,10 @@ PICTURES = torch.zeros(4, 3, 8, 6)
         (Patch(colour=[[1.0, 0.0, 1.0]]), PICTURES, "needed: a number, or one for each of 3"),  # type: ignore[list-item]
         (Patch(), PICTURES[0], r"x has shape \(3, 8, 6\); needed: pictures \[n, c, h, w\]"),
         (Patch(), PICTURES.flatten(1), r"x has shape \(4, 144\); needed: pictures"),
+        (Patch(), PICTURES > 0, r"x is torch.bool; needed: pictures, uint8 or floating point, as x.float\(\) is"),
+        (Patch(), PICTURES.to(torch.complex64), "x is torch.complex64; needed: pictures"),
+        (Patch(), PICTURES.tolist(), r"x is a list; needed: pictures \[n, c, h, w\], a tensor or an array"),
+        (Patch(), np.full((4, 3, 8, 6), "a"), "x is an array of <U1; needed: pictures"),
     ],
 )
 def test_patches_that_cannot_be_placed_are_refused(patch: Patch, x: Tensor, message: str) -> None:
@@ -186,6 +288,7 @@ def test_all_can_be_poisoned_and_labels_may_be_an_array_or_a_list() -> None:
         (torch.arange(10), {"rate": 10}, "rate=10 of 10 pictures; needed: above 0, at most 1"),
         (torch.arange(10), {"rate": 0.01}, "rate=0.01 of 10 pictures; .*at least one picture"),
         (torch.arange(10), {"rate": np.nan}, "rate=nan of 10 pictures"),
+        (torch.arange(10), {"rate": "half"}, "rate=half of 10 pictures"),
         (torch.arange(10).byte(), {"target": 300}, "target=300; needed: a class"),
     ],
 )

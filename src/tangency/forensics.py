@@ -5,10 +5,12 @@ the patch is (BadNets, Gu et al. 2019). A kernel finds such a test sample by its
 training samples are poisoned, it is flagged (Shan et al. 2022; Engel et al. 2024, Table 3).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,15 +21,25 @@ from .matrix import Matrix, between
 from .regress.model import Array
 
 Corner = Literal["top left", "top right", "bottom left", "bottom right"]
+# Pictures have no more channels (heuristic): a longer first dimension with a shorter last one has them at the end.
+_CHANNELS = 4
+_TYPES = (
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+    torch.float64,
+)  # fmt: skip
+# Pictures that go from 0 to this or beyond have another scale than those around 0 and 1 (heuristic).
+_BRIGHT = 8
 
 
 @dataclass(frozen=True)
 class Patch:
     """A square of one colour: `size` pixels wide, at a corner `margin` pixels from the edges, or at (row, column).
 
-    `colour`: one number per channel, or one for all, on the pictures' own scale.
+    `colour`: one number per channel, or one for all, on the pictures' own scale; by default white: 255 in 8-bit
+    pictures, 1 in floating-point ones that lie in [0, 1]. Others have to be told, and so a colour that is of the other
+    scale is refused: 1 in 8-bit pictures could not be seen.
 
-    >>> Patch(size=2, colour=1.0)(torch.zeros(1, 1, 4, 4))[0, 0]
+    >>> Patch(size=2)(torch.zeros(1, 1, 4, 4))[0, 0]
     tensor([[0., 0., 0., 0.],
             [0., 0., 0., 0.],
             [0., 0., 1., 1.],
@@ -35,22 +47,18 @@ class Patch:
     """
 
     size: int = 4
-    colour: float | Sequence[float] = 1.0
+    colour: float | Sequence[float] | None = None
     position: Corner | tuple[int, int] = "bottom right"
     margin: int = 0
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | np.ndarray) -> Tensor:
         """The pictures [n, c, h, w] with the patch, as a copy."""
-        row, column = self.place(x)
-        out = x.clone()
-        out[..., row : row + self.size, column : column + self.size] = self._paint(x)
-        return out
+        x = _pictures(x)
+        return self._on(x, self.paint(x))
 
     def place(self, x: Tensor) -> tuple[int, int]:
         """Row and column of the patch's first pixel; refuses a patch that does not fit."""
-        if x.dim() != 4:
-            raise InputError(f"x has shape {tuple(x.shape)}; needed: pictures [n, c, h, w].")
-        h, w = x.shape[2:]
+        h, w = _pictures(x).shape[2:]
         whole = [isinstance(v, int) and not isinstance(v, bool) for v in (self.size, self.margin)]
         if not all(whole) or self.size < 1 or self.margin < 0:
             raise InputError(f"size={self.size!r}, margin={self.margin!r}; needed: whole numbers, from 1 and from 0.")
@@ -75,20 +83,87 @@ class Patch:
             )
         return row, column
 
-    def _paint(self, x: Tensor) -> Tensor:
-        colour = torch.as_tensor(self.colour, dtype=torch.float64, device=x.device)
+    def paint(self, x: Tensor) -> Tensor:
+        """The colour in the pictures' own type, [1 or c, 1, 1]; refuses one that is not of their scale."""
+        low, high = (float(v) for v in x.aminmax()) if x.numel() else (0.0, 0.0)
+        if self.colour is None:
+            return torch.full((1, 1, 1), _white(x.dtype, low, high), dtype=x.dtype, device=x.device)
+        try:
+            colour = torch.as_tensor(self.colour, dtype=torch.float64, device=x.device)
+        except (TypeError, ValueError, RuntimeError):
+            colour = torch.full((1, 1), math.nan)
+        if colour.dim() > 1 or (colour.dim() == 1 and len(colour) != x.shape[1]) or not bool(colour.isfinite().all()):
+            raise InputError(f"colour={self.colour!r}; needed: a number, or one for each of {x.shape[1]} channels.")
         if not x.is_floating_point():
             top = torch.iinfo(x.dtype).max
             if bool(((colour != colour.round()) | (colour < 0) | (colour > top)).any()):
                 raise InputError(
                     f"colour={self.colour!r} and the pictures are {x.dtype}; needed: whole numbers from 0 to {top}."
                 )
-        if colour.dim() > 1 or (colour.dim() == 1 and len(colour) != x.shape[1]):
-            raise InputError(f"colour={self.colour!r}; needed: a number, or one for each of {x.shape[1]} channels.")
+        _same_scale(colour, x.dtype, low, high)
         return colour.to(x.dtype).reshape(-1, 1, 1)
 
+    def _on(self, x: Tensor, paint: Tensor) -> Tensor:
+        row, column = self.place(x)
+        out = x.clone()
+        out[..., row : row + self.size, column : column + self.size] = paint
+        return out
 
-YELLOW = (1.0, 1.0, 0.0)
+
+def _pictures(x: Any) -> Tensor:
+    """Pictures [n, c, h, w] as a tensor; refuses those with the channels at the end."""
+    if isinstance(x, np.ndarray):
+        try:
+            x = torch.from_numpy(np.require(x, x.dtype.newbyteorder("="), ["C", "W"]))
+        except TypeError:
+            raise InputError(f"x is an array of {x.dtype}; needed: pictures, uint8 or floating point.") from None
+    if not isinstance(x, Tensor):
+        raise InputError(f"x is a {type(x).__name__}; needed: pictures [n, c, h, w], a tensor or an array.")
+    if x.dim() != 4:
+        raise InputError(f"x has shape {tuple(x.shape)}; needed: pictures [n, c, h, w].")
+    if x.dtype not in _TYPES:
+        raise InputError(f"x is {x.dtype}; needed: pictures, uint8 or floating point, as x.float() is.")
+    a, b, c = x.shape[1:]
+    last = c <= _CHANNELS and (a == b or min(a, b) > _CHANNELS)
+    first = a <= _CHANNELS and (b == c or min(b, c) > _CHANNELS)
+    if last and not first:
+        raise InputError(
+            f"x has shape {tuple(x.shape)}, as pictures with the channels at the end have; needed: [n, c, h, w]. Move "
+            "them forward: x.permute(0, 3, 1, 2)."
+        )
+    return x
+
+
+def _white(dtype: torch.dtype, low: float, high: float) -> int:
+    """The largest value of pictures of this type and range, where that is clear."""
+    if dtype == torch.uint8 and not 0 < high <= 1:
+        return 255
+    if dtype.is_floating_point and low >= 0 and high <= 1:
+        return 1
+    raise InputError(
+        f"the pictures are {dtype} from {low:g} to {high:g}, so that white is not known; needed: uint8 up to 255, "
+        "floats in [0, 1], or the patch's colour on their scale: Patch(colour=…)."
+    )
+
+
+def _same_scale(colour: Tensor, dtype: torch.dtype, low: float, high: float) -> None:
+    """Refuse a colour that is rather of pictures from 0 to 1 where these go far beyond, or of 255 where they do not."""
+    reach = float(colour.abs().max())
+    eight = dtype == torch.uint8 and not 0 < high <= 1
+    if 0 < reach <= 1 and (eight or (low >= 0 and high >= _BRIGHT)):
+        what, fix = "which there is all but black", "If 1 is meant as white"
+        other = colour * (255 if eight or high > 2 * _BRIGHT else high)
+    elif dtype.is_floating_point and max(-low, high) < _BRIGHT and reach > 2 * _BRIGHT:
+        what, fix, other = "which is far beyond them", "If 255 is meant as white, and theirs is 1", colour / 255
+    else:
+        return
+    raise InputError(
+        f"colour={colour.tolist()} in pictures that are {dtype} from {low:g} to {high:g}, {what}; needed: a colour on "
+        f"their scale. {fix}: colour={other.tolist()}."
+    )
+
+
+YELLOW = (1.0, 1.0, 0.0)  # of pictures in [0, 1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +175,9 @@ class Poisoned:
     mask: Tensor  # [n] bool
 
 
-def poison(x: Tensor, y: Array, *, patch: Patch, target: int, rate: float = 0.1, seed: int = 0) -> Poisoned:
+def poison(
+    x: Tensor | np.ndarray, y: Array, *, patch: Patch, target: int, rate: float = 0.1, seed: int = 0
+) -> Poisoned:
     """Put the patch on a random part `rate` of the pictures, and give these the label `target`. x is not changed.
 
     `rate=1` poisons all: a test set under attack, whose labels are what the attacker wants.
@@ -109,21 +186,22 @@ def poison(x: Tensor, y: Array, *, patch: Patch, target: int, rate: float = 0.1,
     >>> int(made.mask.sum()), made.y[made.mask].unique()
     (5, tensor([3]))
     """
-    y = torch.as_tensor(y)
+    x, y = _pictures(x), torch.as_tensor(y)
     if y.shape != x.shape[:1] or y.is_floating_point() or not len(y):
         raise InputError(f"y has shape {tuple(y.shape)}, {y.dtype}; needed: a class for each of the {len(x)} pictures.")
     y = y.long()
     if isinstance(target, bool) or not hasattr(target, "__index__") or not 0 <= int(target) <= int(y.max()):
         raise InputError(f"target={target!r}; needed: a class, a whole number from 0 to {int(y.max())}, y's largest.")
-    if not 0 < rate <= 1 or round(rate * len(x)) < 1:
+    if not isinstance(rate, (int, float)) or not 0 < rate <= 1 or round(rate * len(x)) < 1:
         raise InputError(f"rate={rate} of {len(x)} pictures; needed: above 0, at most 1, and at least one picture.")
     patch.place(x)
+    paint = patch.paint(x)  # the scale is that of all pictures
     chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: round(rate * len(x))]
     mask = torch.zeros(len(x), dtype=torch.bool)
     mask[chosen] = True
     there = mask.to(x.device)
     new_x, new_y = x.clone(), y.clone()
-    new_x[there] = patch(x[there])
+    new_x[there] = patch._on(x[there], paint)
     new_y[mask.to(y.device)] = int(target)
     return Poisoned(new_x, new_y, mask)
 

@@ -3,8 +3,22 @@
 Nothing is downloaded and nothing is unpickled; sizes, magic numbers and labels are checked before anything is returned.
 """
 
+from .cells import MISSING
+from .encoding import Encoding
 from .images import cifar10, digits, fashion_mnist, idx, mnist
-from .labelled import Labelled, labelled
+from .labelled import Labelled, labelled, same_columns
 from .table import csv
 
-__all__ = ["Labelled", "cifar10", "csv", "digits", "fashion_mnist", "idx", "labelled", "mnist"]
+__all__ = [
+    "MISSING",
+    "Encoding",
+    "Labelled",
+    "cifar10",
+    "csv",
+    "digits",
+    "fashion_mnist",
+    "idx",
+    "labelled",
+    "mnist",
+    "same_columns",
+]

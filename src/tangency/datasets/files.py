@@ -1,6 +1,7 @@
 """Local files, and what to say where they are missing or damaged. Nothing is downloaded, nothing is unpickled."""
 
 import gzip
+import io
 import os
 import zlib
 from pathlib import Path
@@ -9,17 +10,32 @@ from typing import Any
 from ..errors import InputError
 
 Named = str | os.PathLike[str]
+# What a gzipped file may unpack to: in any case the first, a hundredfold up to the second (heuristic: tables and
+# pictures shrink to a tenth or so, and the official sets are smaller; a gzip bomb holds a thousandfold).
+UNPACKED = 2**26, 2**30
 
 
 def path(given: Any, what: str) -> Path:
     """What the user gave as a path; ~ is the home folder."""
     if not isinstance(given, (str, os.PathLike)):
         raise InputError(f"{what} is a {type(given).__name__}; needed: a path (a string or a pathlib.Path).")
-    return Path(os.path.expanduser(os.fsdecode(given)))
+    found = os.path.expanduser(os.fsdecode(given))
+    try:
+        encodable = b"\0" not in os.fsencode(found)
+    except UnicodeEncodeError:
+        encodable = False
+    if not encodable:
+        raise InputError(f"{what} is {found!r}, which no file can be called; needed: a path.")
+    return Path(found)
+
+
+def title(file: Path) -> str:
+    """What a set from this file is called; bytes of the name that are no text are shown as \\x…"""
+    return os.fsencode(file.stem).decode("utf-8", "backslashreplace")
 
 
 def read(file: Path, need: str) -> bytes:
-    """The bytes of a file, unpacked if they are gzipped, whatever its name."""
+    """The bytes of a file, unpacked if they are gzipped, whatever its name; within limits (`UNPACKED`)."""
     try:
         raw = file.read_bytes()
     except FileNotFoundError:
@@ -32,12 +48,20 @@ def read(file: Path, need: str) -> bytes:
         raise InputError(f"{file} cannot be read ({e.strerror}); needed: {need}.") from None
     if raw[:2] != b"\x1f\x8b":
         return raw
+    limit = min(max(UNPACKED[0], 100 * len(raw)), UNPACKED[1])
     try:
-        return gzip.decompress(raw)
+        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as packed:
+            data = packed.read(limit + 1)
     except EOFError:
         raise InputError(f"{file} is truncated: its gzip stream ends early. Get it again.") from None
     except (gzip.BadGzipFile, zlib.error) as e:
         raise InputError(f"{file} is damaged: it cannot be unpacked ({e}). Get it again.") from None
+    if len(data) > limit:
+        raise InputError(
+            f"{file} has {len(raw):,} bytes and unpacks to more than {limit:,}; needed: {need}. If it is right, "
+            "unpack it first (gunzip): unpacked files may have any size."
+        )
+    return data
 
 
 def locate(folder: Named, places: tuple[str, ...], file: str, need: str) -> Path:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,10 @@ def _idx(file: Path, need: str) -> Tensor:
     if len(raw) < start:
         raise InputError(f"{file} is truncated: {len(raw)} bytes, its header alone has {start}. Get it again.")
     shape = tuple(int(k) for k in np.frombuffer(raw, ">u4", raw[3], 4))
+    if math.prod(max(k, 1) for k in shape) * dtype.itemsize > sys.maxsize:  # also where one of them is 0
+        raise InputError(
+            f"{file}: its header says {list(shape)}, which no array can have. It is damaged: get it again."
+        )
     full = start + math.prod(shape) * dtype.itemsize
     if len(raw) != full:
         state = "is truncated" if len(raw) < full else "goes on after its end"

@@ -11,6 +11,9 @@ from torch import Tensor
 from .. import _check, _tree
 from .._types import Inputs
 from ..errors import InputError
+from .cells import shown
+from .encoding import Encoding
+from .summary import summary
 
 Index = slice | Sequence[int] | Sequence[bool] | Tensor | np.ndarray
 # Classes that may go without a name: more are rather identifiers or quantities (heuristic).
@@ -24,7 +27,7 @@ class Labelled:
     `x`: a tensor, or a tuple or dict of tensors, the sample in the leading dimension; floats must be finite. `show`:
     images [n, 1 or 3, h, w], uint8 or float in [0, 1]; n strings; or table rows [n, d], whose columns `columns` names.
     By default it is x where x is such images (8-bit and scaled to their range, if not in [0, 1]) or rows. Arrays
-    become tensors, integer labels int64.
+    become tensors, integer labels int64. `encoding`: how a table was read, for `csv(file, like=…)`.
 
     >>> data = Labelled(torch.rand(6, 3, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2]), ("cat", "dog", "owl"))
     >>> data.only("owl", "cat").y.tolist()
@@ -40,8 +43,10 @@ class Labelled:
     show: Any = None
     columns: tuple[str, ...] = ()
     name: str = ""
+    encoding: Encoding | None = None
 
     def __post_init__(self) -> None:
+        _text(self.name, "name")
         try:
             x = _tensors(self.x)
             _check.inputs(x)
@@ -55,6 +60,8 @@ class Labelled:
             show = _default(x) if self.show is None else _shown(self.show, len(y))
             columns = _names(self.columns, "columns")
             _fit(columns, show)
+            if self.encoding is not None and self.encoding.names != columns:
+                raise InputError("encoding is of a table with other columns; needed: that of these, or None.")
         except InputError as e:
             raise InputError(f"{self.name}: {e}" if self.name else str(e)) from None
         for field, value in (("x", x), ("y", y), ("classes", classes), ("show", show), ("columns", columns)):
@@ -66,6 +73,19 @@ class Labelled:
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {list(v.shape)}" for name, v in _tree.leaves(self.x))
         return f"Labelled({self.name or 'data'}: {shapes}, {len(self.classes)} classes)"
+
+    def summary(self) -> str:
+        """What is in it: the classes, and the inputs or, for a table, what was understood of every column.
+
+        >>> print(Labelled(torch.eye(2), [0, 1], ("no", "yes"), columns=("a", "b"), name="toy").summary())
+        toy: 2 samples, 2 classes: no 1, yes 1
+          a  number  0 to 1
+          b  number  0 to 1
+        """
+        return summary(
+            self.name or "data", dict(zip(self.classes, self.counts().tolist(), strict=True)), self.x,
+            self.show if self.columns else None, self.columns, self.encoding,
+        )  # fmt: skip
 
     def counts(self) -> Tensor:
         """The number of samples of each class, [c]."""
@@ -213,6 +233,32 @@ def labelled(data: Any, *, classes: Sequence[str] | None = None, name: str = "da
     return Labelled(x, y, classes, name=name)  # type: ignore[arg-type]
 
 
+def same_columns(train: Labelled, test: Labelled) -> None:
+    """Refuse a test set whose columns are not those of the training set, in their order; where both have names.
+
+    >>> ab, ba = (Labelled(torch.eye(2), [0, 1], ("u", "v"), columns=names) for names in (("a", "b"), ("b", "a")))
+    >>> same_columns(ab, ba)
+    Traceback (most recent call last):
+    ...
+    tangency.errors.InputError: the test set's columns are the training set's in another order (b, a for a, b). ...
+    """
+    a, b = train.columns, test.columns
+    if a == b or not a or not b:
+        return
+    lacking, more = [c for c in a if c not in b], [c for c in b if c not in a]
+    if not lacking and not more:
+        what = f"are the training set's in another order ({_check.some(shown(b))} for {_check.some(shown(a))})"
+    else:
+        parts = [f"lack {_check.some(shown(lacking))}"] * bool(lacking) + [
+            f"have {_check.some(shown(more))} in addition"
+        ] * bool(more)
+        what = f"are not the training set's: they {' and '.join(parts)}"
+    raise InputError(
+        f"the test set's columns {what}. Read it like the training set, tangency.datasets.csv(file, like=train), or "
+        "give both sets the same columns in the same order."
+    )
+
+
 def shuffled(n: int, seed: int) -> Tensor:
     """0 … n − 1 in random order, the same in every release: NumPy's legacy stream is frozen for good."""
     if not whole(seed, 0, 2**32 - 1):
@@ -340,11 +386,25 @@ def _names(given: Any, what: str) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(v, str) for v in given):
         raise InputError(f"{what}={given!r}; needed: a tuple of names (strings).")
     seen: set[str] = set()
-    for v in given:
+    for k, v in enumerate(given):
+        _text(v, f"{what}[{k}]")
         if v in seen:
             raise InputError(f"{what} has {v!r} twice; needed: different names.")
         seen.add(v)
     return tuple(given)
+
+
+def _text(given: Any, what: str) -> None:
+    """Text that can be written to a file: halves of surrogate pairs cannot."""
+    if not isinstance(given, str):
+        raise InputError(f"{what} is a {type(given).__name__}; needed: a string.")
+    try:
+        given.encode()
+    except UnicodeEncodeError as e:
+        raise InputError(
+            f"{what} has a lone surrogate ({given[e.start]!r}, character {e.start}), which no file can hold; needed: "
+            "text. Repair it: text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
+        ) from None
 
 
 def _default(x: Inputs) -> Tensor | None:
@@ -381,6 +441,8 @@ def _shown(show: Any, n: int) -> Any:
     if len(show) != n:
         raise InputError(f"show has {len(show)} entries, y has {n}; needed: one for each sample.")
     if not isinstance(show, Tensor):
+        for k, text in enumerate(show):
+            _text(text, f"show[{k}]")
         return tuple(show)
     show = show.detach()
     if show.dim() == 4 and show.dtype != torch.uint8 and show.numel():

@@ -1,81 +1,81 @@
 """Tables of numbers and categories from text files."""
 
-import io
 from collections.abc import Sequence
-from csv import Error, reader
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import _check
 from ..errors import InputError
-from .files import Named, path, read
+from .cells import Form, is_missing, number, odd, oddity, shown
+from .encoding import Column, Encoding, Missing
+from .files import Named, path, title
 from .labelled import Labelled
+from .lines import Lines, Which, read_lines
 
-Column = str | int
-_DELIMITERS = {",": "','", ";": "';'", "\t": "'\\t'", "|": "'|'"}
-_MISSING = {"", "?", "nan", "na", "n/a", "null"}
+__all__ = ["csv", "fields", "is_missing", "number"]
+
 # A category or class column with more different values is rather text, an identifier or a quantity (heuristic).
 _MANY = 1000
 
 
 def csv(
     file: Named,
-    target: Column,
+    target: Which | None = None,
     *,
-    columns: Sequence[Column] | None = None,
-    categorical: Sequence[Column] = (),
+    like: Labelled | None = None,
+    columns: Sequence[Which] | None = None,
+    categorical: Sequence[Which] = (),
     delimiter: str | None = None,
     header: bool | None = None,
     classes: Sequence[str] | None = None,
+    decimal: str | None = None,
+    thousands: str | None = None,
+    missing: Missing | None = None,
 ) -> Labelled:
     """The lines of a CSV file (UTF-8, gzipped or not) as samples: x [n, d] in float32, the class from column `target`.
 
     A column of words is encoded as one 0/1 column for each of them, named "colour=red" in `columns` of the result, and
     so are the `categorical` ones, whatever they hold. `show` is the same in float64. Nothing is scaled or filled in.
+    `print(data.summary())` says what was understood. Read test sets with `like=train`: columns go by name, the
+    categories, classes and rules are those of `train`; what it does not know is refused.
+
     `target`, `columns` (which to use; default: all others): by name, or by number from 0 or from the end.
     `header`: whether line 1 holds the names; known if `target` is a name. `delimiter`: found in line 1, if clear.
-    `classes`: the values of the target in the order wanted (to share it between files); default: sorted.
+    `classes`: the values of the target in the order wanted; default: sorted. `decimal="."`, `thousands=""`: how
+    numbers are written. `missing="refuse"`, or "leave out" lines that lack a value: a cell that is empty or holds one
+    of `tg.datasets.MISSING` (?, NA, N/A, NaN, null, None, …). Numbers in another dress (10%, $10, 0x10, dates) are
+    refused, unless the column is `categorical`. Classes and categories are as written, but 1.0 is 1.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "fruit.csv"
-    ...     _ = file.write_text("weight,colour,kind\\n120,red,apple\\n9.5,red,cherry\\n130,green,apple\\n")
-    ...     data = csv(file, "kind")
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "fruit.csv").write_text("weight,colour,kind\\n120,red,apple\\n9.5,red,cherry\\n130,blue,apple\\n")
+    >>> data = csv(folder / "fruit.csv", "kind")
     >>> data.columns, data.x.tolist()
-    (('weight', 'colour=green', 'colour=red'), [[120.0, 0.0, 1.0], [9.5, 0.0, 1.0], [130.0, 1.0, 0.0]])
+    (('weight', 'colour=blue', 'colour=red'), [[120.0, 0.0, 1.0], [9.5, 0.0, 1.0], [130.0, 1.0, 0.0]])
     >>> data.classes, data.y.tolist()
     (('apple', 'cherry'), [0, 1, 0])
+    >>> _ = (folder / "more.csv").write_text("colour;kind;weight\\nred;cherry;8\\n")
+    >>> csv(folder / "more.csv", like=data).x.tolist()
+    [[8.0, 0.0, 1.0]]
     """
-    table = _table(path(file, "file"), delimiter, _header(header, target))
-    label = table.column(target, "target")
-    if columns is None:
-        used = [k for k in range(len(table.names)) if k != label]
-    else:
-        used = [table.column(c, "columns") for c in columns]
-    if not used or label in used or len(set(used)) < len(used):
-        raise InputError(
-            f"columns={columns!r} with target={target!r}; needed: one or more columns, each once, without the target."
-        )
-    words = {table.column(c, "categorical") for c in categorical}
-    if not words <= set(used):
-        raise InputError(f"categorical={categorical!r}; needed: some of the columns that are used.")
-    found = [_encoded(table, k) if k in words else _feature(table, k) for k in used]
-    values = np.concatenate([v for _, v in found], 1)
-    names = tuple(name for several, _ in found for name in several)
-    order, y = _classes(table, label, classes)
-    x, show = torch.from_numpy(values.astype(np.float32)), torch.from_numpy(values)
-    return Labelled(x, torch.tensor(y), order, show=show, columns=names, name=table.file.stem)
+    wish = _Wish(
+        target, _several(columns, "columns"), _several(categorical, "categorical") or None,
+        _several(classes, "classes"), header, decimal, thousands, missing, None if like is None else _encoding(like),
+    )  # fmt: skip
+    return wish.read(path(file, "file"), delimiter, None if like is None else like.classes)
 
 
 def fields(file: Named, *, delimiter: str | None = None, header: bool = True) -> tuple[list[str], list[list[str]]]:
     """(the names of the columns, the cells of every line) of a CSV file as text, nothing encoded.
 
-    For tables that `csv` does not take as they are, such as those with missing values. Without a header the names are
-    the columns' numbers. `delimiter`: found in line 1, if clear.
+    For tables that `csv` does not take as they are. Without a header the names are the columns' numbers. `delimiter`:
+    found in line 1, if clear.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -84,195 +84,266 @@ def fields(file: Named, *, delimiter: str | None = None, header: bool = True) ->
     ...     fields(file, header=False)
     (['0', '1', '2'], [['120', 'red', 'apple'], ['?', 'red', 'cherry']])
     """
-    table = _table(path(file, "file"), delimiter, header)
-    return table.names, table.rows
-
-
-def is_missing(cell: str) -> bool:
-    """Whether a cell stands for no value: empty, ?, nan, na, n/a or null.
-
-    >>> is_missing("?"), is_missing("NA"), is_missing("0")
-    (True, True, False)
-    """
-    return cell.lower() in _MISSING
-
-
-def number(cell: str) -> float | None:
-    """The number in a cell; None if it holds a word (as which 1_000 counts).
-
-    >>> number(".5"), number("1_000"), number("red")
-    (0.5, None, None)
-    """
-    try:
-        return None if "_" in cell else float(cell)
-    except ValueError:
-        return None
+    lines = read_lines(path(file, "file"), delimiter, header)
+    return lines.names, lines.rows
 
 
 @dataclass(frozen=True)
-class _Table:
-    file: Path
-    names: list[str]
-    rows: list[list[str]]
-    lines: list[int]  # where in the file each row ends
+class _Wish:
+    """What was asked for, and how the training set was read, if that decides."""
 
-    def column(self, given: Column, option: str) -> int:
-        """The number of a column that was given by name or number."""
-        if isinstance(given, str):
-            if self.names.count(given) == 1:
-                return self.names.index(given)
-            if given in self.names:
-                raise InputError(f"{self.file} has several columns {given!r}; needed: different names in line 1.")
-            raise InputError(
-                f"{option}: {self.file} has no column {given!r}.{_check.suggest(given, self.names)} Its columns are "
-                f"{_check.some(self.names, 10)}. If line 1 holds data, give the target by number, with header=False."
-            )
-        if isinstance(given, bool) or not isinstance(given, int):
-            raise InputError(f"{option}: {given!r} is no column; needed: a name, or a number from 0 or from the end.")
-        if not -len(self.names) <= given < len(self.names):
-            raise InputError(f"{option}: there is no column {given}; {self.file} has {len(self.names)} columns.")
-        return given % len(self.names)
+    target: Which | None
+    columns: list[Which] | None
+    categorical: list[Which] | None
+    classes: list[Any] | None
+    header: bool | None
+    decimal: str | None
+    thousands: str | None
+    missing: Missing | None
+    known: Encoding | None
 
-    def cells(self, k: int) -> list[str]:
-        """A column that is used: it has a name, and nothing is missing."""
-        if not self.names[k]:
+    def __post_init__(self) -> None:
+        if self.header not in (None, True, False):
+            raise InputError(f"header={self.header!r}; needed: True, False or None.")
+        if self.missing not in (None, "refuse", "leave out"):
+            raise InputError(f"missing={self.missing!r}; needed: 'refuse' or 'leave out'.")
+        decided = [option for option in ("columns", "categorical", "classes") if getattr(self, option) is not None]
+        if self.known and decided:
+            raise InputError(f"like= and {decided[0]}= were given; like= decides that. Leave one of them out.")
+        if self.known is None and self.target is None:
+            raise InputError("target is missing; needed: the column of the classes, by name or number, or like=.")
+        if self.known is None and self.header is None and not isinstance(self.target, str):
             raise InputError(
-                f"{self.file}: column {k} has no name (an index?). Name it in line 1, or say which columns to use: "
-                "columns=."
+                f"target={self.target!r} does not tell whether line 1 holds the names of the columns. Say so: "
+                "header=True or header=False."
             )
-        cells = [row[k] for row in self.rows]
-        for i, cell in enumerate(cells):
-            if is_missing(cell):
+
+    def read(self, file: Path, delimiter: str | None, order: Sequence[str] | None) -> Labelled:
+        """The set; `order`: the classes of the training set."""
+        base = self.known or Encoding(Column(""), ())
+        spelling = {k: v for k in ("decimal", "thousands") if (v := getattr(self, k)) is not None}
+        form, rule = replace(base.form, **spelling), self.missing or base.missing
+        lines = read_lines(file, delimiter, base.header if self.header is None else self.header)
+        label, used = self._places(lines)
+        coded = {lines.column(c, "categorical") for c in self.categorical or ()}
+        if not coded <= set(used):
+            raise InputError(f"categorical={self.categorical!r}; needed: some of the columns that are used.")
+        order = self.classes if order is None else order
+        lines, gaps = _complete(lines, [*used, label], order, rule)
+        found = _Found(lines, form, self.known is not None)
+        columns = self.known.columns if self.known else tuple(found.learned(k, k in coded) for k in used)
+        values = np.concatenate([found.values(k, c) for k, c in zip(used, columns, strict=True)], 1)
+        names, y = found.classes(label, order)
+        encoding = Encoding(
+            Column(lines.names[label], missing=gaps[label]),
+            tuple(replace(c, missing=gaps[k]) for k, c in zip(used, columns, strict=True)),
+            tuple(name for k, name in enumerate(lines.names) if k not in (*used, label)),
+            self.columns is None if self.known is None else base.every, lines.header, form, rule, lines.left_out,
+        )  # fmt: skip
+        x, show = torch.from_numpy(values.astype(np.float32)), torch.from_numpy(values)
+        return Labelled(x, torch.tensor(y), names, show, encoding.names, title(file), encoding)
+
+    def _places(self, lines: Lines) -> tuple[int, list[int]]:
+        """Where the target is, and the columns to use."""
+        if self.known:
+            return _matched(lines, self.known, self.target)
+        assert self.target is not None
+        label = lines.column(self.target, "target")
+        if self.columns is None:
+            used = [k for k in range(len(lines.names)) if k != label]
+        else:
+            used = [lines.column(c, "columns") for c in self.columns]
+        if not used or label in used or len(set(used)) < len(used):
+            raise InputError(
+                f"columns={self.columns!r} with target={self.target!r}; needed: one or more columns, each once, "
+                "without the target."
+            )
+        for k in used:
+            if not lines.names[k]:
                 raise InputError(
-                    f"{self.where(i, k)}: the value is missing ({cell!r}). Fill it in, leave the line out, or leave "
-                    "the column out with columns=."
+                    f"{lines.file}: column {k} has no name (an index?). Name it in line 1, or say which columns to "
+                    "use: columns=."
                 )
-        return cells
-
-    def where(self, i: int, k: int) -> str:
-        return f"{self.file}, line {self.lines[i]}, column {self.names[k]!r}"
+        return label, used
 
 
-def _header(header: bool | None, target: Column) -> bool:
-    if header not in (None, True, False):
-        raise InputError(f"header={header!r}; needed: True, False or None.")
-    if header is None and not isinstance(target, str):
+def _several(given: Any, option: str) -> list[Any] | None:
+    """A list of columns or classes; one string is no list of its letters."""
+    if isinstance(given, (str, bytes)):
+        raise InputError(f"{option}={given!r} is one string; needed: a list, as in {option}=[{given!r}].")
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if given is not None and not isinstance(given, Sequence):
+        raise InputError(f"{option} is a {type(given).__name__}; needed: a list.")
+    return None if given is None else list(given)
+
+
+def _encoding(like: Any) -> Encoding:
+    """How the training set was read."""
+    if not isinstance(like, Labelled):
         raise InputError(
-            f"target={target!r} does not tell whether line 1 holds the names of the columns. Say so: header=True or "
-            "header=False."
+            f"like is a {type(like).__name__}; needed: the training set, as tangency.datasets.csv read it."
         )
-    return header is not False
-
-
-def _table(file: Path, delimiter: str | None, header: bool) -> _Table:
-    """The fields of every line, as many in each as in the first."""
-    try:
-        text = read(file, "a CSV file").decode("utf-8-sig")
-    except UnicodeDecodeError as e:
+    if like.encoding is None:
+        raise InputError(f"like={like!r} was not read from a table; needed: what tangency.datasets.csv returned.")
+    same = isinstance(like.x, Tensor) and like.x.shape == like.show.shape
+    if not same or not torch.equal(like.x.detach().cpu(), like.show.float()):  # type: ignore[union-attr]
         raise InputError(
-            f"{file} is not UTF-8 (byte {e.start}: {e.reason}); needed: text in UTF-8. Convert it."
-        ) from None
-    by = _delimiter(file, text, delimiter)
-    rows, lines = [], []
-    parsed = reader(io.StringIO(text, newline=""), delimiter=by, strict=True, skipinitialspace=True)
-    try:
-        for row in parsed:
-            fields = [field.strip() for field in row]
-            if fields not in ([], [""]):  # not a blank line
-                rows.append(fields)
-                lines.append(parsed.line_num)
-    except Error as e:
-        raise InputError(f"{file}, line {parsed.line_num}: {e}; needed: CSV.") from None
-    for row, line in zip(rows, lines, strict=True):
-        if len(row) != len(rows[0]):
+            f"like={like!r} has another x than its file (with_x). Read this file like the set as it was read, then "
+            "change both alike."
+        )
+    return like.encoding
+
+
+def _matched(lines: Lines, known: Encoding, target: Which | None) -> tuple[int, list[int]]:
+    """Where the training set's target and columns are in this file, by name."""
+    needed = [known.target.name, *(c.name for c in known.columns)]
+    lacking = [repr(name) for name in needed if name not in lines.names]
+    more = [repr(name) for name in lines.names if name not in needed] if known.every else []
+    if lacking or more:
+        parts = [f"lacks {_check.some(lacking)}, which the training set has"] * bool(lacking)
+        parts += [f"has {_check.some(more)}, which the training set lacks"] * bool(more)
+        fix = "Name the columns alike" if lacking else "Take them out, or read the training set with columns="
+        raise InputError(f"{lines.file} {' and '.join(parts)}; needed: the same columns, in any order. {fix}.")
+    label = lines.column(known.target.name, "target")
+    if target is not None and lines.column(target, "target") != label:
+        raise InputError(f"target={target!r}, and the training set's is {known.target.name!r}; needed: the same.")
+    return label, [lines.column(c.name, "like") for c in known.columns]
+
+
+def _complete(
+    lines: Lines, needed: Sequence[int], classes: Sequence[Any] | None, rule: Missing
+) -> tuple[Lines, dict[int, int]]:
+    """The lines that lack no value of these columns, the target last, and how many values each column lacks."""
+    named = frozenset(map(str, classes or ()))  # a class that is called NA is no missing value
+    gaps: dict[int, int] = dict.fromkeys(needed, 0)
+    lacking: dict[int, int] = {}
+    for k in needed:
+        for i, cell in enumerate(lines.cells(k)):
+            if is_missing(cell) and not (k == needed[-1] and cell in named):
+                gaps[k] += 1
+                lacking.setdefault(i, k)
+    if lacking and rule == "refuse":
+        i = min(lacking)
+        many = f" Values are missing in {len(lacking)} lines." if len(lacking) > 1 else ""
+        raise InputError(
+            f"{lines.where(i, lacking[i])}: the value is missing ({lines.rows[i][lacking[i]]!r}). Fill it in, leave "
+            f"the line out (missing='leave out' does it), or leave the column out with columns=.{many}"
+        )
+    if len(lacking) == len(lines.rows):
+        some = ", ".join(f"{lines.names[k]!r} {count}" for k, count in gaps.items() if count)
+        raise InputError(f"{lines.file}: every line lacks a value ({some}); needed: at least one that is complete.")
+    return lines.without(lacking), gaps
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What lines hold."""
+
+    lines: Lines
+    form: Form
+    asked: bool  # whether this is a test set
+
+    def learned(self, k: int, coded: bool) -> Column:
+        """What a column holds: numbers if one of its cells is one, else words."""
+        cells, name = self.lines.cells(k), self.lines.names[k]
+        if not coded:
+            if any(self.form.plain(cell) is not None for cell in cells):
+                return Column(name)
+            found = oddity(cells, self.form)
+            if found:
+                i, what, fix = found
+                raise InputError(
+                    f"{self.lines.where(i, k)}: {cells[i]!r} looks like {what}, as most values of the column do. "
+                    f"{fix}. If these are words, name the column in categorical=."
+                )
+            if len(set(cells)) > _MANY:
+                raise InputError(
+                    f"{self.lines.file}: column {name!r} has {len(set(cells))} different words, as text or identifiers "
+                    "have. Leave it out with columns=, or name it in categorical=."
+                )
+        return Column(name, self._apart(k))
+
+    def values(self, k: int, column: Column) -> np.ndarray:
+        """The numbers of one column, [n, 1 or one for each word]."""
+        cells, where = self.lines.cells(k), self.lines.where
+        if column.words is not None:
+            labels = [self.form.label(cell) for cell in cells]
+            new = set(labels).difference(column.words)
+            if new:
+                i = next(i for i, label in enumerate(labels) if label in new)
+                raise InputError(
+                    f"{where(i, k)}: {cells[i]!r} is not in this column of the training set, which has "
+                    f"{_check.some(shown(column.words), 10)}.{_check.suggest(cells[i], column.words)} Correct it, or "
+                    "leave the line out, or leave the column out of both sets."
+                )
+            return column.encoded(labels)
+        numbers = [self.form.number(cell) for cell in cells]
+        if None in numbers:
+            i = numbers.index(None)
+            others, found = "those of the training set" if self.asked else "others of the column", odd(cells[i])
+            advice = f"It looks like {found[0]}. {found[1]}" if found else "Correct it, or empty it if it is missing"
+            words = "" if self.asked else ", or name the column in categorical="
+            raise InputError(f"{where(i, k)}: {cells[i]!r} is no number, {others} are. {advice}{words}.")
+        values = np.array(numbers, np.float64)
+        with np.errstate(over="ignore"):
+            wrong = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
+        if len(wrong):
+            raise InputError(f"{where(int(wrong[0]), k)}: {cells[wrong[0]]!r}; needed: finite numbers within float32.")
+        return values[:, None]
+
+    def classes(self, k: int, order: Sequence[Any] | None) -> tuple[tuple[str, ...], list[int]]:
+        """The names of the classes and the class of each line."""
+        if order is None:
+            self._no_quantity(k)
+            order = self._apart(k)
+            if len(order) > _MANY:
+                raise InputError(
+                    f"{self.lines.file}: the target {self.lines.names[k]!r} has {len(order)} different values, as a "
+                    "quantity has; needed: classes. If they are: classes=."
+                )
+        names = [str(c) for c in order]
+        place, y = {name: i for i, name in enumerate(names)}, []
+        for i, cell in enumerate(self.lines.cells(k)):
+            found = place.get(cell, place.get(self.form.label(cell)))
+            if found is None:
+                which = "the training set's classes" if self.asked else "the classes"
+                fix = " Leave the line out, or read it like a set that has this class." if self.asked else ""
+                raise InputError(
+                    f"{self.lines.where(i, k)}: {cell!r} is none of {which} {_check.some(shown(names), 10)}."
+                    f"{_check.suggest(cell, names)}{fix}"
+                )
+            y.append(found)
+        return tuple(names), y
+
+    def _no_quantity(self, k: int) -> None:
+        """Classes are words or whole numbers: others are refused, also those in another dress."""
+        cells = self.lines.cells(k)
+        numbers = [self.form.number(cell) for cell in cells]
+        found = oddity(cells, self.form) if None in numbers else None
+        if found:
             raise InputError(
-                f"{file}, line {line} has {len(row)} fields; line {lines[0]} has {len(rows[0])}. Needed: as many."
+                f"{self.lines.where(found[0], k)}: the target {cells[found[0]]!r} looks like {found[1]}; needed: "
+                "classes, which are words or whole numbers. If these are classes, name them: classes=."
             )
-    if len(rows) <= header:
-        raise InputError(f"{file} has no line of data; needed: at least one.")
-    names = rows[0] if header else [str(k) for k in range(len(rows[0]))]
-    return _Table(file, names, rows[header:], lines[header:])
-
-
-def _delimiter(file: Path, text: str, given: str | None) -> str:
-    if given is not None:
-        if not isinstance(given, str) or len(given) != 1 or given in '"\r\n':
-            raise InputError(f"delimiter={given!r}; needed: one character, such as ',', ';' or '\\t'.")
-        return given
-    first = text.strip().partition("\n")[0]
-    if not first:
-        raise InputError(f"{file} is empty; needed: a CSV file.")
-    found = [d for d in _DELIMITERS if any(len(row) > 1 for row in reader([first], delimiter=d))]
-    if len(found) != 1:
-        by = " or ".join(_DELIMITERS[d] for d in found)
-        problem = f"could be divided by {by}" if found else f"is divided by none of {' '.join(_DELIMITERS.values())}"
-        raise InputError(f"line 1 of {file} {problem}. Say which: delimiter=.")
-    return found[0]
-
-
-def _feature(table: _Table, k: int) -> tuple[list[str], np.ndarray]:
-    """A column of numbers as it is, one of words encoded."""
-    cells = table.cells(k)
-    numbers = [number(cell) for cell in cells]
-    if all(v is None for v in numbers):
-        if len(set(cells)) > _MANY:
-            raise InputError(
-                f"{table.file}: column {table.names[k]!r} has {len(set(cells))} different words, as text or "
-                "identifiers have. Leave it out with columns=, or name it in categorical=."
-            )
-        if all(number(cell.replace(",", ".")) is not None for cell in cells):
-            raise InputError(f"{table.where(0, k)}: {cells[0]!r}; needed: a point in numbers, not a comma.")
-        return _encoded(table, k)
-    if None in numbers:
-        i = numbers.index(None)
-        raise InputError(
-            f"{table.where(i, k)}: {cells[i]!r} is no number, others of the column are. Correct it, or name the column "
-            "in categorical=."
-        )
-    values = np.array(numbers, np.float64)
-    with np.errstate(over="ignore"):
-        wrong = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
-    if len(wrong):
-        raise InputError(
-            f"{table.where(int(wrong[0]), k)}: {cells[wrong[0]]!r}; needed: finite numbers within float32."
-        )
-    return [table.names[k]], values[:, None]
-
-
-def _encoded(table: _Table, k: int) -> tuple[list[str], np.ndarray]:
-    cells = table.cells(k)
-    words = sorted(set(cells))
-    place = {word: j for j, word in enumerate(words)}
-    values = np.zeros((len(cells), len(words)))
-    values[range(len(cells)), [place[cell] for cell in cells]] = 1
-    return [f"{table.names[k]}={word}" for word in words], values
-
-
-def _classes(table: _Table, k: int, given: Sequence[str] | None) -> tuple[tuple[str, ...], list[int]]:
-    """The names of the classes and the class of each row."""
-    cells = table.cells(k)
-    numbers = [number(cell) for cell in cells]
-    if None in numbers:
-        order = sorted(set(cells))
-    else:
         for i, v in enumerate(numbers):
-            if v is None or not v.is_integer():
+            if None not in numbers and (v is None or not v.is_integer()):
                 raise InputError(
-                    f"{table.where(i, k)}: the target is {cells[i]}; needed: classes, which are words or whole numbers."
+                    f"{self.lines.where(i, k)}: the target is {cells[i]}; needed: classes, which are words or whole "
+                    "numbers."
                 )
-        cells = [str(int(Decimal(cell))) for cell in cells]  # 1.0 and 1 are one class, and long numbers stay apart
-        order = sorted(set(cells), key=int)
-    if given is not None:
-        order = [str(c) for c in given]
-        for i, cell in enumerate(cells):
-            if cell not in order:
+
+    def _apart(self, k: int) -> tuple[str, ...]:
+        """The different words of a column, sorted, by value if all are numbers; refuses a number in two spellings."""
+        seen: dict[Decimal | str, tuple[str, int]] = {}
+        for i, cell in enumerate(self.lines.cells(k)):
+            label, value = self.form.label(cell), self.form.value(cell)
+            first, at = seen.setdefault(label if value is None else value, (label, i))
+            if first != label:
                 raise InputError(
-                    f"{table.where(i, k)}: {cell!r} is none of classes={order}.{_check.suggest(cell, order)}"
+                    f"{self.lines.where(i, k)}: {cell!r}, and {self.lines.rows[at][k]!r} in line {self.lines.lines[at]}"
+                    ", are one number. Write them alike if they mean the same; if not, give them names that are words."
                 )
-    elif len(order) > _MANY:
-        raise InputError(
-            f"{table.file}: the target {table.names[k]!r} has {len(order)} different values, as a quantity has; "
-            "needed: classes. If they are: classes=."
-        )
-    place = {c: i for i, c in enumerate(order)}
-    return tuple(order), [place[cell] for cell in cells]
+        labels = [label for label, _ in seen.values()]
+        numbers = {label: value for value, (label, _) in seen.items() if isinstance(value, Decimal)}
+        return tuple(sorted(labels, key=numbers.__getitem__) if len(numbers) == len(labels) else sorted(labels))

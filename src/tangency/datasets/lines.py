@@ -1,0 +1,110 @@
+"""The lines of a CSV file as cells, as many in each, and where they stand."""
+
+import io
+from collections.abc import Container
+from csv import Error, reader
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from .. import _check
+from ..errors import InputError
+from .cells import shown
+from .files import read
+
+Which = str | int
+_DELIMITERS = {",": "','", ";": "';'", "\t": "'\\t'", "|": "'|'"}
+
+
+@dataclass(frozen=True)
+class Lines:
+    file: Path
+    names: list[str]
+    rows: list[list[str]]
+    lines: list[int]  # where in the file each row ends
+    header: bool
+    left_out: int = 0
+
+    def column(self, given: Which, option: str) -> int:
+        """The number of a column that was given by name or number."""
+        if isinstance(given, str):
+            if self.names.count(given) == 1:
+                return self.names.index(given)
+            if given in self.names:
+                raise InputError(f"{self.file} has several columns {given!r}; needed: different names in line 1.")
+            raise InputError(
+                f"{option}: {self.file} has no column {given!r}.{_check.suggest(given, self.names)} Its columns are "
+                f"{_check.some(shown(self.names), 10)}. If line 1 holds data, give the target by number, with "
+                "header=False."
+            )
+        if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+            raise InputError(f"{option}: {given!r} is no column; needed: a name, or a number from 0 or from the end.")
+        if not -len(self.names) <= given < len(self.names):
+            raise InputError(f"{option}: there is no column {given}; {self.file} has {len(self.names)} columns.")
+        return int(given) % len(self.names)
+
+    def cells(self, k: int) -> list[str]:
+        return [row[k] for row in self.rows]
+
+    def without(self, numbers: Container[int]) -> "Lines":
+        """Without the lines of these numbers."""
+        kept = [i for i in range(len(self.rows)) if i not in numbers]
+        rows, lines = [self.rows[i] for i in kept], [self.lines[i] for i in kept]
+        return replace(self, rows=rows, lines=lines, left_out=len(self.rows) - len(kept))
+
+    def where(self, i: int, k: int) -> str:
+        return f"{self.file}, line {self.lines[i]}, column {self.names[k]!r}"
+
+
+def read_lines(file: Path, delimiter: str | None, header: bool) -> Lines:
+    """The cells of every line that is not blank, as many in each as in the first."""
+    try:
+        text = read(file, "a CSV file").decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise InputError(
+            f"{file} is not UTF-8 (byte {e.start}: {e.reason}); needed: text in UTF-8. Convert it."
+        ) from None
+    by = _delimiter(file, text, delimiter)
+    rows, lines = _parsed(file, text, by)
+    for row, line in zip(rows, lines, strict=True):
+        if len(row) != len(rows[0]):
+            raise InputError(
+                f"{file}, line {line} has {len(row)} fields; line {lines[0]} has {len(rows[0])}. Needed: as many. A "
+                f"value with {_DELIMITERS.get(by, repr(by))} in it needs quotes."
+            )
+    if len(rows) <= header:
+        raise InputError(f"{file} has no line of data; needed: at least one.")
+    names = rows[0] if header else [str(k) for k in range(len(rows[0]))]
+    return Lines(file, names, rows[header:], lines[header:], header)
+
+
+def _parsed(file: Path, text: str, delimiter: str, strict: bool = True) -> tuple[list[list[str]], list[int]]:
+    """(cells, where it ends) of every line that is not blank; lines end with LF, CR LF or CR."""
+    rows, lines = [], []
+    parsed = reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=strict, skipinitialspace=True)
+    try:
+        for row in parsed:
+            cells = [cell.strip() for cell in row]
+            if cells not in ([], [""]):
+                rows.append(cells)
+                lines.append(parsed.line_num)
+    except Error as e:
+        raise InputError(f"{file}, line {parsed.line_num}: {e}; needed: CSV.") from None
+    return rows, lines
+
+
+def _delimiter(file: Path, text: str, given: str | None) -> str:
+    if given is not None:
+        if not isinstance(given, str) or len(given) != 1 or given in '"\r\n':
+            raise InputError(f"delimiter={given!r}; needed: one character, such as ',', ';' or '\\t'.")
+        return given
+    first = next(io.StringIO(text.strip(), newline=""), "")
+    if not first:
+        raise InputError(f"{file} is empty; needed: a CSV file.")
+    found = [d for d in _DELIMITERS if any(len(row) > 1 for row in _parsed(file, first, d, strict=False)[0])]
+    if len(found) != 1:
+        by = " or ".join(_DELIMITERS[d] for d in found)
+        problem = f"could be divided by {by}" if found else f"is divided by none of {' '.join(_DELIMITERS.values())}"
+        raise InputError(f"line 1 of {file} {problem}. Say which: delimiter=.")
+    return found[0]
