@@ -3,6 +3,7 @@
 git worktree add /tmp/before COMMIT
 python benchmarks/alternate.py /tmp/before/src --rounds 3 --out FILE        # CPU, one thread, the cases of cases.py
 python benchmarks/alternate.py /tmp/before/src --gpu --out FILE             # one GPU: ResNet18 tiles
+python benchmarks/alternate.py /tmp/before/src --stores --out FILE          # Grams on disk: written, read, gone on with
 """
 
 import argparse
@@ -53,11 +54,40 @@ def gpu() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "trace, tf32, 512 x 512", tile(tg.trace_ntk(model, dtype="tf32"), 512)
 
 
-def measure(on_gpu: bool, repeats: int) -> dict[str, float]:
+def stores() -> Iterator[tuple[str, Callable[[], Any]]]:
+    import shutil
+    import tempfile
+    from itertools import count
+
+    import torch
+
+    import tangency as tg
+
+    torch.manual_seed(0)
+    kernel, x = tg.trace_ntk(tg.models.mlp([784, 100, 100, 10])), torch.randn(6000, 784)
+    with tempfile.TemporaryDirectory() as folder:
+        number, whole = count(), f"{folder}/whole"
+
+        def write(into: str) -> Any:
+            return tg.compute(kernel, x, store=into, progress=False, tile=512)
+
+        gram, v = write(whole), torch.randn(6000)
+        yield "write 6000 x 6000", lambda: write(f"{folder}/new{next(number)}")
+        yield "read: product with a vector", lambda: gram @ v
+        halves = []
+        for k in range(6):
+            halves.append(shutil.copytree(whole, f"{folder}/half{k}"))
+            for chunk in sorted(Path(halves[-1]).glob("c/*/*"))[::2]:
+                chunk.unlink()
+        yield "go on with half of it", lambda: write(halves.pop())
+        yield "return a finished one", lambda: write(whole)
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
     """The best of several runs of each case after a first one, in this process."""
     warnings.simplefilter("ignore")
-    found = {}
-    for name, run in gpu() if on_gpu else cpu():
+    found, repeats = {}, options.repeats
+    for name, run in gpu() if options.gpu else stores() if options.stores else cpu():
         run()
         best = float("inf")
         for _ in range(repeats):
@@ -72,6 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", help="the src folder of the tree to compare with")
     parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--stores", action="store_true")
     parser.add_argument("--before", default="", help="the other tree's commit, for the record")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=4)
@@ -79,13 +110,14 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.gpu, options.repeats)))
+        print(json.dumps(measure(options)))
         return
     best: dict[str, dict[str, float]] = {"before": {}, "now": {}}
+    flag = "--gpu" if options.gpu else "--stores" if options.stores else ""
     for _ in range(options.rounds):
         for label, source in (("before", options.other), ("now", str(HERE))):
             command = [sys.executable, __file__, source, "--measure", "--repeats", str(options.repeats)]
-            command += ["--gpu"] if options.gpu else []
+            command += [flag] if flag else []
             paths = os.pathsep.join([source, str(ROOT / "benchmarks")])
             own = os.environ | {"PYTHONPATH": paths}
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=own)
@@ -97,7 +129,7 @@ def main() -> None:
     if options.out:
         from record import save
 
-        command = "python benchmarks/alternate.py BEFORE/src" + (" --gpu" if options.gpu else "")
+        command = "python benchmarks/alternate.py BEFORE/src " + flag
         save({"before": options.before, "rounds": options.rounds, "rows": rows}, Path(options.out), command)
 
 

@@ -24,8 +24,9 @@ import torch
 from record import save
 
 import tangency as tg
+from tangency.tiles.manifest import manifest
 from tangency.tiles.plan import TilePlan
-from tangency.tiles.store import Store, manifest
+from tangency.tiles.store import Store
 
 
 def clock(f: Callable[[], Any]) -> float:
@@ -71,7 +72,8 @@ def product(folder: Path, rows: int, tile: int = 2048) -> dict[str, Any]:
     path = folder / "gram"
     shutil.rmtree(path, ignore_errors=True)
     cut = TilePlan(rows, rows, True, tile, 1, 1)
-    store = Store.create(str(path), manifest({}, {}, torch.Size([rows, rows]), torch.float32, cut))
+    said = manifest({"kernel": "random numbers"}, {}, torch.Size([rows, rows]), torch.float32, cut, {})
+    store = Store.create(str(path), said)
     some = np.random.default_rng(0).standard_normal((tile, tile), dtype=np.float32)
     for i, j in cut.tiles():
         high, wide = (b.stop - b.start for b in (cut.block(i), cut.block(j, 1)))

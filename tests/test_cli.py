@@ -163,3 +163,14 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert e.value.code == 0
     out = capsys.readouterr().out
     assert all(word in out for word in ("gram", "status", "verify"))
+
+
+def test_ctrl_c_while_torch_is_being_imported(tmp_path: Path) -> None:
+    """A stand-in for torch that is interrupted as it is imported."""
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt\n")
+    code = "import sys, tangency_command; sys.exit(tangency_command.main())"
+    paths = os.pathsep.join([str(tmp_path), str(Path(tg.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr.strip()) == (130, b"stopped")

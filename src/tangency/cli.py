@@ -23,6 +23,7 @@ import torch
 
 from . import _check
 from ._version import __version__
+from .datasets import Labelled
 from .decisions import TITLES, Decisions, explain
 from .demo import demo
 from .errors import DamagedTile, InputError, ModelError, NonFiniteError, TangencyError
@@ -121,6 +122,11 @@ def _explain_options(commands: Any) -> None:
     )
     explain.add_argument("--samples", type=_positive, help="test samples to explain one by one (default: 500)")
     explain.add_argument("--nearest", type=_positive, help="training samples to show for each (default: 8)")
+    explain.add_argument(
+        "--outputs-are", choices=["logits", "probabilities", "log-probabilities"],
+        help="what the network's outputs are (default: found from the training data, and said)",
+    )  # fmt: skip
+    explain.add_argument("--store", type=Path, help="a folder for the Grams: they need not fit in memory, and are kept")
     explain.add_argument("--memory", help="what Gram tiles may take, e.g. 8GiB (default: 4GiB; on a GPU, what is free)")
     explain.set_defaults(run=_explain)
 
@@ -208,20 +214,25 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    place(args.out)  # before the work
+    args.out, store = args.out.absolute(), None if args.store is None else args.store.absolute()
+    place(args.out)  # before the work, and before a function that may change the working folder
     made = _function(args.function)()
     if isinstance(made, tuple) and len(made) == 3:
         made = dict(zip(("model", "train", "test"), made, strict=True))
     if not isinstance(made, dict) or not {"model", "train", "test"} <= set(made):
         kinds = [type(v).__name__ for v in made] if isinstance(made, tuple) else type(made).__name__
         raise InputError(f"{args.function} returned {kinds}; needed: (model, train, test), or a dict with these.")
-    given = {name: getattr(args, name) for name in ("kernels", "samples", "nearest", "memory")}
+    given = {name: getattr(args, name) for name in ("kernels", "outputs_are", "samples", "nearest", "memory")}
+    given["store"] = store
     made |= {name: value for name, value in given.items() if value is not None}
     unknown = set(made) - set(inspect.signature(explain).parameters)
     if unknown:
         raise InputError(
             f"{args.function} returned {_check.some(sorted(unknown))}, which tangency.explain does not take."
         )
+    for part in ("train", "test"):
+        if isinstance(made[part], Labelled) and not args.json:
+            print(made[part].summary())
     return _tell(explain(**made, progress=not args.quiet), args)
 
 
