@@ -13,7 +13,7 @@ import tangency as tg
 
 SRC = Path(__file__).parent.parent / "src" / "tangency"
 ROOMS = [
-    ["_version", "errors", "_types", "_progress"],
+    ["_version", "errors", "_types", "_progress", "_json"],
     ["_tree"],
     ["_check"],
     ["_triton"],

@@ -1,7 +1,9 @@
 """The scikit-learn estimators: scikit-learn's own checks, its estimators on the same Gram, and kernels of modules."""
 
+import copy
 import pickle
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -597,3 +599,126 @@ def test_not_fitted_yet(data: Data) -> None:
     for estimator in (KernelRegressor(kernel()), KernelClassifier(), KernelClassifier(kernel(), loss="svm")):
         with pytest.raises(NotFittedError, match="not fitted yet"):
             estimator.predict(data.x)
+
+
+# --- a fit is fixed ---
+
+
+class Gained(nn.Module):
+    """A network with a factor that no parameter, no buffer and no printed form shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp([P, 16, 1]).double()
+        self.register_buffer("unit", torch.ones(1, dtype=torch.float64))
+        self.gain = [1.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.gain[0] * self.unit
+
+
+def doubled(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return 2 * output
+
+
+def train(model: Gained) -> None:
+    """One step, by hand."""
+    model.net[0].weight.grad = torch.ones_like(model.net[0].weight)
+    torch.optim.SGD([model.net[0].weight], lr=1e-6).step()
+
+
+CHANGES: dict[str, tuple[Callable[[Gained], Any], str]] = {
+    "a step of training": (train, "weights"),
+    "weights by .data": (lambda m: m.net[2].bias.data.add_(0.1), "weights"),
+    "a buffer": (lambda m: m.unit.mul_(2), "buffers"),
+    "another type": (lambda m: m.float(), "weights"),
+    "a hook": (lambda m: m.net.register_forward_hook(doubled), ""),
+    "an attribute": (lambda m: m.gain.__setitem__(0, 3.0), ""),
+    "an activation": (lambda m: m.net.__setitem__(1, nn.Tanh()), "model"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_network_that_changes_after_the_fit_is_refused(data: Data, change: str) -> None:
+    """Also when a hook, an attribute or a layer without parameters makes it another function."""
+    torch.manual_seed(0)
+    model = Gained()
+    fit = KernelRegressor(tg.trace_ntk(model)).fit(data.x, data.y)
+    before = fit.predict(data.z)
+    assert np.array_equal(fit.predict(data.z), before)
+    apply, part = CHANGES[change]
+    apply(model)
+    expected = f"the kernel has changed since fit.*{part}.*Fit again.*deepcopy"
+    for method in (fit.predict, pickle.loads(pickle.dumps(fit)).predict):
+        with pytest.raises(tg.ModelError, match=expected):
+            method(data.z)
+    after = fit.fit(data.x, data.y).predict(data.z)
+    assert after.shape == before.shape
+
+
+def test_weights_that_come_back_are_the_same_network(data: Data) -> None:
+    model = mlp([P, 16, 2]).double()
+    kept = copy.deepcopy(model.state_dict())
+    fit = KernelClassifier(tg.trace_ntk(model)).fit(data.x, data.labels(2))
+    said = fit.predict(data.z)
+    nn.init.ones_(model[0].weight)
+    for method in (fit.predict, fit.predict_proba, fit.decision_function):
+        with pytest.raises(tg.ModelError, match="has changed since fit"):
+            method(data.z)
+    model.load_state_dict(kept)
+    assert fit.predict(data.z).tolist() == said.tolist()
+
+
+def test_a_copy_of_the_network_goes_on(data: Data) -> None:
+    """What the message says works; so do weights that were given to the kernel."""
+    model = mlp([P, 16, 1]).double()
+    kernels = [tg.trace_ntk(copy.deepcopy(model)), tg.trace_ntk(model, params=model.state_dict())]
+    fits = [KernelRegressor(k).fit(data.x, data.y) for k in kernels]
+    before = [fit.predict(data.z) for fit in fits]
+    nn.init.ones_(model[0].weight)
+    for fit, want in zip(fits, before, strict=True):
+        assert np.array_equal(fit.predict(data.z), want)
+
+
+def test_a_function_that_changes_is_refused(data: Data) -> None:
+    model = mlp([P, 8]).double()
+
+    def features(X: Any, Y: Any) -> Tensor:
+        return (model(torch.as_tensor(X)) @ model(torch.as_tensor(Y)).T).detach()
+
+    fit = KernelRegressor(features).fit(data.x, data.y)
+    assert np.isfinite(fit.predict(data.z)).all()
+    with torch.no_grad():
+        model[0].weight.mul_(1.5)
+    with pytest.raises(tg.ModelError, match="k of the first training samples"):
+        fit.predict(data.z)
+
+
+@pytest.mark.parametrize("given", [rbf_kernel, "module"])
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+def test_samples_may_be_changed_after_the_fit(data: Data, given: Any, kind: Any) -> None:
+    """A fit keeps a copy."""
+    x = kind(data.x.copy())
+    fit = KernelRegressor(kernel() if given == "module" else given).fit(x, data.y)
+    before = fit.predict(data.z)
+    x *= 3
+    assert np.array_equal(fit.predict(data.z), before)
+
+
+def test_a_data_set_that_changes_is_refused(data: Data) -> None:
+    x = torch.from_numpy(data.x.copy())
+    items = tg.from_dataset(torch.utils.data.TensorDataset(x), 0)
+    fit = KernelRegressor(kernel()).fit(items, data.y)
+    np.testing.assert_allclose(fit.predict(data.z), KernelRegressor(kernel()).fit(data.x, data.y).predict(data.z))
+    x[-1] += 1
+    with pytest.raises(tg.ModelError, match="the training samples"):
+        fit.predict(data.z)
+
+
+def test_another_kernel_is_for_the_next_fit(data: Data) -> None:
+    fit = KernelRegressor(kernel(16)).fit(data.x, data.y)
+    before = fit.predict(data.z)
+    fit.set_params(kernel=kernel(32))
+    assert np.array_equal(fit.predict(data.z), before)
+    want = KernelRegressor(kernel(32)).fit(data.x, data.y).predict(data.z)
+    assert np.array_equal(fit.fit(data.x, data.y).predict(data.z), want)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -595,3 +596,129 @@ def test_two_digits_are_learnt_by_one_output(make: Callable[[], nn.Module]) -> N
     assert past.accuracy is not None
     assert past.accuracy[-1] > 0.97
     assert accuracy(model, images[200:], (y[chosen] == 8)[200:]) > 0.9
+
+
+# Data as people have them.
+
+
+def small_data(n: int = 24) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0] > 0).long()
+
+
+def read_only(v: Tensor) -> np.ndarray:
+    array = v.numpy().copy()
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x, y: (x, y.tolist()),
+        lambda x, y: (x, tuple(y.tolist())),
+        lambda x, y: (x, list(y)),
+        lambda x, y: (x.numpy(), y.numpy().astype(np.int32)),
+        lambda x, y: (read_only(x), read_only(y)),
+        lambda x, y: (x.numpy().astype(">f4"), y.numpy().astype(">i2")),
+        lambda x, y: (x.tolist(), y.tolist()),
+        lambda x, y: ((x.numpy(),), y),
+        lambda x, y: ({"input": x.numpy()}, y.numpy()),
+        lambda x, y: (tg.datasets.labelled((x, y)), None),
+    ],
+)
+def test_arrays_lists_and_labelled_sets_are_tensors(form: Callable[[Tensor, Tensor], Any]) -> None:
+    """The same training to the bit, the same test accuracy."""
+    x, y = small_data()
+    want = initialized(lambda: mlp([3, 8, 2]), seed=0)
+    past = fit(want, x, y, test=(x, y), epochs=3, batch=8)
+    model = initialized(lambda: mlp([3, 8, 2]), seed=0)
+    made = form(x, y)
+    again = fit(model, *made, test=made[0] if made[1] is None else made, epochs=3, batch=8)
+    assert equal(model, want)
+    assert past.test_accuracy is not None
+    assert again.test_accuracy is not None
+    assert torch.equal(again.test_accuracy, past.test_accuracy)
+    assert accuracy(model, *made) == float(past.test_accuracy[-1])
+
+
+def test_real_targets_may_be_arrays() -> None:
+    x, _ = small_data()
+    models = [initialized(lambda: mlp([3, 8, 1]), seed=0) for _ in range(2)]
+    fit(models[0], x, x[:, :1], loss="mse", epochs=2)
+    fit(models[1], x, x[:, :1].numpy().astype(np.float64), loss="mse", epochs=2)
+    assert equal(*models)
+
+
+@pytest.mark.parametrize(
+    ("given", "test", "message"),
+    [
+        (["cat", "dog"] * 12, None, "y is a list that is no table of numbers; needed: a class"),
+        (np.array(["cat", "dog"] * 12), None, "y is an array of <U3 that is no table of numbers; needed: a class"),
+        ([[1, 0], [1]] * 12, None, "y is a list that is no table of numbers"),
+        (3, None, "y is a int; needed: a tensor, array or list"),
+        (None, None, "y is missing; needed: the classes or targets"),
+        (list(range(5)), None, "x has 24 samples and y has 5"),
+        ([0, 1] * 12, "test", "test is a str; needed: \\(x, y\\), or tangency.datasets.Labelled"),
+        ([0, 1] * 12, (torch.zeros(2, 3), [0, 2]), "test y has the class 2"),
+        ([0, 1] * 12, (torch.zeros(2, 3), None), "test y is missing"),
+        ([0, 1] * 12, ([["a"]], [0]), "test x is a list that is no table of numbers; needed: numbers"),
+    ],
+)
+def test_data_without_numbers_are_refused(given: Any, test: Any, message: str) -> None:
+    with pytest.raises(tg.InputError, match=message):
+        fit(mlp([3, 8, 2]), small_data()[0], given, test=test, epochs=1)
+
+
+# Batches of one sample, and wrappers.
+
+
+@pytest.mark.parametrize(("n", "batch"), [(3, 2), (1, 128), (4, 1), (5, 2)])
+def test_a_batch_norm_with_a_single_number_is_refused(n: int, batch: int) -> None:
+    """Before a step is made: the model stays as it was, in evaluation mode."""
+    x, y = small_data(n)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.raises(tg.InputError, match=rf"batch={batch} leaves a batch of one sample.*norm 1 \(BatchNorm1d\)"):
+        fit(model, x, y, epochs=1, batch=batch)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert not model.training
+
+
+def test_a_batch_norm_with_numbers_enough_is_not() -> None:
+    x = torch.randn(3, 1, 4, 4)
+    y = torch.tensor([0, 1, 0])
+    wide = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
+    fit(wide, x, y, epochs=1, batch=2)  # four positions in each channel
+    assert int(wide[1].num_batches_tracked) == 2
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    fit(flat, x[[0, 1, 2, 0]], y[[0, 1, 2, 0]], epochs=1, batch=3)  # two batches of two
+    assert not any(m._forward_pre_hooks for m in flat.modules())
+
+
+class Parallel(nn.DataParallel):
+    """As on a machine with GPUs, which the model has not been moved to: forward() refuses."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.device_ids, self.src_device_obj = [0], torch.device("cuda:0")
+
+
+def test_the_model_in_data_parallel_is_the_one_inside() -> None:
+    x, y = small_data()
+    want, wrapped = (initialized(lambda: mlp([3, 8, 2]), seed=0) for _ in range(2))
+    outer = Parallel(wrapped)
+    with pytest.raises(RuntimeError, match="cuda:0"):
+        outer(x)
+    fit(want, x, y, test=(x, y), epochs=2, batch=8)
+    fit(outer, x, y, test=(x, y), epochs=2, batch=8)
+    assert equal(wrapped, want)
+    assert not outer.training
+    assert torch.equal(outputs(outer, x), outputs(want, x))
+    assert accuracy(outer, x, y) == accuracy(want, x, y)
+
+
+def test_distributed_training_is_refused() -> None:
+    outer = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)  # without its processes
+    with pytest.raises(tg.InputError, match="Distributed.*, and fit trains in one process. Give model.module"):
+        fit(outer, *small_data(), epochs=1)

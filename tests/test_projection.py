@@ -6,10 +6,12 @@ from there.
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -862,3 +864,59 @@ def test_parts_add_up_and_are_those_of_the_layers() -> None:
         at += rows
     with pytest.raises(tg.InputError, match="budget='layer'"):
         tg.projected(kernel, 60).parts(x)
+
+
+# Neighbours: only what can be compared.
+
+
+def features_in(folder: Path, name: str, base: tg.Kernel, **options: Any) -> tg.projection.StoredFeatures:
+    kernel = tg.projected(base, **{"dim": 16, **options})
+    return kernel.features(torch.randn(6, 8, generator=torch.Generator().manual_seed(0)), store=folder / name)
+
+
+def test_neighbours_of_another_projection_are_refused(tmp_path: Path) -> None:
+    """Their products mean nothing, whatever the shapes; the message names what differs."""
+    torch.manual_seed(0)
+    net, other = mlp([8, 12, 2]), mlp([8, 12, 2])
+    first = features_in(tmp_path, "first", tg.pseudo_ntk(net))
+    again = features_in(tmp_path, "again", tg.pseudo_ntk(net))
+    assert tg.projection.nearest(again, first, 1)[1][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    made = {
+        "seed 1, not 0": features_in(tmp_path, "seed", tg.pseudo_ntk(net), seed=1),
+        "kind 'rademacher', not 'sparse'": features_in(tmp_path, "kind", tg.pseudo_ntk(net), kind="rademacher"),
+        "dim 24, not 16": features_in(tmp_path, "dim", tg.pseudo_ntk(net), dim=24),
+        "of.weights '": features_in(tmp_path, "weights", tg.pseudo_ntk(other)),
+        "of.head 1, not": features_in(tmp_path, "head", tg.head_ntk(net, 1)),
+        "of.dtype 'float64', not 'float32'": features_in(tmp_path, "dtype", tg.pseudo_ntk(net, dtype="float64")),
+        "storage 'float16', not None": features_in(tmp_path, "half", tg.pseudo_ntk(net), storage="float16"),
+    }
+    for part, features in made.items():
+        with pytest.raises(tg.InputError, match=f"{features.path} holds features of another kernel.*{re.escape(part)}"):
+            tg.projection.nearest(features, first, 1)
+        if features.shape == first.shape:  # plain tensors carry no manifest
+            assert tg.projection.nearest(features.tensor(), first, 1)[1].shape == (6, 1)
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_neighbours_of_what_is_not_finite_are_refused(bad: float, cosine: bool) -> None:
+    features = torch.randn(5000, 2, 3)
+    broken = features.clone()
+    broken[4321, 1, 2] = bad
+    with pytest.raises(tg.InputError, match="the features of query 4321 are not finite"):
+        tg.projection.nearest(broken, features, 1, cosine=cosine)
+    with pytest.raises(tg.InputError, match="the features of sample 4321 are not finite"):
+        tg.projection.nearest(features[:3], broken, 1, cosine=cosine)
+    assert tg.projection.nearest(features[:3], broken[:4000], 1)[1][:, 0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_neighbours_whose_squares_leave_the_type(scale: float) -> None:
+    features = torch.randn(9, 4)
+    value, number = tg.projection.nearest(features * scale, features, 1)
+    assert number[:, 0].tolist() == list(range(9))
+    torch.testing.assert_close(value[:, 0], torch.ones(9))
+    with pytest.raises(tg.InputError, match="the similarity of query 0 and sample 0 overflows float32"):
+        tg.projection.nearest(features * 1e30, features * 1e30, 1, cosine=False)
+    with pytest.raises(tg.InputError, match="queries are torch.int64; needed: real numbers"):
+        tg.projection.nearest(features.long(), features, 1)

@@ -402,7 +402,7 @@ def test_filters_order_and_search(show: Opener, poisoned: Decisions, poisoned_pa
 
 
 def odds_off(d: Decisions, view: int) -> Tensor:
-    odds = [tg.surrogate.log_odds(v.double().softmax(1), d.test.y) for v in (d.logits, d.views[view].logits)]
+    odds = [tg.surrogate.log_odds(v.double(), d.test.y, outputs_are="logits") for v in (d.logits, d.views[view].logits)]
     line = d.views[view].faithfulness.map
     return MonotoneMap(line.knots.double(), line.values.double())(odds[1]) - odds[0]
 
@@ -556,6 +556,52 @@ def test_texts_stay_texts(show: Opener) -> None:
     page.locator("[data-list=similar] .tile").first.click()
     assert NASTY in page.inner_text("dialog .text")
     assert page.locator("main script, main img").count() == 0
+
+
+def hostile() -> Decisions:
+    """Names and texts with marks that turn the writing around, control characters, and halves of surrogate pairs."""
+    classes = ("cat\u202egod", "\x1b[31mdog\x00", "שלום", "\ud83d", "plain\u2066")
+    texts = tuple(f"text {i} \udcff\u200f\r\n\tend\x85" for i in range(80))
+    train = Labelled(torch.zeros(80, 1), labels(80, 5), ANIMALS[:5], show=["text"] * 80, name="reviews\u202e")
+    test = Labelled(torch.zeros(40, 1), labels(40, 5, 1), ANIMALS[:5], show=["text"] * 40, name="reviews\u202e")
+    for data in (train, test):  # past its own checks
+        object.__setattr__(data, "classes", classes)
+        object.__setattr__(data, "show", texts[: len(data)])
+    made = decide(train, test, kernels=1)
+    views = tuple(replace(v, title=f"{v.title}\u202e") for v in made.views)
+    return replace(made, views=views, facts={**made.facts, "model": "net\udc80\u2067", "note\u202e": "\u202e"})
+
+
+def data_in(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_marks_and_control_characters_are_shown_and_do_nothing() -> None:
+    """Also halves of surrogate pairs, which no file can hold: the page is written all the same."""
+    page = report.build(hostile())
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066\u2067\ud800-\udfff]", page)
+    assert page.count("\u2068") == page.count("\u2069") > 0
+    data = data_in(page)
+    assert data["numbers"]["classes"] == [
+        "cat⟨U+202E⟩god", "⟨U+001B⟩[31mdog⟨U+0000⟩", "\u2068שלום\u2069", "⟨U+D83D⟩", "plain⟨U+2066⟩"
+    ]  # fmt: skip
+    assert data["look"]["test"][0] == "text 0 ⟨U+DCFF⟩⟨U+200F⟩\n\tend⟨U+0085⟩"
+    assert data["about"]["facts"]["note⟨U+202E⟩"] == "⟨U+202E⟩"
+    assert data["numbers"]["views"][0]["title"].endswith("⟨U+202E⟩")
+    assert "net⟨U+DC80⟩⟨U+2067⟩ on" in page
+    assert any("shown as ⟨U+…⟩" in note for note in data["about"]["notes"])
+    ordinary = data_in(report.build(written()))
+    assert not any("⟨U+…⟩" in note for note in ordinary["about"]["notes"])
+    assert ordinary["numbers"]["classes"][1] == "good & fine"
+
+
+def test_hostile_names_are_read_in_their_order(show: Opener) -> None:
+    d = hostile()
+    page = show(d)
+    check_numbers(page, d, 0, 0, 0)
+    assert page.inner_text("h1").startswith("net⟨U+DC80⟩⟨U+2067⟩ on reviews⟨U+202E⟩")
 
 
 def test_rows_of_a_table(show: Opener) -> None:

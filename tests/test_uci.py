@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import friedmanchisquare, rankdata
 
-from tangency import InputError
+from tangency import InputError, _json
 from tangency.cli import main
 from tangency.experiments import classifiers, uci
 from tangency.experiments.classifiers import CLASSIFIERS, Job, Plan, Split
-from tangency.experiments.table import Options
+from tangency.experiments.table import Kept, Options
 
 SMALL = replace(uci.QUICK, depths=(1,), costs=(1.0,), gammas=(0.1,), degrees=(2,), scales=(0.1,), few_costs=(1.0,),
                 trees=5, layers=(1,), width=8, steps=20)  # fmt: skip
@@ -341,3 +342,90 @@ def test_the_plan_is_the_published_one() -> None:
     kernels = sum(depth for depth in plan.depths)
     assert kernels * len(plan.costs) == 105
     assert len(plan.gammas) == kernels
+
+
+# What is kept between two runs
+
+
+def strict(text: str) -> Any:
+    """JSON, and nothing that only Python's reader takes."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_json_has_no_words_for_what_is_no_number() -> None:
+    value = {
+        "nan": math.nan,
+        "rows": [1.5, -math.inf, {"k": np.float32("inf")}],
+        "tensor": torch.tensor([0.0, math.nan]),
+    }
+    assert strict(_json.text(value, 2)) == {"nan": None, "rows": [1.5, None, {"k": None}], "tensor": [0.0, None]}
+    assert strict(_json.text({"name": "caf\u00e9 \ud800"})) == {"name": "caf\u00e9 \ud800"}
+
+
+def test_rows_with_nan_are_kept_in_json_and_come_back(tmp_path: Path) -> None:
+    kept = Kept(Options(out=tmp_path), "some", {})
+    kept["row"] = {"tau": math.nan, "list": [0.5, math.nan], "name": "x"}
+    assert strict((tmp_path / "some.json").read_text())["rows"]["row"] == {
+        "tau": None,
+        "list": [0.5, None],
+        "name": "x",
+    }
+    again = Kept(Options(out=tmp_path), "some", {})["row"]
+    assert math.isnan(again["tau"])
+    assert math.isnan(again["list"][1])
+    assert (again["list"][0], again["name"]) == (0.5, "x")
+
+
+def trained_in(folder: Path) -> Kept:
+    kept = Kept(Options(out=folder), "some", {})
+    kept.network(torch.nn.Linear(3, 2), lambda model: None)
+    kept["row"] = {"tau": 0.5}
+    return kept
+
+
+def cut(path: Path, part: float) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: int(part * len(data))])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: cut(path, 0.0),
+        lambda path: cut(path, 0.5),
+        lambda path: cut(path, 0.99),
+        lambda path: path.write_bytes(b"not a checkpoint"),
+        lambda path: torch.save({"weight": torch.zeros(1)}, path),
+        lambda path: torch.save([1, 2], path),
+        lambda path: torch.save(torch.nn.Linear(3, 2), path),
+    ],
+)
+def test_a_damaged_network_is_named(damage: Callable[[Path], object], tmp_path: Path) -> None:
+    trained_in(tmp_path)
+    damage(tmp_path / "some.pt")
+    with pytest.raises(
+        InputError, match=r"some\.pt cannot be read as the trained network .*Give another --out, or remove"
+    ):
+        Kept(Options(out=tmp_path), "some", {}).network(torch.nn.Linear(3, 2), lambda model: None)
+
+
+def test_another_network_or_none_does_not_go_on_with_the_rows(tmp_path: Path) -> None:
+    first = trained_in(tmp_path)
+    torch.save(torch.nn.Linear(3, 2).state_dict(), tmp_path / "some.pt")
+    with pytest.raises(InputError, match=r"some\.pt is another network than the one that the rows were measured on"):
+        Kept(Options(out=tmp_path), "some", {}).network(torch.nn.Linear(3, 2), lambda model: None)
+    (tmp_path / "some.pt").unlink()
+    with pytest.raises(InputError, match=r"some\.pt, the network on which the rows .* is gone"):
+        Kept(Options(out=tmp_path), "some", {}).network(torch.nn.Linear(3, 2), lambda model: None)
+    assert first["row"] == {"tau": 0.5}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"spec": [], "rows": 3}', '{"rows": {}}', "\x00"])
+def test_a_damaged_record_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "some.json").write_text(text)
+    with pytest.raises(InputError, match=r"some\.json is no record of this experiment"):
+        Kept(Options(out=tmp_path), "some", {})

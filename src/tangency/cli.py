@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import inspect
 import io
-import json
 import os
 import random
 import shlex
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import _check
+from . import _check, _json
 from ._version import __version__
 from .datasets import Labelled
 from .decisions import TITLES, Decisions, explain
@@ -240,7 +239,7 @@ def _tell(found: Decisions, args: argparse.Namespace) -> int:
     """Write the report, print the figures and where it is."""
     page = write(found, args.out)
     if args.json:
-        print(json.dumps({**found.summary(), "report": str(page.resolve())}, indent=2))
+        print(_json.text({**found.summary(), "report": str(page.resolve())}, 2))
         return 0
     facts = found.facts
     print(
@@ -264,8 +263,8 @@ def _reproduce(args: argparse.Namespace) -> int:
     record = {**table.record(), "command": command, "seconds": time.perf_counter() - begin}
     if args.out is not None:
         name = f"{args.name}{'-quick' if args.quick else ''}-table.json"
-        (args.out / name).write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record, indent=2) if args.json else table.text())
+        (args.out / name).write_text(_json.text(record, 1) + "\n")
+    print(_json.text(record, 2) if args.json else table.text())
     return 0
 
 
@@ -300,7 +299,7 @@ def _status(args: argparse.Namespace) -> int:
         "manifest": gram.manifest,
     }
     if args.json:
-        print(json.dumps(report, indent=2))
+        print(_json.text(report, 2))
         return 0
     kernel = gram.manifest["kernel"]
     names = [_plain(str(k.get("kernel"))) for k in (kernel, *_inner(kernel))]

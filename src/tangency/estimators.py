@@ -3,8 +3,12 @@
 The work is that of `tangency.regress`; here are only scikit-learn's conventions: arrays in and out, labels, tags. A
 kernel is a tangency kernel of any module, a function k(X, Y), or "precomputed". Each fit computes its Gram; a search
 over `reg` alone does less work on a Gram computed once, with kernel="precomputed", or with reg="loo".
+
+A fit is fixed: it keeps a copy of its samples, and predicting is refused once the kernel is another function than it
+was, because its network went on training, say.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,13 +23,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from . import _check, _tree
-from .errors import InputError, NotPositiveDefinite
+from .errors import InputError, ModelError, NotPositiveDefinite
 from .gram import DenseGram, Gram
 from .kernel import Empirical, Kernel
 from .matrix import square
 from .regress import KernelModel, LogisticModel, cross_validate, logistic, ridge, ridgeless
 from .regress.model import Problem, sample_weights
 from .solve import Solver
+from .tiles.manifest import differences
 from .tiles.run import compute
 from .tiles.source import Arrays, Source, source
 
@@ -33,6 +38,9 @@ Choice = Kernel | Literal["precomputed"] | Callable[[Any, Any], Any]
 Reg = float | Literal["loo", "gcv"]
 BY = ("loo", "gcv")
 LOSSES = ("square", "logistic", "svm")
+# Training samples whose kernel is computed again before predicting, and how far it may be from what it was, relative to
+# its largest entry, beyond which it is another kernel (heuristics: rounding on another machine, with margin).
+FEW, ROUNDED = 4, 2e-2
 
 
 class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
@@ -53,27 +61,28 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _inputs(self, X: Any, fit: bool) -> Any:
         """X checked, in the form that the kernel takes."""
-        if isinstance(self.kernel, Kernel):
-            return _tensors(self.kernel, X)
-        if not callable(self.kernel) and self.kernel != "precomputed":
+        kernel = self.kernel if fit else self.kernel_
+        if isinstance(kernel, Kernel):
+            return _tensors(kernel, X)
+        if not callable(kernel) and kernel != "precomputed":
             raise InputError(
-                f"kernel={self.kernel!r}; needed: a tangency kernel (tg.trace_ntk(model)), 'precomputed', or a "
+                f"kernel={kernel!r}; needed: a tangency kernel (tg.trace_ntk(model)), 'precomputed', or a "
                 "function k(X, Y) such as sklearn.metrics.pairwise.rbf_kernel."
             )
-        if isinstance(X, Gram) and not callable(self.kernel):
+        if isinstance(X, Gram) and not callable(kernel):
             if fit:
                 self.n_features_in_ = X.shape[1]
             return X
-        kind = "numeric" if callable(self.kernel) else [np.float64, np.float32]
+        kind = "numeric" if callable(kernel) else [np.float64, np.float32]
         return validate_data(self, _array(X), reset=fit, dtype=kind, allow_nd=True)
 
     def _gram(self, *sides: Any) -> Gram:
         """The Gram of one side with itself, or of new samples with the training samples."""
-        found: Any
-        if isinstance(self.kernel, Kernel):
-            found = compute(self.kernel, *sides, memory=self.memory, progress=False)
-        else:
-            found = self.kernel(sides[0], sides[-1]) if callable(self.kernel) else sides[0]
+        kernel, found = self.kernel_, sides[0]
+        if isinstance(kernel, Kernel):
+            found = compute(kernel, *sides, memory=self.memory, progress=False)
+        elif callable(kernel):
+            found = kernel(sides[0], sides[-1])
         if not isinstance(found, Gram):
             array = np.asarray(_array(found))
             kind = array.dtype if array.dtype in (np.float32, np.float64) else np.float64
@@ -98,13 +107,49 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _trained(self, x: Any) -> Gram:
         """The Gram of the training samples, which are kept for predicting where they are needed."""
-        self.X_fit_ = None if isinstance(self.kernel, str) else x
-        return self._gram(x)
+        self.kernel_ = self.kernel
+        if isinstance(self.kernel, str):
+            self.X_fit_ = self.fixed_ = None
+            return self._gram(x)
+        self.X_fit_ = _copied(x)
+        K = self._gram(self.X_fit_)
+        self.fixed_ = (*self._described(), self._few())
+        return K
 
     def _cross(self, X: Any) -> Gram:
         """The Gram of new samples with the training samples."""
         check_is_fitted(self, "model_")
-        return self._gram(self._inputs(X, fit=False), self.X_fit_)
+        x = self._inputs(X, fit=False)
+        if self.fixed_ is not None:
+            self._require_unchanged(*self.fixed_)
+        return self._gram(x, self.X_fit_)
+
+    def _described(self) -> tuple[dict[str, Any], str]:
+        """What can be said of the kernel, its weights to the bit; and a hash of samples that are not held in memory."""
+        spec = self.kernel_.spec() if isinstance(self.kernel_, Kernel) else {}
+        return spec, self.X_fit_.digest() if isinstance(self.X_fit_, Source) else ""
+
+    def _few(self) -> Tensor:
+        """The Gram of the first training samples: it sees what no description holds, such as a hook or a global."""
+        x = self.X_fit_
+        few = x.take(slice(0, min(FEW, len(x)))) if isinstance(x, Source) else _first(x, FEW)
+        return self._gram(few).dense().cpu()
+
+    def _require_unchanged(self, spec: dict[str, Any], samples: str, few: Tensor) -> None:
+        """Refuse to predict with a kernel that is another than it was in `fit`."""
+        now, same = self._described()
+        changed = list(differences(spec, now)) + ["the training samples"] * (samples != same)
+        if not changed:
+            coarse = any(f'"{name}"' in json.dumps(spec) for name in ("tf32", "float16"))
+            close = ROUNDED if coarse else torch.finfo(few.dtype).eps ** 0.5
+            gap = float((self._few() - few).abs().max() / few.abs().max().clamp_min(torch.finfo(few.dtype).tiny))
+            changed = [] if gap <= close else [f"k of the first training samples, by {gap:.2g} of its largest entry"]
+        if changed:
+            raise ModelError(
+                "the kernel has changed since fit, and the coefficients belong to what it was. Other than then: "
+                f"{_check.some(changed)}. Fit again; or, to go on with the network as it was, fit with a copy of it: "
+                "tg.trace_ntk(copy.deepcopy(model))."
+            )
 
     def _reg(self) -> Reg:
         if not isinstance(self.reg, str):
@@ -133,6 +178,7 @@ class KernelRegressor(RegressorMixin, _KernelEstimator):  # type: ignore[misc]
 
     With a tangency kernel X is a tensor or array of any number of dimensions, or a tuple or dict as the model takes it;
     real numbers are cast to the parameters' type, integers stay as they are. Predictions are NumPy in the Gram's type.
+    The samples are copied (of a data set a hash is kept); a network that changed since `fit` is refused.
 
     >>> import tangency as tg
     >>> from sklearn.model_selection import cross_val_score
@@ -311,6 +357,17 @@ def _tensors(kernel: Kernel, X: Any) -> Any:
     for name, v in _tree.leaves(x):
         _check.finite(v, "X" + name[1:])
     return x
+
+
+def _copied(x: Any) -> Any:
+    """The samples as they are now; a source is asked for its hash instead."""
+    if isinstance(x, Source):
+        return x
+    return x.copy() if isinstance(x, np.ndarray) else _tree.transform(torch.clone, x)
+
+
+def _first(x: Any, count: int) -> Any:
+    return x[:count] if isinstance(x, np.ndarray) else _tree.take(x, slice(0, count))
 
 
 def _kind(kernel: Any) -> torch.dtype | None:

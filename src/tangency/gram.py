@@ -144,7 +144,10 @@ class Gram(ABC):
                 raise InputError(f"{name}_diag has shape {tuple(norms.shape)}; needed: {tuple(size)}.")
             if not bool((norms > 0).all()):
                 sample = int((~(norms > 0)).nonzero()[0, 0])
-                raise InputError(f"k(x, x) is not positive for {name} {sample}, so its cosine is undefined.")
+                raise InputError(
+                    f"k(x, x) is not positive for {name} {sample}, so its cosine is undefined. Leave that sample out, "
+                    "or use the kernel without cosine."
+                )
         view, left, right = self._view(), left.sqrt(), right.sqrt()
         if view.left is not None and view.right is not None:  # a cosine already
             left, right = view.left * left.to(view.left.device), view.right * right.to(view.right.device)

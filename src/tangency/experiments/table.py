@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import _json
 from .._version import __version__
 from ..errors import InputError
+from ..kernel import digest
 
 Row = dict[str, Any]
 
@@ -98,13 +100,16 @@ def mean(values: Sequence[float]) -> str:
 class Kept:
     """What is finished, in --out: an experiment that was stopped goes on with the next row, and the same network.
 
-    `spec` says what decides the rows; a folder that was begun with another is refused.
+    `spec` says what decides the rows; a folder that was begun with another is refused, and so is one whose network is
+    gone, damaged or another than the one that the rows were measured on. Rows hold text and numbers; the file has null
+    for what is no number.
     """
 
     def __init__(self, options: Options, name: str, spec: Mapping[str, Any]) -> None:
         self.options, self.name = options, f"{name}-quick" if options.quick else name
         self.spec = {key: repr(value) for key, value in spec.items()}
         self.rows: dict[str, Row] = {}
+        self.made: str | None = None  # a hash of the network's weights
         self.path = None if options.out is None else options.out / f"{self.name}.json"
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,9 +120,10 @@ class Kept:
 
     def _read(self, path: Path) -> None:
         try:
-            found = json.loads(path.read_text())
-            was, self.rows = found["spec"], found["rows"]
-        except (ValueError, KeyError, TypeError) as e:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            was, self.rows = dict(found["spec"]), {key: _numbers(row) for key, row in dict(found["rows"]).items()}
+            self.made = found.get("network")
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise InputError(f"{path} is no record of this experiment. Give another --out, or remove it.") from e
         differ = [k for k in {**was, **self.spec} if was.get(k) != self.spec.get(k)]
         other = [f"{k} is {was.get(k)} there, {self.spec.get(k)} now" for k in differ]
@@ -128,12 +134,36 @@ class Kept:
         """The model as it was trained when the folder was begun; trained now if there is none."""
         path = None if self.path is None else self.path.with_suffix(".pt")
         if path is not None and path.exists():
-            model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+            self._load(model, path)
             return model.to(self.options.device).eval()
+        if path is not None and self.rows:
+            raise InputError(
+                f"{path}, the network on which the rows in {self.path} were measured, is gone. Give another --out, or "
+                f"remove {self.path} too: then all is done anew."
+            )
         train(model.to(self.options.device))
         if path is not None:
-            torch.save(model.state_dict(), path)
+            new = path.with_suffix(".pt.new")
+            torch.save(model.state_dict(), new)
+            new.replace(path)
+            self.made = digest(model.state_dict())
+            self._write()
         return model
+
+    def _load(self, model: nn.Module, path: Path) -> None:
+        """The network that was trained before. A file that was cut short, or is none, can be anything."""
+        again = f"Give another --out, or remove it and {self.path}: then all is done anew."
+        try:
+            model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        except OSError:
+            raise
+        except Exception as e:
+            why = str(e).partition("\n")[0]
+            raise InputError(
+                f"{path} cannot be read as the trained network ({type(e).__name__}: {why}); was it cut short? {again}"
+            ) from e
+        if self.made is not None and digest(model.state_dict()) != self.made:
+            raise InputError(f"{path} is another network than the one that the rows were measured on. {again}")
 
     def __contains__(self, key: str) -> bool:
         return key in self.rows
@@ -148,8 +178,18 @@ class Kept:
     def _write(self) -> None:
         if self.path is not None:
             new = self.path.with_suffix(".new")
-            new.write_text(json.dumps({"spec": self.spec, "rows": self.rows}, indent=1) + "\n")
+            record = {"spec": self.spec, "network": self.made, "rows": self.rows}
+            new.write_text(_json.text(record, 1) + "\n", encoding="utf-8")
             new.replace(self.path)
+
+
+def _numbers(row: Any) -> Any:
+    """A row as it was before it was written: what is null there was no number."""
+    if isinstance(row, dict):
+        return {key: _numbers(v) for key, v in row.items()}
+    if isinstance(row, list):
+        return [_numbers(v) for v in row]
+    return float("nan") if row is None else row
 
 
 def _cell(value: Any) -> str:

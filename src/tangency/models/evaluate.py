@@ -1,8 +1,10 @@
 """What a model puts out, and how often it is right."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,33 +16,86 @@ from ..errors import InputError
 def outputs(model: nn.Module, x: Inputs, *, batch: int = 1024) -> Tensor:
     """f(x) in batches, in evaluation mode and without gradients, on the model's device.
 
-    Each module's mode is afterwards what it was.
+    Each module's mode is afterwards what it was. x may also be arrays. Of a model in DataParallel the one inside runs.
 
     >>> from tangency.models import mlp
     >>> outputs(mlp([3, 8, 2]), torch.randn(5, 3)).shape
     torch.Size([5, 2])
     """
+    x = tensors(x)
     _check.inputs(x)
     if batch < 1:
         raise InputError(f"batch={batch}; needed: at least 1 sample.")
-    device = place(model)
+    model, device = inside(model), place(model)
     with evaluating(model), torch.no_grad():
         parts = [forward(model, _tree.transform(lambda v: v.to(device), part)) for part in _tree.split(x, batch)]
     return torch.cat(parts)
 
 
-def accuracy(model: nn.Module, x: Inputs, y: Tensor, *, batch: int = 1024) -> float:
+def accuracy(model: nn.Module, x: Any, y: Any = None, *, batch: int = 1024) -> float:
     """The share of samples whose class y the model finds: its largest output, or, where it has one, whether it is > 0.
+
+    Tensors, arrays, for y lists; or `tg.datasets.Labelled` alone.
 
     >>> from tangency.models import mlp
     >>> accuracy(mlp([3, 8, 2]), torch.randn(5, 3), torch.ones(5, dtype=torch.long)) in (0, 0.2, 0.4, 0.6, 0.8, 1)
     True
     """
+    x, y = pair(x, y)
     _check.inputs(x)
     same_number(x, y)
     found = outputs(model, x, batch=batch)
     check_classes(y, found)
     return float((predictions(found) == y.to(found.device)).double().mean())
+
+
+def pair(x: Any, y: Any, whose: str = "") -> tuple[Inputs, Tensor]:
+    """Samples and what is said of them as tensors, from tensors, arrays and lists, or from data that hold both."""
+    if y is None and hasattr(x, "x") and hasattr(x, "y"):  # tangency.datasets.Labelled
+        x, y = x.x, x.y
+    if y is None:
+        raise InputError(f"{whose}y is missing; needed: the classes or targets of the samples, or a Labelled for both.")
+    found = tensors(y, f"{whose}y", number=True)
+    if not isinstance(found, Tensor):
+        kind = type(y).__name__
+        raise InputError(f"{whose}y is a {kind}; needed: a tensor, array or list, one entry for each sample.")
+    return tensors(x, f"{whose}x"), found
+
+
+def tensors(given: Any, name: str = "x", number: bool = False) -> Any:
+    """`given` with tensors for arrays and for lists of numbers; a list of tensors is several inputs.
+
+    >>> tensors({"x": np.zeros(2), "mask": None})
+    {'x': tensor([0., 0.], dtype=torch.float64), 'mask': None}
+    """
+    if isinstance(given, (list, tuple)) and not number and _several(given):
+        return tuple(tensors(v, f"{name}[{k}]") for k, v in enumerate(given))
+    if isinstance(given, Mapping):
+        return {k: tensors(v, f"{name}[{k!r}]") for k, v in given.items()}
+    if not isinstance(given, (np.ndarray, list, tuple)):
+        return given
+    try:
+        if not isinstance(given, np.ndarray):
+            return torch.as_tensor(given)
+        return torch.from_numpy(np.require(given, given.dtype.newbyteorder("="), ["C", "W"]))
+    except (TypeError, ValueError, RuntimeError):
+        what = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
+        needed = "a class (a whole number from 0) or real targets for each sample" if number else "numbers"
+        raise InputError(f"{name} is {what} that is no table of numbers; needed: {needed}.") from None
+
+
+def _several(given: Any) -> bool:
+    """Whether these are several inputs, not numbers or rows of numbers."""
+    if isinstance(given, (list, tuple)):
+        return any(map(_several, given))
+    return isinstance(given, (Tensor, np.ndarray, Mapping))
+
+
+def inside(model: nn.Module) -> nn.Module:
+    """The model in DataParallel, whose forward() wants its parameters on the GPUs that it was made for."""
+    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        model = model.module
+    return model
 
 
 def place(model: nn.Module) -> torch.device:

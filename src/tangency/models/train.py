@@ -15,7 +15,19 @@ from .._progress import bar
 from .._types import Float, Inputs
 from ..errors import DidNotConverge, InputError
 from .augment import flip_crop
-from .evaluate import are_classes, check_classes, count, evaluating, forward, outputs, place, predictions, same_number
+from .evaluate import (
+    are_classes,
+    check_classes,
+    count,
+    evaluating,
+    forward,
+    inside,
+    outputs,
+    pair,
+    place,
+    predictions,
+    same_number,
+)
 from .losses import LOSSES
 from .recipe import HALVES, Recipe
 from .seeds import seeded
@@ -38,11 +50,11 @@ class Training:
 
 def fit(
     model: nn.Module,
-    x: Inputs,
-    y: Tensor,
+    x: Any,
+    y: Any = None,
     recipe: Recipe | None = None,
     *,
-    test: tuple[Inputs, Tensor] | None = None,
+    test: Any = None,
     seed: int = 0,
     device: str | torch.device | None = None,
     progress: bool = True,
@@ -52,11 +64,14 @@ def fit(
 
     How it is trained, the `Recipe` says; `changes` are its fields: `fit(model, x, y, epochs=30, lr=0.1)`. Batches,
     augmentation and dropout depend on `seed` alone, and on a CPU the weights do, to the bit; the caller's generators
-    are untouched. Each epoch's ⌈n / batch⌉ batches differ in size by one at most, so no norm meets a tiny last batch.
+    are untouched. Each epoch's ⌈n / batch⌉ batches differ in size by one at most, so no norm meets a tiny last batch;
+    one that would be left with a single number is refused. Of a model in DataParallel the one inside is trained.
 
-    The model is in training mode while it is trained and in evaluation mode afterwards. `test=(x, y)` is evaluated
-    after each epoch. The data are moved to the model's device once, the GPU is asked for numbers once an epoch. Raises
-    `DidNotConverge`, which holds the epochs so far, where an epoch's loss is not finite.
+    x: tensors or arrays, a tuple or dict of them, or lists of numbers; y: likewise, one entry for each sample; or
+    `tg.datasets.Labelled` in place of both. The model is in training mode while it is trained and in evaluation mode
+    afterwards. `test`, (x, y) or a Labelled, is evaluated after each epoch. The data are moved to the model's device
+    once, the GPU is asked for numbers once an epoch. Raises `DidNotConverge`, which holds the epochs so far, where an
+    epoch's loss is not finite.
 
     >>> import tangency as tg
     >>> x = torch.randn(200, 2)
@@ -66,21 +81,23 @@ def fit(
     (torch.Size([20]), True, False)
     """
     recipe = (recipe or Recipe()).but(**changes)
+    given, model = model, alone(model)
     if device is not None:
         model.to(device)
     with seeded(seed, place(model)), laid_out(model, recipe):
         run = prepared(model, x, y, recipe, seed, test)
         start = perf_counter()
         rows: list[list[float]] = []
-        model.train()
+        given.train()
         try:
+            check_norms(model, run.per_sample, run.n // run.batches, recipe)
             with bar(recipe.epochs * run.batches, "training", "step", show=progress) as tick:
                 for number in range(recipe.epochs):
                     rows.append(run.epoch(number, tick))
                     check_finite(run.training(rows, start))
         finally:
             run.rule.zero_grad()
-            model.eval()
+            given.eval()
         return run.training(rows, start)
 
 
@@ -96,16 +113,23 @@ def laid_out(model: nn.Module, recipe: Recipe) -> Iterator[None]:
             model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
-def prepared(
-    model: nn.Module, x: Inputs, y: Tensor, recipe: Recipe, seed: int, test: tuple[Inputs, Tensor] | None
-) -> "_Run":
+def alone(model: nn.Module) -> nn.Module:
+    """The model that is trained, in this one process."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise InputError("the model is in DistributedDataParallel, and fit trains in one process. Give model.module.")
+    return inside(model)
+
+
+def prepared(model: nn.Module, x: Any, y: Any, recipe: Recipe, seed: int, test: Any) -> "_Run":
     """All checks, and everything on the model's device."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError("the model has no parameter that requires a gradient, so there is nothing to train.")
     check_precision(recipe, parameters[0])
     x, y = data(x, y, parameters[0], "")
-    with evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad(), norms(model) as per_sample:
         found = forward(model, _tree.take(x, slice(0, 2)))
     labels = y.long() if are_classes(y) else None
     if callable(recipe.loss):
@@ -120,17 +144,58 @@ def prepared(
         shape = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
         raise InputError(f"the loss of a batch is {shape}; needed: one number, the mean over the batch.")
     if test is not None:
-        test = data(*test, parameters[0], "test ")
+        if not hasattr(test, "y") and not (isinstance(test, (tuple, list)) and len(test) == 2):
+            raise InputError(f"test is a {type(test).__name__}; needed: (x, y), or tangency.datasets.Labelled.")
+        samples, said = (test, None) if hasattr(test, "y") else test
+        test = data(samples, said, parameters[0], "test ")
         check_classes(test[1], found, "test y")
     check_images(x, recipe)
     generator = torch.Generator(parameters[0].device).manual_seed(seed)
     rule = recipe.rule(parameters)
     scaler = torch.amp.GradScaler(parameters[0].device.type, enabled=recipe.precision == "float16")
-    return _Run(model, x, targets, labels, value, test, recipe, seed, generator, rule, scaler)
+    return _Run(model, x, targets, labels, value, test, recipe, seed, generator, rule, scaler, per_sample)
 
 
-def data(x: Inputs, y: Tensor, parameter: Tensor, whose: str) -> tuple[Inputs, Tensor]:
+@contextmanager
+def norms(model: nn.Module) -> Iterator[dict[str, float]]:
+    """How many numbers of a sample each batch norm takes its mean over, filled in while the model runs."""
+    found: dict[str, float] = {}
+
+    def look(name: str) -> Any:
+        def seen(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if args and isinstance(args[0], Tensor) and args[0].dim() > 1:
+                found[name] = args[0].numel() / (args[0].shape[0] * args[0].shape[1])
+
+        return seen
+
+    kept = [
+        m.register_forward_pre_hook(look(name))
+        for name, m in model.named_modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm)
+    ]
+    try:
+        yield found
+    finally:
+        for hook in kept:
+            hook.remove()
+
+
+def check_norms(model: nn.Module, per_sample: dict[str, float], smallest: int, recipe: Recipe) -> None:
+    """Refuse batches in which a norm of the batch would have a single number, and no variance."""
+    for name, m in model.named_modules():
+        if m.training and per_sample.get(name, 2.0) * smallest < 2:
+            raise InputError(
+                f"batch={recipe.batch} leaves a batch of one sample, in which the batch norm {name} "
+                f"({type(m).__name__}) has one number to normalise. Give a larger batch=, or another number of samples."
+            )
+
+
+def data(x: Any, y: Any, parameter: Tensor, whose: str) -> tuple[Inputs, Tensor]:
     """The samples and labels, checked, on the parameters' device."""
+    given = getattr(x, "x", x)
+    x, y = pair(x, y, whose)
+    if isinstance(given, list) and isinstance(x, Tensor) and x.is_floating_point():  # a list of numbers has no type
+        x = x.to(parameter.dtype)
     _check.inputs(x, f"{whose}x")
     same_number(x, y, f"{whose}y")
     for label, v in _tree.leaves(x):
@@ -193,6 +258,7 @@ class _Run:
     generator: torch.Generator
     rule: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
+    per_sample: dict[str, float]  # numbers of a sample that a batch norm takes its mean over
 
     def __post_init__(self) -> None:
         self.n = len(self.targets)

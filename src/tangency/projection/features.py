@@ -18,11 +18,11 @@ from .. import _check
 from .._types import Inputs
 from ..errors import InputError, StoreError
 from ..gram import DenseGram
-from ..kernel import Kernel
+from ..kernel import Kernel, all_finite
 from ..tiles.run import compute
 from ..tiles.source import Source
 from ..tiles.store import StoredGram, open_gram
-from .kernel import MARK, Projected, Rows
+from .kernel import MARK, Projected, Rows, origin, same_origin
 from .project import BATCH
 
 DIRECTIONS = "the directions"  # no argument of a model can have this name
@@ -52,6 +52,9 @@ class Directions(Kernel):
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
         return (0, 0) if _are_directions(x) else self.projected.footprint(x)
+
+    def outputs(self, x: Inputs) -> Tensor | None:
+        return None if _are_directions(x) else self.projected.outputs(x)
 
     @property
     def device(self) -> torch.device:
@@ -114,6 +117,11 @@ class StoredFeatures(Source):
         """What decides the numbers: kernel, projection, hashes of inputs, versions."""
         return self.gram.manifest
 
+    @property
+    def origin(self) -> str:
+        """What made them: kernel, projection, weights, code."""
+        return origin(self.manifest["kernel"]["of"], self.manifest["witness"]["code"])
+
     def __getitem__(self, rows: Any) -> Tensor:
         """The features of some samples: a number, a slice, an index set or a mask."""
         if isinstance(rows, (int, np.integer)):
@@ -133,7 +141,7 @@ class StoredFeatures(Source):
             yield rows, _squeezed(tile[:, :, 0])
 
     def take(self, block: slice) -> Inputs:
-        return {MARK + json.dumps(self.manifest["kernel"]["of"], sort_keys=True): self[block]}
+        return {MARK + self.origin: self[block]}
 
     def as_inputs(self) -> Inputs:
         """All samples, marked with what made them."""
@@ -172,7 +180,8 @@ def nearest(
     """(similarity, number) of the `count` samples most similar to each query: [m, count] each, the largest first.
 
     The similarity is the kernel's entry, or its cosine. Stored features are read block by block, so there may be
-    millions of them. Cost: one pass over the features, one product per block.
+    millions of them; if both sides are stored, they must come from one projection of one model. Cost: one pass over the
+    features, one product per block.
 
     >>> import tangency as tg
     >>> k, x = tg.projected(tg.pseudo_ntk(torch.nn.Linear(300, 2)), dim=64), torch.randn(9, 300)
@@ -181,31 +190,43 @@ def nearest(
     tensor([[0],
             [1]])
     """
-    for v, name in ((queries, "queries"), (features, "features")):
-        if not isinstance(v, (Tensor, StoredFeatures)):
-            raise InputError(f"{name} are a {type(v).__name__}; needed: a tensor or StoredFeatures.")
-    n = len(features)
+    n = _comparable(queries, features)
     _check.positive(count, "count", "a number of neighbours")
     if count > n:
         raise InputError(f"count={count}, but there are {n} samples to choose from.")
+    left = _rows(queries.tensor() if isinstance(queries, StoredFeatures) else queries, "query", 0, cosine)
+    best = left.new_empty(len(left), 0)
+    where = torch.empty(len(left), 0, dtype=torch.long, device=left.device)
+    for rows, block in features.blocks() if isinstance(features, StoredFeatures) else _split(features):
+        found = left @ _rows(block, "sample", rows.start, cosine).to(left.device, left.dtype).T
+        if not all_finite(found):
+            i, j = (~found.isfinite()).nonzero()[0].tolist()
+            raise InputError(
+                f"the similarity of query {i} and sample {rows.start + j} overflows {str(found.dtype)[6:]}. Use "
+                "cosine=True, or give both in float64."
+            )
+        number = torch.arange(rows.start, rows.stop, device=left.device).expand(len(left), -1)
+        best, where = torch.cat([best, found], 1), torch.cat([where, number], 1)
+        best, order = best.topk(min(count, best.shape[1]), dim=1)
+        where = where.gather(1, order)
+    return best, where
+
+
+def _comparable(queries: Any, features: Any) -> int:
+    """How many samples there are to choose from, of two sides that may be multiplied."""
+    for v, name in ((queries, "queries"), (features, "features")):
+        if not isinstance(v, (Tensor, StoredFeatures)):
+            raise InputError(f"{name} are a {type(v).__name__}; needed: a tensor or StoredFeatures.")
+        if not v.dtype.is_floating_point:
+            raise InputError(f"{name} are {v.dtype}; needed: real numbers, as k.features(x) gives them.")
+    if isinstance(queries, StoredFeatures) and isinstance(features, StoredFeatures):
+        same_origin(queries.origin, features.origin, queries.path)
     if len(queries.shape) < 2 or queries.shape[1:] != features.shape[1:]:
         raise InputError(
             f"the queries have shape {tuple(queries.shape)}, the features {tuple(features.shape)}; needed: features of "
             "the same kernel, [m, …] and [n, …]."
         )
-    queries = queries.tensor() if isinstance(queries, StoredFeatures) else queries
-    left = _unit(queries, "query") if cosine else _rows(queries)
-    best = left.new_empty(len(left), 0)
-    where = torch.empty(len(left), 0, dtype=torch.long, device=left.device)
-    blocks = features.blocks() if isinstance(features, StoredFeatures) else _split(features)
-    for rows, block in blocks:
-        right = _unit(block, "sample", rows.start) if cosine else _rows(block)
-        right = right.to(left.device, left.dtype)
-        number = torch.arange(rows.start, rows.stop, device=left.device).expand(len(left), -1)
-        best, where = torch.cat([best, left @ right.T], 1), torch.cat([where, number], 1)
-        best, order = best.topk(min(count, best.shape[1]), dim=1)
-        where = where.gather(1, order)
-    return best, where
+    return len(features)
 
 
 def _split(features: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -214,14 +235,17 @@ def _split(features: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield some, features[some]
 
 
-def _rows(v: Tensor) -> Tensor:
-    return (v.float() if v.dtype == torch.float16 else v).flatten(1)
-
-
-def _unit(v: Tensor, what: str, first: int = 0) -> Tensor:
-    v = _rows(v)
-    size = torch.linalg.vector_norm(v, dim=1, keepdim=True)
-    if bool((size == 0).any()):
-        which = first + int((size[:, 0] == 0).nonzero()[0])
+def _rows(v: Tensor, what: str, first: int, unit: bool) -> Tensor:
+    """Features as rows, of length one if `unit`; what is not finite is refused, since nothing is nearest to it."""
+    v = (v.float() if v.dtype == torch.float16 else v).flatten(1)
+    if not all_finite(v):
+        which = first + int((~v.isfinite().all(1)).nonzero()[0])
+        raise InputError(f"the features of {what} {which} are not finite (NaN or infinity). Leave it out, or mend it.")
+    if not unit:
+        return v
+    largest = v.abs().amax(1, keepdim=True)
+    if bool((largest == 0).any()):
+        which = first + int((largest[:, 0] == 0).nonzero()[0])
         raise InputError(f"the features of {what} {which} are all 0, so its cosine is undefined: use cosine=False.")
-    return v / size
+    v = v / largest  # their squares could overflow, or vanish
+    return v / torch.linalg.vector_norm(v, dim=1, keepdim=True)

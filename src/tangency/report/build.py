@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _check
+from .._json import plain
 from .._version import __version__
 from ..decisions import Decisions
 from ..errors import InputError
@@ -120,12 +121,16 @@ def _page(d: Decisions, looks: Medium, level: Any, many: int, k: int, refer: Ten
     about = {
         "model": str(d.facts.get("model") or "the network"),
         "data": str(d.facts.get("data") or "the test data"),
-        "facts": pack.plain(d.facts),
+        "facts": plain(d.facts),
         "version": __version__,
         "notes": looks.notes(level) + _notes(d, many, k),
     }
-    title = f"{about['model']} on {about['data']}: why did the network say that?"
+    title = f"{pack.visible(about['model'])} on {pack.visible(about['data'])}: why did the network say that?"
     look = _json(looks.content(d.shown.cpu(), refer, level))
+    if any("⟨U+" in part for part in (title, look, text)):
+        about["notes"].append(
+            "Characters that cannot be seen, or that turn the direction of writing, are shown as ⟨U+…⟩."
+        )
     data = f'{{"about":{_json(about)},"look":{look},"numbers":{text}}}'
     script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     parts = {"title": html.escape(title), "style": _asset("style.css"), "data": data, "script": script}
@@ -138,7 +143,10 @@ def _page(d: Decisions, looks: Medium, level: Any, many: int, k: int, refer: Ten
 
 def _notes(d: Decisions, many: int, k: int) -> list[str]:
     """What is not as it was given, or is not there."""
-    found = ["Box plots and outliers are drawn to 1/65,000 of their range; every printed number is kept in 32 bits."]
+    found = [
+        d.outputs_said,
+        "Box plots and outliers are drawn to 1/65,000 of their range; every printed number is kept in 32 bits.",
+    ]
     if many < k:
         found.append(
             f"Each list shows {many} training samples instead of {k}, so that the page stays below its limit of bytes. "
@@ -158,7 +166,9 @@ def _notes(d: Decisions, many: int, k: int) -> list[str]:
 
 def _json(value: Any) -> str:
     # Inside a script element only "<" could end it; JSON has it in strings alone, where it may be written as \u003c.
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(pack.visible(value), ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )
 
 
 def _asset(name: str) -> str:

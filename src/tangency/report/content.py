@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._json import plain
 from ..decisions import Decisions, View
 from ..surrogate import Faithfulness, MonotoneMap, log_odds
 from . import pack
@@ -29,7 +30,7 @@ def odds_of(logits: Tensor, y: Tensor) -> Tensor:
     >>> odds_of(torch.tensor([[100.0, 0.0]]), torch.tensor([1]))
     tensor([-60.], dtype=torch.float64)
     """
-    return log_odds(logits.detach().cpu().double().softmax(1), y.cpu()).clamp(-LIMIT, LIMIT)
+    return log_odds(logits.detach().cpu().double(), y.cpu(), outputs_are="logits").clamp(-LIMIT, LIMIT)
 
 
 def neighbours(decisions: Decisions, k: int) -> Tensor:
@@ -104,7 +105,7 @@ def _view(d: Decisions, view: View, frame: Frame) -> Content:
         "name": view.name,
         "title": view.title,
         "faithful": _faithful(f),
-        "fit": pack.plain(
+        "fit": plain(
             {
                 "gradient": s.gradient,
                 "loss": s.loss,
@@ -131,7 +132,7 @@ def _view(d: Decisions, view: View, frame: Frame) -> Content:
 def _faithful(f: Faithfulness) -> Content:
     intervals = {key: [v.low, v.high] for key, v in f.intervals.items()}
     numbers = {key: getattr(f, key) for key in ("tau", "tad", "pearson", "r2", "accuracy", "network_accuracy")}
-    return pack.plain({**numbers, "intervals": intervals, "level": f.level, "samples": f.samples})
+    return plain({**numbers, "intervals": intervals, "level": f.level, "samples": f.samples})
 
 
 def _attribution(view: View, frame: Frame) -> Content:

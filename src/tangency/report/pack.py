@@ -2,7 +2,9 @@
 
 import base64
 import math
+import re
 from typing import Any
+from unicodedata import bidirectional
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 Packed = dict[str, Any]
 # What marks NaN among 16-bit integers; the numbers themselves take −32767 … 32767.
 _NOTHING = -32768
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def numpy(value: Tensor) -> np.ndarray:
@@ -63,21 +66,25 @@ def shades(value: Tensor, low: float, high: float) -> Packed:
     return integers((part.nan_to_num(0).clamp(0, 1) * 255).round())
 
 
-def plain(value: Any) -> Any:
-    """What JSON can hold: finite numbers, text, lists, dicts; NaN and infinity become null."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().tolist()
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
-    if isinstance(value, bool | int | str) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+def visible(value: Any) -> Any:
+    """`value` with every text made safe to show: what would be unseen, or turn the line around, becomes ⟨U+202E⟩.
+
+    That is control characters (but for tabs and line ends), marks of the direction of writing, and halves of surrogate
+    pairs, which no file can hold. A text with letters that are written from right to left is set apart from what stands
+    beside it, by marks of our own.
+
+    >>> visible({"class": ["cat", "dog\\u202e", "\\ud800"]})
+    {'class': ['cat', 'dog⟨U+202E⟩', '⟨U+D800⟩']}
+    """
+    if isinstance(value, str):
+        if value.isascii() and value.isprintable():
+            return value
+        found = _UNSEEN.sub(lambda m: f"⟨U+{ord(m[0]):04X}⟩", value.replace("\r\n", "\n"))
+        leftwards = not found.isascii() and any(bidirectional(c) in ("R", "AL", "AN") for c in found)
+        return f"\u2068{found}\u2069" if leftwards else found
     if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(v) for v in value]
-    return str(value)
+        return {visible(k): visible(v) for k, v in value.items()}
+    return [visible(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def coded(data: bytes) -> str:

@@ -1,148 +1,46 @@
 """Why did the network say that: kernels, surrogates, faithfulness and attributions of one model on one data set."""
 
-import functools
-import hashlib
 import itertools
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import _check, _tree
-from ._types import Float, Inputs, Int
-from ._version import __version__
-from .attribution import Attribution, summarize
-from .combine import CosineKernel, cosine
-from .datasets import Labelled, labelled, same_columns
-from .eigen import top
-from .errors import DidNotConverge, InputError
-from .forensics import flag
-from .gram import DenseGram, Gram
-from .kernel import Kernel
-from .models import outputs
-from .ntk import conjugate_kernel, embedding_kernel, pseudo_ntk, trace_ntk
-from .projection import Projected, projected
-from .surrogate import Faithfulness, Kind, LogitsOf, Outputs, Surrogate, default_reg, faithfulness, fit, heads, log_odds
-from .surrogate.faithful import levelled, rounding
-from .tiles.run import compute
-from .tiles.shelf import Folder, shelf
+from .. import _check, _tree
+from .._types import Float, Inputs, Int
+from .._version import __version__
+from ..attribution import Attribution, summarize
+from ..datasets import Labelled, labelled, same_columns
+from ..eigen import top
+from ..errors import DidNotConverge, InputError
+from ..forensics import flag
+from ..gram import Gram
+from ..kernel import Kernel
+from ..models import outputs
+from ..network import unwrapped
+from ..surrogate import (
+    Faithfulness,
+    Kind,
+    LogitsOf,
+    Outputs,
+    Surrogate,
+    default_reg,
+    faithfulness,
+    fit,
+    heads,
+    log_odds,
+)
+from ..surrogate.faithful import levelled, rounding
+from .named import OF_TWO, TITLES, Grams, kernels
 
-TITLES = {
-    "trNTK": "cosine of the tangent kernel's trace over outputs",
-    "trNTK⁰": "trace of the tangent kernel over outputs",
-    "pNTK": "cosine of the pseudo tangent kernel (of the outputs' sum)",
-    "Em": "cosine of the hidden layers' embeddings together",
-    "CK": "cosine of the last hidden layer (conjugate kernel)",
-    "proj-trNTK": "cosine of the tangent kernel's trace over outputs, projected to 10,240 dimensions",
-    "proj-pNTK": "cosine of the pseudo tangent kernel, projected to 10,240 dimensions",
-}
-# Of two classes, tangent kernels are those of the log-odds: what the decision is made of, however it is written.
-OF_TWO = {
-    "trNTK": "cosine of the tangent kernel of the log-odds",
-    "trNTK⁰": "tangent kernel of the log-odds",
-    "pNTK": "cosine of the tangent kernel of the log-odds",
-    "proj-trNTK": "cosine of the tangent kernel of the log-odds, projected to 10,240 dimensions",
-    "proj-pNTK": "cosine of the tangent kernel of the log-odds, projected to 10,240 dimensions",
-}
-DEFAULT = ("trNTK", "trNTK⁰", "pNTK", "Em", "CK")
 GIVEN = " Kernels were given, and are taken as they are; tg.decisions.logits_of makes logits for them."
 SUMS = ("pNTK", "proj-pNTK")  # of the outputs' sum
 # Up to this many samples all eigenvalues are shown, above it the largest 256 (heuristic: seconds of work).
 EVERY = 2500
 PICTURE = 240
-
-
-def kernels(model: nn.Module, names: Sequence[str] | str | None = None, **options: Any) -> dict[str, Kernel]:
-    """The kernels that are compared by default, by name: trNTK, trNTK⁰, pNTK, Em, CK (Engel et al. 2024, Table 2).
-
-    All but trNTK⁰ are cosines. "trNTK0" is taken for "trNTK⁰". On demand: proj-trNTK, proj-pNTK.
-
-    >>> list(kernels(torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))))
-    ['trNTK', 'trNTK⁰', 'pNTK', 'Em', 'CK']
-    """
-    wanted = _wanted(names)
-    trace = functools.cache(lambda: trace_ntk(model, **options))  # one object: its Gram is computed once for both
-    made: dict[str, Callable[[], Kernel]] = {
-        "trNTK": lambda: cosine(trace()),
-        "trNTK⁰": trace,
-        "pNTK": lambda: cosine(pseudo_ntk(model, **options)),
-        "Em": lambda: cosine(embedding_kernel(model, **options)),
-        "CK": lambda: cosine(conjugate_kernel(model, **options)),
-        "proj-trNTK": lambda: cosine(projected(trace())),
-        "proj-pNTK": lambda: cosine(projected(pseudo_ntk(model, **options))),
-    }
-    return {name: made[name]() for name in dict.fromkeys(wanted)}
-
-
-def _wanted(names: Sequence[str] | str | None) -> list[str]:
-    known = {name.lower(): name for name in TITLES} | {"trntk0": "trNTK⁰"}
-    given = list(DEFAULT) if names is None else names.split(",") if isinstance(names, str) else list(names)
-    if not given:
-        raise InputError(f"no kernel was named; needed: some of {', '.join(TITLES)}.")
-    wanted = []
-    for name in given:
-        found = known.get(str(name).strip().lower())
-        if found is None:
-            hint = _check.suggest(str(name), TITLES)
-            raise InputError(f"there is no kernel {name!r}.{hint} Known: {', '.join(TITLES)}.")
-        wanted.append(found)
-    return wanted
-
-
-class Grams:
-    """Grams of the samples x and of z with x, by kernel; a kernel and its cosine share one computation.
-
-    >>> trace = trace_ntk(torch.nn.Linear(3, 2))
-    >>> grams = Grams(torch.randn(5, 3), torch.randn(4, 3))
-    >>> [tuple(g.shape) for g in (*grams(trace), *grams(cosine(trace)))]
-    [(5, 5), (4, 5), (5, 5), (4, 5)]
-    """
-
-    def __init__(
-        self, x: Inputs, z: Inputs, memory: int | str | None = None, progress: bool = True, store: Any = None
-    ) -> None:
-        self.x, self.z, self.options = x, z, {"memory": memory, "progress": progress}
-        self.folder = None if store is None else _folder(store)
-        self.done: dict[int, tuple[Gram, Gram]] = {}
-        self.asked: dict[int, Inputs] = {}  # z, as each kernel takes it best
-
-    def __call__(self, kernel: Kernel) -> tuple[Gram, Gram]:
-        if isinstance(kernel, CosineKernel):
-            own, cross = self(kernel.kernel)
-            cosined: Gram = own.cosine()
-            if own._in_memory:  # else it would divide at every product
-                cosined = DenseGram(cosined.dense(), symmetric=True)
-            return cosined, cross.cosine(kernel.kernel.diag(self.asked[id(kernel.kernel)]), own.diag())
-        if id(kernel) not in self.done:
-            x, z = (self._once(kernel, inputs) for inputs in (self.x, self.z))
-            own = compute(kernel, x, store=self._place(kernel, "train"), **self.options)  # type: ignore[arg-type]
-            cross = compute(kernel, z, x, store=self._place(kernel, "test"), **self.options)  # type: ignore[arg-type]
-            self.done[id(kernel)] = own, cross
-            self.asked[id(kernel)] = z
-        return self.done[id(kernel)]
-
-    def _once(self, kernel: Kernel, x: Inputs) -> Inputs:
-        """What costs least to make Grams of: projected features, which both need."""
-        return kernel.embedded(x, **self.options) if isinstance(kernel, Projected) else x
-
-    def _place(self, kernel: Kernel, part: str) -> Path | None:
-        """A folder of its own for each kernel and each of its two Grams."""
-        if self.folder is None:
-            return None
-        spec = kernel.spec()
-        number = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
-        return self.folder / f"{spec['kernel'].replace(' ', '-')}-{number}-{part}"
-
-    def forget(self, later: Sequence[Kernel]) -> None:
-        """Drop what no later kernel needs."""
-        needed = {id(k.kernel if isinstance(k, CosineKernel) else k) for k in later}
-        for key in set(self.done) - needed:
-            del self.done[key], self.asked[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,6 +155,7 @@ def explain(
     Attribution(20 decisions, 2 logits each, 2 classes, 8 nearest)
     """
     begin = time.perf_counter()
+    model = unwrapped(model)[0] if isinstance(model, nn.Module) else model
     known, asked = _data(model, train, test)
     poisoned_train, poisoned_test = _mask(poisoned_train, known, "train"), _mask(poisoned_test, asked, "test")
     if not all(isinstance(v, int) and v >= 1 for v in (samples, nearest)) or not reg > 0:
@@ -267,21 +166,14 @@ def explain(
     chosen = _given(kernels) if isinstance(kernels, Mapping) else _named(model, kernels, found)
     given = isinstance(kernels, Mapping)
     work = _Work(
-        known, asked, Grams(x, z, memory, progress, store), logits, reg, min(nearest, len(known)), poisoned_train, progress,
-        TITLES if given else _titles(found), found.dtype,
+        known, asked, Grams(x, z, memory, progress, store), logits, reg, min(nearest, len(known)), poisoned_train,
+        progress, TITLES if given else _titles(found), found.dtype,
     )  # fmt: skip
     views, shown = work.views(chosen, samples)
     facts = {"model": name or type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
     facts |= _facts(known, asked, shown, logits.device) | {"seconds": time.perf_counter() - begin}
     said = found.said + (GIVEN if given and found.kind != "logits" else "")
     return Decisions(known, asked, logits.cpu(), views, shown, facts, poisoned_train, poisoned_test, found.kind, said)
-
-
-def _folder(store: Any) -> Path:
-    found = shelf(store)
-    if not isinstance(found, Folder):
-        raise InputError(f"store={found.name!r} is no folder of this machine; needed: one, for several Grams.")
-    return found.path
 
 
 def _data(model: nn.Module, train: Any, test: Any) -> tuple[Labelled, Labelled]:
@@ -355,7 +247,7 @@ def logits_of(model: nn.Module, train: Any, *, outputs_are: Kind | None = None) 
     >>> torch.allclose(logits_of(model, (x, y))(x), model[0](x)[:, 1:] - model[0](x)[:, :1])
     True
     """
-    known = labelled(train, name="train")
+    model, known = unwrapped(model)[0], labelled(train, name="train")
     x = _placed(model, known.x)
     return LogitsOf(model, heads.learn(outputs, model, x, known.y, len(known.classes), outputs_are))
 
@@ -427,9 +319,15 @@ class _Work:
         assert shown is not None
         return tuple(found), shown
 
+    def _grams(self, name: str, kernel: Kernel) -> tuple[Gram, Gram]:
+        try:
+            return self.grams(kernel)
+        except InputError as e:
+            raise InputError(f"kernel {name}: {e}") from e
+
     def view(self, name: str, kernel: Kernel, shown: Tensor | None, samples: int) -> tuple[View, Tensor]:
         begin = time.perf_counter()
-        own, cross = self.grams(kernel)
+        own, cross = self._grams(name, kernel)
         known, asked = (data.y.to(self.logits.device) for data in (self.train, self.test))
         surrogate = fit(
             own, known, reg=self.reg * default_reg(own), classes=len(self.train.classes), progress=self.progress
