@@ -144,7 +144,7 @@ def _page(d: Decisions, looks: Medium, level: Any, many: int, k: int, refer: Ten
 def _notes(d: Decisions, many: int, k: int) -> list[str]:
     """What is not as it was given, or is not there."""
     found = [
-        d.outputs_said,
+        *([d.outputs_said] if d.outputs_said else []),
         "Box plots and outliers are drawn to 1/65,000 of their range; every printed number is kept in 32 bits.",
     ]
     if many < k:
