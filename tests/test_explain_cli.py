@@ -32,6 +32,7 @@ def make():
     return model, train, data(40, 1)
 
 def options():
+    print("what the user's function prints")
     model, train, test = make()
     return {"model": model, "train": train, "test": test, "samples": 7, "name": "My net"}
 
@@ -92,7 +93,9 @@ def test_explain_writes_a_report_and_says_where(job: str, capsys: pytest.Capture
 
 def test_explain_json_holds_the_figures_alone(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{job}.py:options", "--out", "some.html", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    assert "what the user's function prints" in said.err
+    found = json.loads(said.out)
     assert found["model"] == "My net"
     assert found["explained"] == 7
     assert set(found["kernels"]) == {"trNTK", "trNTK⁰", "pNTK", "Em", "CK"}
@@ -130,7 +133,9 @@ def test_bad_input_ends_with_code_2_and_one_clear_line(
     [
         (["explain", "nothing_here:make", "--out", "p"], "cannot be imported"),
         (["explain", "{job}:absent", "--out", "p"], "has no function 'absent'"),
-        (["explain", "{job}:make", "--out", "p", "--kernels", "trNKT"], "Did you mean 'trNTK'"),
+        # Before the function runs, which may train for hours:
+        (["explain", "{job}:broken", "--out", "p", "--kernels", "trNKT"], "Did you mean 'trNTK'"),
+        (["explain", "{job}:broken", "--out", "p", "--memory", "much"], "needed: a number of bytes"),
         (["explain", "{job}:make", "--out", "/proc/nothing/page"], "/proc/nothing/page/report.html cannot be written"),
         (["reproduce", "surrogate-table1"], "give the folder that holds it with --data"),
         (["reproduce", "surrogate-table2", "--data", "/no/such/folder"], "/no/such/folder"),

@@ -12,7 +12,8 @@ import random
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,7 @@ from . import _check, _json
 from ._version import __version__
 from .datasets import Labelled
 from .decisions import TITLES, Decisions, explain
+from .decisions.named import check_names
 from .demo import demo
 from .errors import DamagedTile, InputError, ModelError, NonFiniteError, TangencyError
 from .experiments import EXPERIMENTS
@@ -44,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     args = _parser().parse_args(argv)
     try:
-        code = int(args.run(args))
+        with _warnings_in_a_line():
+            code = int(args.run(args))
         sys.stdout.flush()
         return code
     except KeyboardInterrupt as e:
@@ -57,6 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         return _failed(e)
+
+
+@contextlib.contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Where in our code a warning comes from tells nobody anything here."""
+    own, warnings.formatwarning = warnings.formatwarning, lambda message, *_, **__: f"warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = own
 
 
 def _failed(e: Exception) -> int:
@@ -213,9 +226,13 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
+    # Before the work, and before a function that may change the working folder.
     args.out, store = args.out.absolute(), None if args.store is None else args.store.absolute()
-    place(args.out)  # before the work, and before a function that may change the working folder
-    made = _function(args.function)()
+    place(args.out)
+    check_names(args.kernels)
+    _check.memory(args.memory)
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        made = _function(args.function)()
     if isinstance(made, tuple) and len(made) == 3:
         made = dict(zip(("model", "train", "test"), made, strict=True))
     if not isinstance(made, dict) or not {"model", "train", "test"} <= set(made):

@@ -49,7 +49,7 @@ def kernels(model: nn.Module, names: Sequence[str] | str | None = None, **option
     >>> list(kernels(torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))))
     ['trNTK', 'trNTK⁰', 'pNTK', 'Em', 'CK']
     """
-    wanted = _wanted(names)
+    wanted = check_names(names)
     trace = functools.cache(lambda: trace_ntk(model, **options))  # one object: its Gram is computed once for both
     made: dict[str, Callable[[], Kernel]] = {
         "trNTK": lambda: cosine(trace()),
@@ -63,7 +63,7 @@ def kernels(model: nn.Module, names: Sequence[str] | str | None = None, **option
     return {name: made[name]() for name in dict.fromkeys(wanted)}
 
 
-def _wanted(names: Sequence[str] | str | None) -> list[str]:
+def check_names(names: Sequence[str] | str | None) -> list[str]:
     known = {name.lower(): name for name in TITLES} | {"trntk0": "trNTK⁰"}
     given = list(DEFAULT) if names is None else names.split(",") if isinstance(names, str) else list(names)
     if not given:
