@@ -2,7 +2,7 @@
 
     tangency gram examples/gram_job.py:make --store runs/digits
     tangency status runs/digits
-    tangency verify runs/digits --sample 5
+    tangency verify runs/digits examples/gram_job.py:make --sample 5
 
 Stop it with Ctrl-C and start it again: it goes on where it stopped. For your own model, write such a function.
 """

@@ -16,7 +16,6 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor, nn
 
 import tangency as tg
-from tangency import gram as gram_module
 from tangency.gram import DenseGram, Gram, View
 from tangency.models import mlp
 from tangency.tiles.store import Store, StoredGram
@@ -241,7 +240,7 @@ def test_dense_within_a_limit(
         assert gram.dense(size).shape == gram.dense("2KB").shape == (N, N)
         with pytest.raises(tg.InputError, match="max_bytes='much'; needed"):
             gram.dense("much")
-    monkeypatch.setattr(gram_module, "machine_memory", lambda: 2 * size - 2)
+    monkeypatch.setattr("tangency._check.machine_memory", lambda: 2 * size - 2)
     assert memory.dense() is memory.dense()  # it is there already
     with pytest.raises(tg.MemoryBudgetError, match=f"max_bytes={size - 1}"):
         stored("square").dense()

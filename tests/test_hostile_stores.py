@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -251,11 +252,11 @@ def test_two_models_that_begin_one_store_at_once(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Store, "find", staticmethod(together))
     for k in range(4):
         found: dict[int, Any] = {}
+        kernels = {seed: store_job.kernel(seed) for seed in (1, 2)}
 
-        def run(seed: int, k: int = k, found: dict[int, Any] = found) -> None:
-            kernel = store_job.kernel(seed)
+        def run(seed: int, k: int = k, found: dict[int, Any] = found, kernels: dict[int, Any] = kernels) -> None:
             try:
-                found[seed] = tg.compute(kernel, X.repeat(1, 2), store=tmp_path / str(k), tile=5, progress=False)
+                found[seed] = tg.compute(kernels[seed], X.repeat(1, 2), store=tmp_path / str(k), tile=5, progress=False)
             except tg.StoreMismatch as e:
                 found[seed] = e
 
@@ -622,3 +623,188 @@ def test_an_ascii_terminal_and_a_closed_pipe(whole: Path) -> None:
     command = f"{sys.executable} -m tangency status {whole} --json | true"
     done = subprocess.run(command, shell=True, capture_output=True, check=False)
     assert done.stderr == b""
+
+
+# What code looks like
+
+NET = """
+import sys
+from collections import Counter
+import torch
+import tangency as tg
+import helped
+from tangency.tiles.witness import code
+
+COUNT, CACHE = 0, {}
+k = "a global that no code reads; self.k is another thing"
+
+class Net(torch.nn.Module):
+    '''DOC'''
+    LIMIT = 3
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.l, self.k, self.act, self.calls = torch.nn.Linear(3, 2), 1.0, "relu", Counter()
+
+    def forward(self, x):
+        '''DOC'''
+        global COUNT
+        COUNT += 1
+        self.calls["f"] += 1
+        CACHE[COUNT] = 1
+        y = helped.f(self.l(x), x) * self.k
+        return y.relu() if self.act in {"relu", "gelu", "silu", "tanh"} else y
+
+def make():
+    return tg.trace_ntk(Net())
+
+def go(path):
+    global k
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
+    x[5, 0] = 10.0
+    k = make()
+    return tg.compute(k, x, store=path, progress=False)
+
+if __name__ == "__main__":
+    go(sys.argv[1])
+"""
+HELPED = """
+import torch
+def core(z, x):
+    return z * torch.where(x[:, :1] > 5, VALUE, 1.0)
+
+def f(z, x):
+    return core(z, x)
+"""
+
+
+def run_net(folder: Path, *command: str, seed: str = "random") -> "subprocess.CompletedProcess[str]":
+    env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(folder)}
+    return subprocess.run([sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def test_the_same_program_looks_the_same_in_every_process(tmp_path: Path) -> None:
+    """Sets are printed in another order, counters count, the file is imported or run, a docstring is written."""
+    (tmp_path / "helped.py").write_text(HELPED.replace("VALUE", "1.0"))
+    for seed, doc, command in (
+        ("1", "", ["net.py", "k"]),
+        ("2", "", ["net.py", "k"]),
+        ("3", "", ["-c", "import net; net.go('k'); net.go('k')"]),
+        ("4", "What it does.", ["net.py", "k"]),
+    ):
+        (tmp_path / "net.py").write_text(NET.replace("DOC", doc))
+        done = run_net(tmp_path, "-W", "error::UserWarning", *command, seed=seed)
+        assert done.returncode == 0, (command, done.stderr)
+
+
+def test_a_function_that_a_function_calls_is_looked_at(tmp_path: Path) -> None:
+    """Only a sample that the witness does not look at sees the change; it is said all the same."""
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "helped.py").write_text(HELPED.replace("VALUE", "1.0"))
+    assert run_net(tmp_path, "net.py", "k").returncode == 0
+    (tmp_path / "helped.py").write_text(HELPED.replace("VALUE", "3.0"))
+    done = run_net(tmp_path, "net.py", "k")
+    assert "code or attributes look different (core: function" in done.stderr, done.stderr
+
+
+# What an adversary found
+
+
+def test_indices_as_people_have_them(copy: Path) -> None:
+    gram, whole = tg.open_gram(copy), tg.open_gram(copy).dense()
+    for three in (torch.tensor(3), np.array(3), np.int64(3)):
+        assert torch.equal(gram[three], whole[3])
+        assert torch.equal(gram[three, three], whole[3, 3])
+    assert torch.equal(gram[(slice(2, 4),)], whole[2:4])
+    assert len(gram) == store_job.N
+    assert np.array_equal(np.asarray(gram), whole.numpy())
+    small = gram.select([0, 1, 2])
+    assert torch.equal(torch.stack(list(small)), whole[:3])
+    for bad in (True, "a"):
+        with pytest.raises(tg.InputError, match="is no row or column"):
+            gram[bad]
+    with pytest.raises(tg.InputError, match=r"weights have shape \(200,\), the smallest is -1; needed"):
+        gram.weighted(-torch.ones(store_job.N))
+
+
+def test_features_are_no_gram(tmp_path: Path) -> None:
+    k = tg.projected(tg.trace_ntk(nn.Linear(3, 2)), dim=4)
+    phi = k.features(X, store=tmp_path / "phi", progress=False)
+    with pytest.raises(tg.StoreError, match="holds features, not a Gram matrix.*open_features"):
+        tg.open_gram(tmp_path / "phi")
+    with pytest.raises(tg.InputError, match="the samples alone"):
+        phi[0, 1]
+    torch.testing.assert_close(pickle.loads(pickle.dumps(phi))[:3], phi[:3])
+
+
+def test_a_damaged_tile_of_a_store_that_may_only_be_read(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    want, path = tg.open_gram(copy).dense(), copy / "c" / "1" / "2"
+    gram = again(copy)
+    path.write_bytes(path.read_bytes()[:-1])
+
+    def forbidden(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Folder, "write", forbidden)
+    with pytest.warns(tg.StoreWarning, match="computed again"), pytest.warns(tg.StoreWarning, match="not be put back"):
+        assert torch.equal(gram.dense(), want)
+
+
+def test_a_folder_that_may_not_be_read_is_not_empty(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = os.scandir
+
+    def locked(path: Any) -> Any:
+        if str(path).endswith("/c"):
+            raise PermissionError(13, "Permission denied")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    with pytest.raises(tg.StoreError, match="cannot be read: Permission denied"):
+        tg.open_gram(copy).progress  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("x", "what"),
+    [
+        (np.ma.masked_array(X.numpy(), mask=X.numpy() > 1), "a masked array, whose mask would be lost"),
+        (X.to_sparse(), "a sparse tensor"),
+        (tg.from_dataset([("a", 1)] * 4, 5), "pick=5 is not in item 0 of the data set, a tuple"),
+        (
+            tg.from_dataset([object()] * 4),
+            "the items 0 to 0 of the data set, of type object, could not be made a batch",
+        ),
+    ],
+)
+def test_samples_that_cannot_be_used(x: Any, what: str, tmp_path: Path) -> None:
+    with pytest.raises(tg.InputError, match=what):
+        tg.compute(tg.trace_ntk(nn.Linear(3, 2)), x, store=tmp_path / "k", progress=False)
+
+
+@pytest.mark.parametrize("executor", [tg.Workers, Careless])
+def test_a_class_is_no_executor(executor: Any) -> None:
+    with pytest.raises(tg.InputError, match="executor is the class"):
+        again(None, executor=executor)
+
+
+@pytest.mark.parametrize("devices", [1.5, True, None])
+def test_devices_that_are_none(devices: Any) -> None:
+    with pytest.raises(tg.InputError, match="needed: a number of CPU processes"):
+        tg.Workers(devices)
+
+
+def test_the_command_line_looks_before_the_function_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("early_job.py").write_text(
+        "import sys\ndef make():\n    raise RuntimeError('hours')\ndef leave():\n    sys.exit(0)"
+    )
+    Path("file").write_text("")
+    for argv, what in (
+        (["early_job.py:make", "--store", "file"], "not a Gram store"),
+        (["early_job.py:make", "--store", "k", "--memory", "lots"], "needed: a number of bytes"),
+        (["early_job.py:leave", "--store", "k"], "ended the program"),
+    ):
+        assert main(["gram", *argv]) in (1, 2)
+        assert what in capsys.readouterr().err

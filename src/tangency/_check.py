@@ -1,6 +1,7 @@
 """Every input check, with its message: what was given, what is needed, the fix. All run before expensive work."""
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -120,6 +121,29 @@ def state_dict(given: Mapping[str, Tensor], model: nn.Module) -> None:
             raise InputError(f"params[{k!r}] has shape {tuple(v.shape)}; the model's is {tuple(own[k].shape)}.")
 
 
+# How torch words it where a layer cannot take its input: by the numbers' type, or by the shape.
+_TYPES = re.compile(r"dtype|same type|scalar type|should be the same")
+_SHAPES = re.compile(
+    r"shapes? cannot|size mismatch|size of tensor|channels|normalized_shape|[eE]xpected .*\dD|incompatible"
+)
+
+
+def misfit(e: RuntimeError, x: Inputs, name: str, dtype: torch.dtype | None) -> InputError | None:
+    """What to say of samples x where a model failed on their type or shape; None where it failed for another reason."""
+    text = next(iter(str(e).splitlines()), "")
+    types = [v.dtype for _, v in _tree.leaves(x)]
+    if _TYPES.search(text):
+        want = dtype or torch.float32
+        scale = f" (divided by 255, if the network was trained so: {name}.float() / 255)" * (torch.uint8 in types)
+        fix = f"Give it in the type of the parameters: {name}.to({want}){scale}."
+    elif _SHAPES.search(text):
+        fix = "Give samples of the shape that the network was made for."
+    else:
+        return None
+    given = ", ".join(f"{_rename(label, name)} is {v.dtype} of shape {tuple(v.shape)}" for label, v in _tree.leaves(x))
+    return InputError(f"the network cannot take these samples: {given} ({text}). {fix}")
+
+
 Train = str | nn.Module | Callable[[str, Tensor], bool] | Iterable[Any] | None
 
 
@@ -186,7 +210,7 @@ def storage(name: str | None) -> torch.dtype | None:
 
 def memory(given: int | str | None, name: str = "memory") -> int | None:
     """Bytes from a number or a string such as '4GiB' or '500 MB'."""
-    if given is None or isinstance(given, int):
+    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
         if given is not None and given <= 0:
             raise InputError(f"{name}={given}; needed: a positive number of bytes, or a string such as '4GiB'.")
         return given
@@ -195,6 +219,11 @@ def memory(given: int | str | None, name: str = "memory") -> int | None:
         raise InputError(f"{name}={given!r}; needed: a number of bytes, or a string such as '4GiB' or '500MB'.")
     base = 1024 if match[3] or match[2] == "" else 1000
     return int(float(match[1]) * base ** " kmgt".index(match[2] or " "))
+
+
+def machine_memory() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def nonnegative(value: object, name: str) -> float:

@@ -35,7 +35,7 @@ from .report import place, write
 from .tiles.ray import RayExecutor
 from .tiles.run import Run
 from .tiles.shelf import shelf
-from .tiles.store import StoredGram, open_gram
+from .tiles.store import Store, StoredGram, open_gram
 from .tiles.witness import CLOSE, precision
 
 
@@ -286,7 +286,9 @@ def _reproduce(args: argparse.Namespace) -> int:
 
 
 def _gram(args: argparse.Namespace) -> int:
-    place = shelf(args.store)  # before the function, which may change the working folder
+    place = shelf(args.store)  # before the function, which may take hours, or change the working folder
+    Store.find(place)
+    _check.memory(args.memory)
     kernel, x1, x2 = _call(args.function)
     executor: Any = RayExecutor(args.ray) if args.ray else "gpus" if args.gpus else None
     start = time.perf_counter()
@@ -380,7 +382,10 @@ def _again(gram: StoredGram, finished: list[tuple[int, int]], args: argparse.Nam
 def _call(name: str) -> tuple[Kernel, Any, Any]:
     """What MODULE:FUNCTION returns: kernel, x1, x2 or None."""
     function = _function(name)
-    made = function()
+    try:
+        made = function()
+    except SystemExit as e:
+        raise InputError(f"{name} ended the program (sys.exit({e.code!r})); needed: (kernel, x).") from e
     if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], Kernel)):
         kinds = [type(v).__name__ for v in made] if isinstance(made, tuple) else type(made).__name__
         raise InputError(f"{name} returned {kinds}; needed: (kernel, x) or (kernel, x1, x2).")
@@ -394,9 +399,13 @@ def _function(name: str) -> Callable[[], Any]:
     try:
         module = _file(Path(where)) if where.endswith(".py") else _module(where)
     except ModuleNotFoundError as e:
-        raise InputError(
-            f"{where} cannot be imported: {e}. Run from the folder that holds it, or give the file."
-        ) from e
+        own = e.name is not None and (where + ".").startswith(e.name + ".")
+        fix = "Run from the folder that holds it, or give the file." if own else "Install what it imports."
+        raise InputError(f"{where} cannot be imported: {e}. {fix}") from e
+    except ImportError as e:
+        raise InputError(f"{where} cannot be imported: {e}. A file in a package goes by its name: pkg.job:make.") from e
+    except SystemExit as e:
+        raise InputError(f"{where} ended the program (sys.exit({e.code!r})) when it was imported.") from e
     function = getattr(module, attribute, None)
     if not callable(function):
         raise InputError(f"{where} has no function {attribute!r}.")

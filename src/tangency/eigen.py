@@ -13,7 +13,6 @@ from . import _check
 from ._progress import bar
 from ._types import Float
 from .errors import DidNotConverge, InputError, MemoryBudgetError, NotPositiveDefinite
-from .gram import machine_memory
 from .matrix import Matrix, flattened, size, square
 
 
@@ -91,10 +90,10 @@ def spectrum(K: Matrix, *, dtype: torch.dtype | None = None, device: Any = None)
     kind = dtype or gram.dtype
     n = size(gram.shape)
     need = 4 * n * n * torch.empty(0, dtype=kind).element_size()
-    if where.type == "cpu" and need > machine_memory():
+    if where.type == "cpu" and need > _check.machine_memory():
         raise MemoryBudgetError(
             f"all eigenpairs of a {n} x {n} matrix take about {need / 1e9:.3g} GB, more than this machine has "
-            f"({machine_memory() / 1e9:.3g}). Ask for the largest: tg.solve.top(K, k)."
+            f"({_check.machine_memory() / 1e9:.3g}). Ask for the largest: tg.solve.top(K, k)."
         )
     k = flattened(gram, kind, where)
     values, vectors = torch.linalg.eigh(k)

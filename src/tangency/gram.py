@@ -4,7 +4,6 @@ A Gram need not fit in memory. All that a kind of Gram must bring is `shape`, `d
 diagonal, slices, selections and cosines follow from these, and each reads only the tiles that it needs.
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ class Gram(ABC):
         """The whole as one tensor; refuses above `max_bytes` (by default, half of the machine's memory)."""
         limit = _check.memory(max_bytes, "max_bytes")
         if limit is None and not self._in_memory:
-            limit = machine_memory() // 2
+            limit = _check.machine_memory() // 2
         size = self.shape.numel() * torch.empty(0, dtype=self.dtype).element_size()
         if limit is not None and size > limit:
             raise MemoryBudgetError(
@@ -100,15 +99,27 @@ class Gram(ABC):
 
     def __getitem__(self, key: Any) -> Tensor:
         """A dense part: gram[i], gram[2:5], gram[rows, columns] with numbers, slices, index sets or masks."""
-        keys = key if isinstance(key, tuple) else (key, slice(None))
-        keys = tuple(slice(None) if k is Ellipsis else k for k in keys)
+        keys = key if isinstance(key, tuple) else (key,)
+        keys = tuple(slice(None) if k is Ellipsis else _number(k) for k in keys)
+        if len(keys) == 1:
+            keys = (*keys, slice(None))
         if len(keys) != 2:
             raise InputError(f"needed: gram[rows] or gram[rows, columns]; got {len(keys)} indices. Outputs come along.")
-        single = [isinstance(k, (int, np.integer)) for k in keys]
+        single = [isinstance(k, int) for k in keys]
         part = self.select(*([int(k)] if one else k for k, one in zip(keys, single, strict=True))).dense()
         if single[1]:
             part = part.select(part.dim() // 2, 0)
         return part[0] if single[0] else part
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Row by row; `tiles` reads each tile once only."""
+        return (self[k] for k in range(len(self)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.dense().cpu().numpy(), dtype)
 
     def select(self, rows: Choice = None, columns: Choice = None) -> "View":
         """The part of the matrix with these rows and columns, in this order, without copying or computing anything.
@@ -156,6 +167,11 @@ class Gram(ABC):
     def weighted(self, weights: Tensor) -> "View":
         """W^½ K W^½ for positive weights [n] of the samples, without copying; for a Gram of samples with themselves."""
         view, half = self._view(), len(self.shape) // 2
+        if weights.shape != self.shape[:1] or not bool((weights > 0).all()):
+            raise InputError(
+                f"weights have shape {tuple(weights.shape)}, the smallest is {float(weights.min()):g}; needed: "
+                f"[{self.shape[0]}] numbers above 0."
+            )
         norms = weights.rsqrt().reshape(-1, *[1] * (half - 1)).expand(self.shape[:half])
         if view.left is not None:
             norms = norms * view.left.to(norms)
@@ -452,6 +468,14 @@ def _compose(outer: Tensor | None, inner: Tensor | None) -> Tensor | None:
     return inner if outer is None else outer if inner is None else outer[inner]
 
 
+def _number(key: Any) -> Any:
+    """One number as an int, in whatever form it comes; everything else as it is."""
+    one = isinstance(key, (Tensor, np.ndarray)) and key.ndim == 0 and "int" in str(key.dtype)
+    if isinstance(key, (bool, np.bool_, str)):
+        raise InputError(f"{key!r} is no row or column; needed: numbers, slices, index sets or masks.")
+    return int(key) if one or isinstance(key, (int, np.integer)) else key
+
+
 def _chosen(choice: Choice, count: int, name: str) -> Tensor | None:
     """An index set as numbers; None for all."""
     if choice is None or (isinstance(choice, slice) and choice == slice(None)):
@@ -474,7 +498,3 @@ def _chosen(choice: Choice, count: int, name: str) -> Tensor | None:
     if bool(bad.any()):
         raise InputError(f"{name}: number {int(index[bad][0])} is not among the {count} of this Gram.")
     return torch.where(index < 0, index + count, index)
-
-
-def machine_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -21,7 +21,7 @@ from ._types import Float
 from .eigen import Spectrum, spectrum, top
 from .errors import DidNotConverge, InputError, NotPositiveDefinite
 from .factor import DiskFactor, factor, substitute
-from .gram import Gram, machine_memory
+from .gram import Gram
 from .matrix import Matrix, size, square, targets
 
 __all__ = [
@@ -316,7 +316,7 @@ class Auto(Solver):
         need = K.shape.numel() * torch.empty(0, dtype=dtype or K.dtype).element_size()
         budget = _check.memory(self.memory)
         if budget is None:
-            budget = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else machine_memory() // 2
+            budget = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else _check.machine_memory() // 2
         return Cholesky() if need <= budget else CG()
 
     def __call__(self, gram: Gram, y: Tensor, reg: float, tol: float) -> Solution:

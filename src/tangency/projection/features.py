@@ -21,7 +21,7 @@ from ..gram import DenseGram
 from ..kernel import Kernel, all_finite
 from ..tiles.run import compute
 from ..tiles.source import Source
-from ..tiles.store import StoredGram, open_gram
+from ..tiles.store import StoredGram, opened
 from .kernel import MARK, Projected, Rows, origin, same_origin
 from .project import BATCH
 
@@ -124,6 +124,10 @@ class StoredFeatures(Source):
 
     def __getitem__(self, rows: Any) -> Tensor:
         """The features of some samples: a number, a slice, an index set or a mask."""
+        if isinstance(rows, tuple):
+            raise InputError(
+                "needed: the samples alone, features[rows]; outputs and dimensions of these: features[rows][…]."
+            )
         if isinstance(rows, (int, np.integer)):
             if not -len(self) <= rows < len(self):
                 raise IndexError(f"sample {rows} is not among the {len(self)}.")
@@ -168,7 +172,7 @@ def open_features(path: Any) -> StoredFeatures:
     ...     tg.projection.open_features(folder + "/features").shape
     torch.Size([9, 64])
     """
-    gram = open_gram(path)
+    gram = opened(path)
     if gram.manifest["kernel"].get("kernel") != "features":
         raise StoreError(f"{path} holds a Gram matrix, not features. Open it with tg.open_gram.")
     return StoredFeatures(gram)
@@ -179,9 +183,9 @@ def nearest(
 ) -> tuple[Tensor, Tensor]:
     """(similarity, number) of the `count` samples most similar to each query: [m, count] each, the largest first.
 
-    The similarity is the kernel's entry, or its cosine. Stored features are read block by block, so there may be
-    millions of them; if both sides are stored, they must come from one projection of one model. Cost: one pass over the
-    features, one product per block.
+    The similarity is the kernel's entry, or its cosine. Either side may also be an array. Stored features are read
+    block by block, so there may be millions of them; if both sides are stored, they must come from one projection of
+    one model. Cost: one pass over the features, one product per block.
 
     >>> import tangency as tg
     >>> k, x = tg.projected(tg.pseudo_ntk(torch.nn.Linear(300, 2)), dim=64), torch.randn(9, 300)
@@ -190,6 +194,7 @@ def nearest(
     tensor([[0],
             [1]])
     """
+    queries, features = _tensor(queries), _tensor(features)
     n = _comparable(queries, features)
     _check.positive(count, "count", "a number of neighbours")
     if count > n:
@@ -212,11 +217,20 @@ def nearest(
     return best, where
 
 
+def _tensor(given: Any) -> Any:
+    """An array of numbers as a tensor; anything else as it is."""
+    if not isinstance(given, np.ndarray) or given.dtype.kind not in "fiu":
+        return given
+    return torch.from_numpy(np.require(given, given.dtype.newbyteorder("="), ["C", "W"]))
+
+
 def _comparable(queries: Any, features: Any) -> int:
     """How many samples there are to choose from, of two sides that may be multiplied."""
     for v, name in ((queries, "queries"), (features, "features")):
         if not isinstance(v, (Tensor, StoredFeatures)):
-            raise InputError(f"{name} are a {type(v).__name__}; needed: a tensor or StoredFeatures.")
+            raise InputError(
+                f"{name} are a {type(v).__name__}; needed: a tensor, an array of numbers, or StoredFeatures."
+            )
         if not v.dtype.is_floating_point:
             raise InputError(f"{name} are {v.dtype}; needed: real numbers, as k.features(x) gives them.")
     if isinstance(queries, StoredFeatures) and isinstance(features, StoredFeatures):

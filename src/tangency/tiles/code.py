@@ -1,11 +1,13 @@
 """What of a model can be told apart by its looks: the code of its methods, its attributes, hooks and globals.
 
-It is no proof of anything (see witness.py): it names what changed when the numbers say that something did.
+It is no proof of anything (see witness.py): it names what changed when the numbers say that something did, and warns
+where they do not. So it must look the same in every process that runs the same program.
 """
 
+import dis
 import functools
 import hashlib
-import inspect
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,114 +23,181 @@ from ..network import Network
 # How deep attributes of attributes are followed, the longest value that is kept as it is, and how many lines are kept
 # (heuristics).
 DEPTH, LONGEST, MOST = 6, 40, 300
+CHANGES = "(changes)"  # what a run itself changes: counters, caches
 _OWN = set(vars(nn.Module()))  # what every module has
-_SIMPLE = (bool, int, float, complex, str, bytes, tuple, list, dict, set, Tensor, np.ndarray, torch.dtype, torch.device)
-_LIBRARIES = ("torch", "builtins", "math", "functools", "numpy", "typing", "collections")
+_SIMPLE = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 def described(thing: Network | nn.Module) -> dict[str, str]:
     """Lines of (what, how it looks)."""
-    model = thing.model if isinstance(thing, Network) else thing
-    found = dict(_module(model))
+    looks = Looks()
+    looks.model(thing.model if isinstance(thing, Network) else thing)
     if isinstance(thing, Network):
         for name in ("head", "outputs"):
             if callable(getattr(thing, name)):
-                found |= dict(_function(name, getattr(thing, name)))
-    if len(found) <= MOST:
-        return found
+                looks.function(name, getattr(thing, name))
+    if len(looks.lines) <= MOST:
+        return looks.lines
     kinds: dict[str, Any] = {}
-    for name, look in sorted(found.items()):
+    for name, look in sorted(looks.lines.items()):
         kinds.setdefault(name.partition(":")[0], hashlib.sha256()).update(f"{name}{look}".encode())
     return {name: h.hexdigest()[:8] for name, h in sorted(kinds.items())[:MOST]}
 
 
-def _module(model: nn.Module) -> Iterator[tuple[str, str]]:
-    kinds: set[type] = set()
-    for path, m in model.named_modules():
-        kind = type(m)
+def lasting(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """The lines of `before`, less what was another afterwards."""
+    return {k: v if after.get(k) == v else CHANGES for k, v in before.items()}
+
+
+class Looks:
+    """Everything is looked at once, however often it is met."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, str] = {}
+        self._texts: dict[tuple[int, int], tuple[Any, str]] = {}  # with the object, so that its id stays its own
+        self._followed: set[int] = set()
+
+    def model(self, model: nn.Module) -> None:
+        for path, m in model.named_modules():
+            kind = type(m)
+            for hooks in _HOOKS:
+                for k, hook in enumerate(getattr(m, hooks).values()):
+                    self.function(f"{kind.__name__}:{path} {hooks.strip('_')}[{k}]", hook)
+            if _package(kind) == "torch":
+                continue
+            self.kind(kind)
+            for name, value in vars(m).items():
+                if name not in _OWN:
+                    self.lines[f"{kind.__name__}:{path}{'.' if path else ''}{name}"] = self.look(value)
         for hooks in _HOOKS:
-            for k, hook in enumerate(getattr(m, hooks).values()):
-                yield from _function(f"{kind.__name__}:{path} {hooks.strip('_')}[{k}]", hook)
-        if _library(kind):
-            continue
-        kinds |= {base for base in kind.__mro__ if base is not object and not _library(base)}
-        for name, value in vars(m).items():
-            if name not in _OWN:
-                yield f"{kind.__name__}:{path}{'.' if path else ''}{name}", _look(value, DEPTH)
-    for kind in kinds:
-        for name, value in vars(kind).items():
-            if isinstance(value, (types.FunctionType, property, staticmethod, classmethod)):
-                yield from _function(f"{kind.__name__}.{name}", value)
-    for hooks in _HOOKS:
-        for k, hook in enumerate(getattr(torch_module, f"_global{hooks}").values()):
-            yield from _function(f"torch {hooks.strip('_')}[{k}]", hook)
+            for k, hook in enumerate(getattr(torch_module, f"_global{hooks}").values()):
+                self.function(f"torch {hooks.strip('_')}[{k}]", hook)
 
+    def kind(self, kind: type) -> None:
+        """A class: its methods and constants, or the version of the package that it comes from."""
+        for base in kind.__mro__:
+            if id(base) in self._followed or base is object:
+                continue
+            self._followed.add(id(base))
+            if (package := _package(base)) == "torch":  # whose version the manifest has
+                continue
+            if package:
+                self.lines[f"package {package}"] = str(getattr(sys.modules.get(package), "__version__", ""))
+                continue
+            for name, value in vars(base).items():
+                if _code(value) is not None:
+                    self.function(f"{base.__name__}.{name}", value)
+                elif isinstance(value, _SIMPLE) and not name.startswith("__"):
+                    self.lines[f"{base.__name__}.{name}"] = self.look(value)
 
-def _function(name: str, f: Any) -> Iterator[tuple[str, str]]:
-    """Its code, and the globals that it reads."""
-    yield name, _look(f, DEPTH)
-    plain = f.fget if isinstance(f, property) else getattr(f, "__func__", f)
-    code, known = getattr(plain, "__code__", None), getattr(plain, "__globals__", {})
-    for used in _names(code):
-        value = known.get(used)
-        if used in known and (isinstance(value, _SIMPLE) or not _library(value)):
-            yield f"{name} reads {used}", _look(value, DEPTH)
+    def function(self, name: str, f: Any) -> None:
+        """Its code, and the globals that it reads; functions and classes among them are followed."""
+        self.lines[name] = self.look(f)
+        plain = _plain(f)
+        code, known = _code(f), getattr(plain, "__globals__", {})
+        if code is None or id(code) in self._followed:
+            return
+        self._followed.add(id(code))
+        for used, attributes in _globals(code):
+            value = known.get(used)
+            if isinstance(value, types.ModuleType) and not _package(value):
+                for attribute in attributes:
+                    if attribute in vars(value):
+                        self._read(f"{used}.{attribute}", name, vars(value)[attribute])
+            elif used in known:
+                self._read(used, name, value)
 
+    def _read(self, used: str, by: str, value: Any) -> None:
+        if isinstance(value, types.ModuleType) or (_package(value) and not isinstance(value, _HELD)):
+            return
+        if isinstance(value, type):
+            self.kind(value)
+        elif _code(value) is not None:
+            self.function(used, value)
+        else:
+            self.lines[f"{by} reads {used}"] = self.look(value)
 
-def _names(code: Any) -> Iterator[str]:
-    if code is not None:
-        yield from code.co_names
-        for inner in code.co_consts:
-            if isinstance(inner, types.CodeType):
-                yield from _names(inner)
+    def look(self, value: Any, depth: int = DEPTH) -> str:
+        """A value in a few characters: as it is if that is short, else hashed."""
+        try:
+            text = self._text(value, depth)
+        except Exception as e:  # somebody's __repr__ or __getattr__
+            text = f"({type(e).__name__})"
+        return text if len(text) <= LONGEST else _short(text)
 
+    def _text(self, value: Any, depth: int) -> str:
+        if value is None or isinstance(value, _SIMPLE):
+            return repr(value)
+        if isinstance(value, type):
+            return value.__qualname__  # whose module may be __main__ in one run and not in another
+        key = (id(value), depth)
+        if key not in self._texts:
+            self._texts[key] = value, type(value).__name__  # if it holds itself
+            self._texts[key] = value, "".join(self._parts(value, depth))
+        return self._texts[key][1]
 
-def _look(value: Any, depth: int) -> str:
-    """A value in a few characters: as it is if that is short, else hashed."""
-    try:
-        text = "".join(_text(value, depth))
-    except Exception as e:  # somebody's __repr__ or __getattr__
-        text = f"({type(e).__name__})"
-    return text if len(text) <= LONGEST else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
+    def _parts(self, value: Any, depth: int) -> Iterator[str]:
+        if isinstance(value, Tensor):
+            yield f"tensor {tuple(value.shape)} {digest({'': value})}"
+        elif isinstance(value, np.ndarray):
+            yield f"array {value.shape} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]}"
+        elif isinstance(value, functools.partial):
+            yield self._text((value.func, value.args, value.keywords), depth)
+        elif (code := _code(value)) is not None:
+            yield f"function {_short(''.join(_instructions(code, _plain(value))) + self._closure(value, depth))}"
+        elif depth <= 0 or isinstance(value, nn.Module):
+            yield type(value).__name__
+        elif isinstance(value, Mapping):
+            yield "{" + ", ".join(f"{k!r}: {self._text(value[k], depth - 1)}" for k in sorted(value, key=repr)) + "}"
+        elif isinstance(value, (tuple, list)):
+            yield "[" + ", ".join(self._text(v, depth - 1) for v in value) + "]"
+        elif isinstance(value, (set, frozenset)):
+            yield "{" + ", ".join(sorted(self._text(v, depth - 1) for v in value)) + "}"
+        else:
+            yield type(value).__qualname__
+            if not _package(value):
+                self.kind(type(value))
+                names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
+                yield self._text({n: getattr(value, n, None) for n in names}, depth - 1)
 
-
-def _text(value: Any, depth: int) -> Iterator[str]:
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type)):
-        yield repr(value)
-    elif isinstance(value, Tensor):
-        yield f"tensor {tuple(value.shape)} {digest({'': value})}"
-    elif isinstance(value, np.ndarray):
-        yield f"array {value.shape} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]}"
-    elif isinstance(value, functools.partial):
-        yield from _text((value.func, value.args, value.keywords), depth)
-    elif (code := _code(value)) is not None:
-        yield "function "
-        yield from _code_text(code)
-        plain = getattr(value, "__func__", value)
+    def _closure(self, f: Any, depth: int) -> str:
+        plain = _plain(f)
         cells = [c.cell_contents for c in getattr(plain, "__closure__", None) or () if _filled(c)]
-        yield from _text([*cells, *(getattr(plain, "__defaults__", None) or ())], depth - 1) if depth else ()
-    elif depth <= 0 or isinstance(value, nn.Module):
-        yield type(value).__name__
-    elif isinstance(value, Mapping):
-        for k in sorted(value, key=repr):
-            yield f"{k!r}: "
-            yield from _text(value[k], depth - 1)
-    elif isinstance(value, (tuple, list)):
-        for v in value:
-            yield from _text(v, depth - 1)
-            yield ", "
-    elif isinstance(value, (set, frozenset)):
-        yield from sorted("".join(_text(v, depth - 1)) for v in value)
-    else:
-        yield type(value).__qualname__
-        if not _library(value):
-            names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
-            inside = {name: getattr(value, name, None) for name in names}
-            yield from _text({k: v for k, v in inside.items() if not k.startswith("__")}, depth - 1)
-            for name, f in inspect.getmembers_static(type(value), inspect.isfunction):
-                yield name
-                yield from _code_text(f.__code__)
+        return self._text([*cells, *(getattr(plain, "__defaults__", None) or ())], depth - 1) if depth > 0 else ""
+
+
+_HELD = (*_SIMPLE, tuple, list, dict, set, frozenset, Tensor, np.ndarray, functools.partial)
+
+
+def _globals(code: types.CodeType) -> Iterator[tuple[str, list[str]]]:
+    """The names that some code, and the functions inside it, look up in its module; with the attributes it asks for."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield str(instruction.argval), list(code.co_names)
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _globals(inner)
+
+
+def _instructions(code: types.CodeType, f: Any = None) -> Iterator[str]:
+    """What some code does, without its comments, its docstring and the order of its sets."""
+    yield hashlib.sha256(code.co_code + repr((code.co_names, code.co_varnames)).encode()).hexdigest()[:16]
+    doc = getattr(f, "__doc__", None)
+    for k, v in enumerate(code.co_consts):
+        if isinstance(v, types.CodeType):
+            yield from _instructions(v)
+        elif k or v != doc:
+            yield Looks()._text(v, DEPTH)
+
+
+def _plain(f: Any) -> Any:
+    return f.fget if isinstance(f, property) else getattr(f, "__func__", f)
+
+
+def _code(value: Any) -> types.CodeType | None:
+    code = getattr(_plain(value), "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
 
 
 def _filled(cell: Any) -> bool:
@@ -139,23 +208,24 @@ def _filled(cell: Any) -> bool:
     return True
 
 
-def _code(value: Any) -> types.CodeType | None:
-    value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-    code = getattr(value, "__code__", None)
-    return code if isinstance(code, types.CodeType) else None
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
 
 
-def _code_text(code: types.CodeType) -> Iterator[str]:
-    yield hashlib.sha256(code.co_code + repr((code.co_names, code.co_varnames)).encode()).hexdigest()[:16]
-    for v in code.co_consts:
-        if isinstance(v, types.CodeType):
-            yield from _code_text(v)
-        else:
-            yield repr(v)
+def _package(thing: Any) -> str:
+    """The installed package (or Python itself) that something comes from: what it does follows from its version.
+
+    Empty for what is the user's own.
+    """
+    kind = thing if isinstance(thing, (type, types.ModuleType)) or _code(thing) is not None else type(thing)
+    name = kind.__name__ if isinstance(kind, types.ModuleType) else getattr(kind, "__module__", None) or ""
+    top = name.partition(".")[0]
+    return top if top and _installed(top) else ""
 
 
-def _library(thing: Any) -> bool:
-    """Whether it is a module, or torch or Python made it: what that does follows from its version."""
-    kind = thing if isinstance(thing, type) or hasattr(thing, "__code__") else type(thing)
-    module = getattr(kind, "__module__", None) or ""
-    return isinstance(thing, types.ModuleType) or module.partition(".")[0] in _LIBRARIES
+@functools.cache
+def _installed(top: str) -> bool:
+    if top in sys.builtin_module_names or (top in sys.stdlib_module_names and top != "__main__"):
+        return True
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file or top == "tangency"

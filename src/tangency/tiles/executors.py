@@ -38,9 +38,10 @@ def check(executor: Any, kernel: Kernel) -> None:
             )
         if kernel.device is None or kernel.device.type != "cuda":
             raise InputError("executor='gpus' needs the model on a GPU: model.cuda().")
-    elif executor is not None and not callable(getattr(executor, "submit", None)):
+    elif executor is not None and (isinstance(executor, type) or not callable(getattr(executor, "submit", None))):
+        kind = f"the class {executor.__name__}" if isinstance(executor, type) else f"a {type(executor).__name__}"
         raise InputError(
-            f"executor is a {type(executor).__name__}; needed: 'gpus', tg.Workers(…), tg.RayExecutor(…), or an "
+            f"executor is {kind}; needed: 'gpus', tg.Workers(…), tg.RayExecutor(…), or an "
             "object with submit(f, *args).result(), such as a concurrent.futures.ProcessPoolExecutor."
         )
 
@@ -99,6 +100,12 @@ class Workers:
     """
 
     def __init__(self, devices: int | Sequence[str]) -> None:
+        whole = isinstance(devices, int) and not isinstance(devices, bool)
+        if not whole and not isinstance(devices, (list, tuple, str)):
+            raise InputError(
+                f"Workers({devices!r}): needed: a number of CPU processes, or a list of devices such as "
+                "['cuda:0', 'cuda:1']."
+            )
         names = ["cpu"] * devices if isinstance(devices, int) else [str(d) for d in devices]
         if not names:
             raise InputError(f"Workers({devices!r}): needed: at least one device.")

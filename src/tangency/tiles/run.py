@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import _check, _tree
 from .._progress import bar
 from .._types import Inputs
-from ..errors import InputError, MemoryBudgetError, PerformanceWarning, StoreWarning
+from ..errors import InputError, MemoryBudgetError, PerformanceWarning, StoreError, StoreWarning
 from ..gram import Gram
 from ..kernel import Kernel, all_finite
 from .executors import check, connect, results
@@ -80,6 +80,7 @@ class Run:
 
     def compute(self, store: Any, tile: int | None, executor: Any, progress: bool) -> Gram:
         check(executor, self.kernel)
+        tile = None if tile is None else min(tile, max(self.n, self.m))
         with torch.no_grad():
             while True:
                 target = self.in_memory(tile) if store is None else self.stored(store, tile)
@@ -212,7 +213,10 @@ class Run:
         def heal(i: int, j: int, why: Exception) -> Tensor:
             warnings.warn(f"{why} It was computed again.", StoreWarning, stacklevel=2)
             tile = self.one(store.plan, i, j)
-            store.write(i, j, tile.numpy())
+            try:
+                store.write(i, j, tile.numpy())
+            except StoreError as e:  # a store that may only be read
+                warnings.warn(f"tile {i}, {j} could not be put back: {e}", StoreWarning, stacklevel=2)
             return tile
 
         return heal

@@ -113,7 +113,7 @@ class Folder(Shelf):
         root = self.path / under
         if root.is_symlink():
             raise _link(root)
-        for folder, _, files in os.walk(root):
+        for folder, _, files in os.walk(root, onerror=_unreadable):
             below = Path(folder).relative_to(self.path).as_posix()
             yield from (f"{below}/{name}" for name in files if not name.endswith(PARTIAL))
 
@@ -198,6 +198,12 @@ class Remote(Shelf):
         from zarr.core.sync import sync
 
         return sync(coroutine)
+
+
+def _unreadable(e: OSError) -> None:
+    """What is not there has nothing in it; what may not be read is not nothing."""
+    if not isinstance(e, FileNotFoundError):
+        raise e
 
 
 def shelf(where: Any) -> Shelf:

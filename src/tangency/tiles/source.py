@@ -107,10 +107,10 @@ class Items(Samples):
     def load(self, block: slice) -> tuple[Inputs, Callable[[], np.ndarray]]:
         """The fingerprint is that of what `collate` makes of an item alone: an item need not show its content."""
         items = [self._item(k) for k in range(block.start, block.stop)]
-        taken = self.collate(items)
+        taken = self._collated(items, block)
 
         def fingerprints() -> np.ndarray:
-            alone = [taken] if len(items) == 1 else [self.collate([item]) for item in items]
+            alone = [taken] if len(items) == 1 else [self._collated([item], block) for item in items]
             return np.array([_fingerprint(x) for x in alone], np.int64)
 
         return taken, fingerprints
@@ -125,9 +125,25 @@ class Items(Samples):
         item = self.dataset[k]
         if callable(self.pick):
             return self.pick(item)
-        if isinstance(self.pick, tuple):
-            return tuple(item[p] for p in self.pick)
-        return item if self.pick is None else item[self.pick]
+        try:
+            if isinstance(self.pick, tuple):
+                return tuple(item[p] for p in self.pick)
+            return item if self.pick is None else item[self.pick]
+        except (KeyError, IndexError, TypeError) as e:
+            raise InputError(
+                f"pick={self.pick!r} is not in item {k} of the data set, a {type(item).__name__} "
+                f"({type(e).__name__}: {e}). Say what of an item goes to the model: a position, a key, or a function."
+            ) from e
+
+    def _collated(self, items: list[Any], block: slice) -> Any:
+        try:
+            return self.collate(items)
+        except (TypeError, RuntimeError, ValueError, KeyError, AttributeError) as e:
+            raise InputError(
+                f"the items {block.start} to {block.stop - 1} of the data set, of type {type(items[0]).__name__}, "
+                f"could not be made a batch ({type(e).__name__}: {e}). Give a function that makes one of a list of "
+                "items: tg.from_dataset(…, pick, collate=…)."
+            ) from e
 
 
 class Watched(Source):
@@ -219,6 +235,11 @@ def source(x: Any, name: str) -> Source:
             f"{name} is a {type(x).__name__}; needed: a tensor, a NumPy or zarr array, a tuple or dict of them, or a "
             "torch Dataset, with the sample in the leading dimension."
         )
+    for label, v in _leaves(x):
+        if isinstance(v, np.ma.MaskedArray):
+            raise InputError(f"{name}{label} is a masked array, whose mask would be lost. Give numbers: v.filled(…).")
+        if isinstance(v, Tensor) and v.layout != torch.strided:
+            raise InputError(f"{name}{label} is a sparse tensor; needed: a dense one, x.to_dense().")
     # What the checks look at are shapes.
     _check.inputs(_mapped(lambda v: torch.empty(tuple(v.shape), device="meta"), x), name)
     return Arrays(x)

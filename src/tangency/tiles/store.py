@@ -277,7 +277,7 @@ class StoredGram(Gram):
                 yield at, tile
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return open_gram, (self.path,)
+        return opened, (self.path,)
 
     def __repr__(self) -> str:
         done, count = self.progress
@@ -294,6 +294,14 @@ def open_gram(path: Any) -> StoredGram:
     ...     tg.open_gram(folder + "/gram").shape
     torch.Size([9, 9])
     """
+    found = opened(path)
+    if found.manifest["kernel"]["kernel"] == "features":
+        raise StoreError(f"{path} holds features, not a Gram matrix. Open them with tg.projection.open_features.")
+    return found
+
+
+def opened(path: Any) -> StoredGram:
+    """What a store holds: a Gram matrix, or features, which are stored as one."""
     store = Store.find(path)
     if store is None:
         raise StoreError(f"there is no Gram store at {path}. Make one: tg.compute(kernel, x, store={str(path)!r}).")

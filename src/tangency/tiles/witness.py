@@ -19,7 +19,7 @@ from .._types import Inputs
 from ..errors import StoreMismatch, StoreWarning
 from ..kernel import Kernel
 from ..network import Network
-from .code import described
+from .code import CHANGES, described, lasting
 from .manifest import differences
 from .source import batch
 
@@ -49,6 +49,7 @@ def positions(n: int) -> list[int]:
 
 def witness(kernel: Kernel, samples: list[Sample]) -> dict[str, Any]:
     """Outputs and entries of the kernel at some samples, and what its code and its model's attributes look like."""
+    looks = code(kernel)
     with torch.no_grad():
         ready = [(s, batch(kernel, s.x, f"x{s.side + 1}", 1)) for s in samples]
         made = [(s, kernel.prepare(x)) for s, x in ready]
@@ -56,7 +57,7 @@ def witness(kernel: Kernel, samples: list[Sample]) -> dict[str, Any]:
         pairs = product(left, right) if right else combinations_with_replacement(left, 2)
         entries = {f"k({s}, {t})": _numbers(kernel.pair(a, b)) for (s, a), (t, b) in pairs}
         outputs = {f"f({s})": _numbers(out) for s, x in ready if (out := kernel.outputs(x)) is not None}
-    return {"entries": entries, "outputs": outputs, "code": code(kernel)}
+    return {"entries": entries, "outputs": outputs, "code": lasting(looks, code(kernel))}
 
 
 def code(kernel: Kernel) -> dict[str, str]:
@@ -97,7 +98,9 @@ def require_witness(store: str, said: Mapping[str, Any], now: Mapping[str, Any],
 
 def recoded(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """What differs in the code and attributes: (then, now)."""
-    return {} if was.get("python") != now.get("python") else differences(was, now)
+    if was.get("python") != now.get("python"):
+        return {}
+    return {k: pair for k, pair in differences(was, now).items() if CHANGES not in pair}
 
 
 def precision(spec: Mapping[str, Any]) -> str:
