@@ -680,6 +680,61 @@ def test_a_copy_of_the_network_goes_on(data: Data) -> None:
         assert np.array_equal(fit.predict(data.z), want)
 
 
+def test_predicting_costs_one_pass_over_the_new_samples(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One training sample goes along with them, instead of a Gram of its own; the predictions are those without it."""
+    fit = KernelRegressor(k := kernel()).fit(data.x, data.y)
+    want = tg.compute(k, torch.from_numpy(data.z), torch.from_numpy(data.x)).dense() @ fit.model_.coefficients
+    prepared = []
+    prepare = type(k).prepare
+
+    def counted(self: Any, x: Any, memory: int | None = None) -> Any:
+        prepared.append(len(x)) if len(x) > 1 else None  # one tells what a sample takes
+        return prepare(self, x, memory)
+
+    monkeypatch.setattr(type(k), "prepare", counted)
+    found = fit.predict(data.z)
+    assert sorted(prepared) == [M + 1, N]
+    np.testing.assert_allclose(found, want.numpy(), rtol=1e-9, atol=1e-9)
+    prepared.clear()
+    monkeypatch.setattr("tangency.estimators.ALONG", M - 1)
+    np.testing.assert_allclose(fit.predict(data.z), found, rtol=1e-9, atol=1e-9)
+    assert sum(prepared) == M + N + 4  # a few of their own, where the new samples are many
+
+
+@pytest.mark.parametrize("along", [0, 1024])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_change_that_no_description_shows_is_seen(
+    data: Data, along: int, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a training sample goes along or has a pass of its own; also where the first samples say nothing."""
+    monkeypatch.setattr("tangency.estimators.ALONG", along)
+    model = Gained()
+    nn.init.zeros_(model.net[0].bias)
+    x = data.x.copy()
+    x[0] = 0
+    fit = KernelRegressor((tg.full_ntk if full else tg.trace_ntk)(model, train="net.0.weight")).fit(x, data.y[:, :1])
+    assert fit.predict(data.z).shape == (M, 1)
+    model.gain[0] = 1.01
+    with pytest.raises(tg.ModelError, match="k of the first training samples, by 0.02"):
+        fit.predict(data.z)
+
+
+def test_samples_of_another_width_are_refused(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(tg.InputError, match=r"cannot take these samples: X is torch.float64 of shape \(40, 3\)"):
+        KernelRegressor(kernel()).fit(data.x[:, :3], data.y)
+    fit = KernelRegressor(kernel()).fit(data.x, data.y)
+    assert fit.n_features_in_ == P
+    monkeypatch.setattr("tangency.estimators.compute", None)  # before any work
+    with pytest.raises(tg.InputError, match=r"X has 3 features, but KernelRegressor is expecting 5 features as input"):
+        fit.predict(data.z[:, :3])
+
+
+def test_several_inputs_have_no_number_of_features(data: Data) -> None:
+    fit = KernelRegressor(kernel()).fit(data.x, data.y)
+    assert not hasattr(fit.fit({"input": data.x}, data.y), "n_features_in_")
+    assert fit.predict({"input": data.z}).shape == (M, 2)
+
+
 def test_a_function_that_changes_is_refused(data: Data) -> None:
     model = mlp([P, 8]).double()
 

@@ -297,6 +297,26 @@ def test_poisoning_in_a_wrong_way_is_refused(y: Tensor, options: dict[str, Any],
         poison(torch.zeros(10, 1, 8, 8), y, patch=Patch(), **{"target": 3, **options})
 
 
+def test_a_patch_is_a_patch_and_a_set_holds_both() -> None:
+    x, y = torch.rand(10, 1, 8, 8), torch.arange(10) % 3
+    with pytest.raises(InputError, match=r"patch is a function; needed: a Patch, such as tangency.forensics.Patch"):
+        poison(x, y, patch=lambda q: q, target=1)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="y is missing; needed: the classes of the pictures, or a Labelled for both"):
+        poison(x, patch=Patch(), target=1)
+    want = poison(x, y, patch=Patch(), target=1)
+    made = poison(tg.datasets.labelled((x, y)), patch=Patch(), target=1)
+    assert all(torch.equal(a, b) for a, b in ((made.x, want.x), (made.y, want.y), (made.mask, want.mask)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "fix"),
+    [((8, 8), r"x\[None, None\]"), ((5, 8, 8), r"\[n, h, w\]: x\[:, None\]; of one .* \[c, h, w\]: x\[None\]")],
+)
+def test_pictures_without_a_dimension_are_told_how_to_get_it(shape: tuple[int, ...], fix: str) -> None:
+    with pytest.raises(InputError, match=rf"x has shape .*; needed: pictures \[n, c, h, w\]. .*{fix}"):
+        Patch()(torch.rand(shape))
+
+
 def test_a_target_may_be_a_number_of_numpy() -> None:
     """As labels from an array are."""
     y = np.arange(10)

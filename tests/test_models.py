@@ -1,6 +1,7 @@
 """The reference networks against published sizes and J Jᵀ; training against steps made by hand."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -377,7 +378,7 @@ def test_modes() -> None:
     model, modes = noisy(), []
     model.register_forward_hook(lambda module, args, out: modes.append(module.training))
     fit(model, x, y, epochs=2, batch=10, test=(x, y))
-    assert modes == [False] + [True, True, False] * 2
+    assert modes == [False, False] + [True, True, False] * 2
     assert not any(module.training for module in model.modules())
     assert tg.trace_ntk(model)(x).shape == (20, 20)
     model[1].train()
@@ -398,6 +399,121 @@ def test_outputs_and_accuracy() -> None:
         accuracy(model, x, y + 3 - y.max())
     with pytest.raises(tg.InputError, match="batch=0"):
         outputs(model, x, batch=0)
+
+
+class ByHand(nn.Module):
+    """A sigmoid that nobody sees."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 / (1 + (-x).exp())
+
+
+def halves() -> tuple[nn.Module, Tensor, Tensor]:
+    """A network whose one logit is right for all samples but two."""
+    x = torch.linspace(-2, 2, 40, dtype=DOUBLE)[:, None]
+    y = (x[:, 0] > 0).long()
+    y[:2] = 1
+    model = nn.Linear(1, 1).double()
+    with torch.no_grad():
+        model.weight.fill_(3.0)
+        model.bias.zero_()
+    return model, x, y
+
+
+@pytest.mark.parametrize(
+    ("last", "kind"),
+    [
+        (nn.Identity(), "logits"),
+        (nn.Sigmoid(), "probabilities"),
+        (nn.Sequential(nn.Sigmoid(), nn.Flatten(0)), "probabilities"),
+        (nn.LogSigmoid(), "log-probabilities"),
+    ],
+)
+def test_one_output_decides_where_its_kind_does(last: nn.Module, kind: Any) -> None:
+    model, x, y = halves()
+    whole = nn.Sequential(model, last)
+    assert accuracy(whole, x, y) == 38 / 40
+    assert accuracy(whole, x, y, outputs_are=kind) == 38 / 40
+    assert accuracy(nn.DataParallel(whole), x, y) == 38 / 40
+    assert fit(whole, x, y, loss=lambda found, y: found.sum() * 0, epochs=1, test=(x, y)).test_accuracy == 38 / 40
+    with pytest.raises(tg.InputError, match="outputs_are='odds'; needed: 'logits'"):
+        accuracy(whole, x, y, outputs_are="odds")
+
+
+def test_one_output_that_may_be_a_probability_is_said() -> None:
+    model, x, y = halves()
+    whole = nn.Sequential(model, ByHand())
+    said = (
+        "lies between 0 and 1 on all 40 samples .* at 0: 55.0% are right. As a probability, .*0.5: 95.0%. .*outputs_are"
+    )
+    with pytest.warns(tg.TangencyWarning, match=said):
+        assert accuracy(whole, x, y) == 22 / 40
+    assert accuracy(whole, x, y, outputs_are="probabilities") == 38 / 40
+    assert accuracy(whole, x, y, outputs_are="logits") == 22 / 40
+
+
+@pytest.mark.parametrize(
+    ("last", "outs", "loss", "said"),
+    [
+        (nn.Sigmoid(), 1, "cross_entropy", "ends in sigmoid, and loss='cross_entropy' takes the sigmoid of that again"),
+        (nn.LogSigmoid(), 1, "cross_entropy", "ends in logsigmoid, .* takes the sigmoid"),
+        (nn.Sigmoid(), 1, "sigmoid_mse", "loss='sigmoid_mse' takes the sigmoid of that again"),
+        (nn.Sigmoid(), 1, "mse", "loss='mse' has the targets -1 and 1"),
+        (nn.Softmax(1), 2, "cross_entropy", "ends in softmax, .* takes the softmax of that again"),
+        (nn.Sigmoid(), 2, "cross_entropy", "ends in sigmoid, .* takes the softmax of that again"),
+        (nn.LogSoftmax(1), 2, "cross_entropy", ""),  # whose softmax is itself
+        (nn.Softmax(1), 2, "mse", ""),
+        (nn.Sigmoid(), 1, F.binary_cross_entropy, ""),
+        (nn.Identity(), 1, "cross_entropy", ""),
+    ],
+)
+def test_a_sigmoid_taken_twice_is_said(last: nn.Module, outs: int, loss: Any, said: str) -> None:
+    _, x, y = halves()
+    model = nn.Sequential(mlp([1, 4, outs]).double(), last)
+    targets = y.double()[:, None] if callable(loss) else y
+    with pytest.warns(tg.TangencyWarning, match=said + ".* without its last") if said else nullcontext():
+        fit(model, x, targets, loss=loss, epochs=1)
+
+
+def test_outputs_that_are_no_numbers_have_no_accuracy() -> None:
+    model, x, y = problem()
+    holed = x.clone()
+    holed[3:5, 2] = float("nan")
+    with pytest.raises(tg.InputError, match="the model's outputs are NaN for 2 of 40 samples; needed: numbers"):
+        accuracy(model, holed, y)
+    past = fit(model, x, y, epochs=2, test=(x, y))
+    model.register_forward_hook(lambda module, args, out: out if module.training else out * float("nan"))
+    again = fit(model, x, y, epochs=1, test=(x, y))
+    assert past.test_accuracy is not None
+    assert again.test_accuracy is not None
+    assert bool(past.test_accuracy.isfinite().all())
+    assert bool(again.test_accuracy.isnan().all())
+
+
+def test_samples_that_the_network_cannot_take_are_named() -> None:
+    model, x, y = problem()
+    pictures = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    bytes8 = torch.zeros(5, 1, 4, 4, dtype=torch.uint8)
+    for act, message in (
+        (lambda: accuracy(model, x.float().numpy(), y.numpy()), r"x is torch.float32 .* x.to\(torch.float64\)"),
+        (lambda: outputs(model, x.float()), r"x is torch.float32 of shape \(40, 4\) .* x.to\(torch.float64\)"),
+        (lambda: outputs(model, {"input": x.float()}), r"x\['input'\] is torch.float32 of shape \(40, 4\)"),
+        (lambda: outputs(pictures, bytes8), r"x is torch.uint8 .* x.to\(torch.float32\) .* x.float\(\) / 255"),
+        (lambda: accuracy(model, x[:, :2], y), r"x is .* of shape \(40, 2\) .* shape that the network was made for"),
+        (
+            lambda: outputs(pictures, bytes8.float().expand(-1, 3, -1, -1)),
+            r"x is .*\(5, 3, 4, 4\) .*channels.* shape that",
+        ),
+    ):
+        with pytest.raises(tg.InputError, match="the network cannot take these samples: " + message):
+            act()
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the model's own trouble")
+
+    model.register_forward_hook(broken)
+    with pytest.raises(RuntimeError, match="^the model's own trouble"):
+        outputs(model, x)
 
 
 def test_one_output_without_an_axis() -> None:
@@ -531,9 +647,21 @@ def test_data_that_cannot_be_are_refused() -> None:
         (model, x, y + 1, {}, "y has the class 3; needed: whole numbers 0…2 of shape .n., for a model of 3 outputs"),
         (model, x, y - 1, {}, "y has the class -1; needed"),
         (model, x, y.double(), {}, r"y is torch.float64 of shape \(40,\); needed: whole numbers 0…2.*Use y.long\(\)"),
-        (model, x, F.one_hot(y, 3), {}, r"y is torch.int64 of shape \(40, 3\); needed: whole numbers"),
+        (model, x, y.double() + 0.5, {}, r"These are no whole numbers: real targets need loss='mse'\.$"),
+        (model, x, y[:, None], {}, r"y is torch.int64 of shape \(40, 1\); .* Use y\[:, 0\].long\(\)"),
+        (model, x, y.double()[:, None], {}, r"y is torch.float64 of shape \(40, 1\); .* Use y\[:, 0\].long\(\)"),
+        (model, x, F.one_hot(y, 3), {}, r"of shape \(40, 3\); needed: whole numbers .* one-hot: y.argmax\(1\)\.$"),
+        (model, x, F.one_hot(y, 3).double(), {}, r"float64 of shape \(40, 3\); .* one-hot: y.argmax\(1\)\.$"),
+        (model, x, x[:, :3], {}, r"of shape \(40, 3\); needed: whole numbers .* real targets: loss='mse'\.$"),
+        (model, x[:, :3], y, {}, r"cannot take these samples: x is torch.float64 of shape \(2, 3\) .*shape that the"),
         (one, x, y, {}, "y has the class 2; needed: whole numbers 0…1 of shape .n., for a model of 1 output"),
-        (one, x, x[:, 0], {"loss": "mse"}, r"y is torch.float64 of shape \(40,\), the outputs' shape is \(40, 1\)"),
+        (
+            one,
+            x,
+            x[:, 0],
+            {"loss": "mse"},
+            r"y is torch.float64 of shape \(40,\), the outputs' shape is \(40, 1\).*: y\[:, None\]\.$",
+        ),
         (one, x, holed[:, 2:3], {"loss": "mse"}, r"y\[3, 0\] is nan; needed: finite numbers"),
         (model, holed, y, {}, r"x\[3, 2\] is nan; needed: finite numbers"),
         (

@@ -910,6 +910,21 @@ def test_neighbours_of_what_is_not_finite_are_refused(bad: float, cosine: bool) 
     assert tg.projection.nearest(features[:3], broken[:4000], 1)[1][:, 0].tolist() == [0, 1, 2]
 
 
+def test_neighbours_of_arrays() -> None:
+    features = torch.randn(9, 4)
+    want = tg.projection.nearest(features[:3], features, 2)
+    array = features.numpy()
+    array.flags.writeable = False
+    for left, right in ((array[:3], array), (features[:3], array), (array.astype(">f4")[:3], features)):
+        found = tg.projection.nearest(left, right, 2)
+        assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+    for wrong in (np.array(["a"]), [[1.0]]):
+        with pytest.raises(tg.InputError, match="queries are a .*; needed: a tensor, an array of numbers, or Stored"):
+            tg.projection.nearest(wrong, features, 1)
+    with pytest.raises(tg.InputError, match="queries are torch.int64; needed: real numbers"):
+        tg.projection.nearest(np.ones((2, 4), np.int64), features, 1)
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_neighbours_whose_squares_leave_the_type(scale: float) -> None:
     features = torch.randn(9, 4)

@@ -797,3 +797,9 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     ):
         with pytest.raises(tg.InputError, match=words):
             report.build(broken)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", ["a\0.html", "a\ud800.html", "a\0", "~/\ud800/x.html"])
+def test_paths_that_no_file_can_have_are_refused(path: str) -> None:
+    with pytest.raises(tg.InputError, match="^path is .*, which no file can be called; needed: a path"):
+        report.write(pictured(kernels=1, shown=2, k=2), path)

@@ -38,9 +38,11 @@ Choice = Kernel | Literal["precomputed"] | Callable[[Any, Any], Any]
 Reg = float | Literal["loo", "gcv"]
 BY = ("loo", "gcv")
 LOSSES = ("square", "logistic", "svm")
-# Training samples whose kernel is computed again before predicting, and how far it may be from what it was, relative to
+# Training samples whose kernel is computed again for predicting, and how far it may be from what it was, relative to
 # its largest entry, beyond which it is another kernel (heuristics: rounding on another machine, with margin).
 FEW, ROUNDED = 4, 2e-2
+# Up to so many new samples one training sample goes along with them; for more a pass of its own costs little.
+ALONG = 1024
 
 
 class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
@@ -51,6 +53,7 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
     regs: Sequence[float] | None
     solver: Solver | None
     memory: int | str | None
+    X_fit_: Any  # the training samples, as the kernel takes them; None where the Gram is given
     model_: Any  # KernelModel, LogisticModel or SVC
 
     def __sklearn_tags__(self) -> Any:
@@ -63,7 +66,9 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
         """X checked, in the form that the kernel takes."""
         kernel = self.kernel if fit else self.kernel_
         if isinstance(kernel, Kernel):
-            return _tensors(kernel, X)
+            x = _tensors(kernel, X)
+            self._same_features(x, fit)
+            return x
         if not callable(kernel) and kernel != "precomputed":
             raise InputError(
                 f"kernel={kernel!r}; needed: a tangency kernel (tg.trace_ntk(model)), 'precomputed', or a "
@@ -76,11 +81,27 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
         kind = "numeric" if callable(kernel) else [np.float64, np.float32]
         return validate_data(self, _array(X), reset=fit, dtype=kind, allow_nd=True)
 
+    def _same_features(self, x: Any, fit: bool) -> None:
+        """Rows of real numbers have as many in `predict` as in `fit`; pictures and words may differ in size."""
+        many = x.shape[1] if isinstance(x, Tensor) and x.dim() > 1 else None
+        if fit:
+            if hasattr(self, "n_features_in_"):
+                del self.n_features_in_
+            if many is not None:
+                self.n_features_in_ = many
+            return
+        known = getattr(self, "n_features_in_", None)
+        if many is not None and known is not None and x.dim() == 2 and x.is_floating_point() and many != known:
+            raise InputError(
+                f"X has {many} features, but {type(self).__name__} is expecting {known} features as input: as many as "
+                "in fit."
+            )
+
     def _gram(self, *sides: Any) -> Gram:
         """The Gram of one side with itself, or of new samples with the training samples."""
         kernel, found = self.kernel_, sides[0]
         if isinstance(kernel, Kernel):
-            found = compute(kernel, *sides, memory=self.memory, progress=False)
+            found = self._computed(kernel, *sides)
         elif callable(kernel):
             found = kernel(sides[0], sides[-1])
         if not isinstance(found, Gram):
@@ -91,6 +112,16 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
         if len(found.shape) == 4 and found.shape[1] == found.shape[3] == 1:  # the full kernel of a single output
             found = DenseGram(found.dense()[:, 0, :, 0], symmetric=found._same_samples)
         return square(found, "the Gram") if len(sides) == 1 else found
+
+    def _computed(self, kernel: Kernel, *sides: Any) -> Gram:
+        try:
+            return compute(kernel, *sides, memory=self.memory, progress=False)
+        except RuntimeError as e:
+            given = sides[0].take(slice(0, 1)) if isinstance(sides[0], Source) else sides[0]
+            found = _check.misfit(e, given, "X", _kind(kernel))
+            if found is None:
+                raise
+            raise found from e
 
     def _begin(self, X: Any, n_targets: int, sample_weight: Any) -> tuple[Any, Tensor | None]:
         """Inputs and weights, checked before anything is computed."""
@@ -113,16 +144,36 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
             return self._gram(x)
         self.X_fit_ = _copied(x)
         K = self._gram(self.X_fit_)
-        self.fixed_ = (*self._described(), self._few())
+        self.fixed_ = (*self._described(), K[:FEW].cpu())
         return K
 
     def _cross(self, X: Any) -> Gram:
         """The Gram of new samples with the training samples."""
         check_is_fitted(self, "model_")
         x = self._inputs(X, fit=False)
-        if self.fixed_ is not None:
-            self._require_unchanged(*self.fixed_)
-        return self._gram(x, self.X_fit_)
+        if self.fixed_ is None:
+            return self._gram(x, self.X_fit_)
+        spec, samples, first = self.fixed_
+        now, same = self._described()
+        _unchanged(list(differences(spec, now)) + ["the training samples"] * (samples != same))
+        close = _close(spec, first.dtype)
+        if not self._goes_along(x):
+            few = self._few()
+            _unchanged(_moved(few, first.narrow(first.dim() // 2, 0, len(few)), close))
+            return self._gram(x, self.X_fit_)
+        i = int(first.abs().flatten(1).amax(1).argmax())  # the row that shows most
+        one = [v[i : i + 1] for _, v in _tree.leaves(self.X_fit_)]
+        more = [torch.cat([v, w]) for (_, v), w in zip(_tree.leaves(x), one, strict=True)]
+        found = self._gram(_tree.rebuild(x, more), self.X_fit_).dense()
+        _unchanged(_moved(found[-1:].cpu(), first[i : i + 1], close))
+        return DenseGram(found[:-1], symmetric=False)
+
+    def _goes_along(self, x: Any) -> bool:
+        """Whether a training sample can be put behind these samples, so that no pass of its own is needed for it."""
+        kept = self.X_fit_
+        if not isinstance(self.kernel_, Kernel) or isinstance(x, Source) or isinstance(kept, Source):
+            return False
+        return _tree.size(x) <= ALONG and _tree.signature(x) == _tree.signature(kept)
 
     def _described(self) -> tuple[dict[str, Any], str]:
         """What can be said of the kernel, its weights to the bit; and a hash of samples that are not held in memory."""
@@ -134,22 +185,6 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
         x = self.X_fit_
         few = x.take(slice(0, min(FEW, len(x)))) if isinstance(x, Source) else _first(x, FEW)
         return self._gram(few).dense().cpu()
-
-    def _require_unchanged(self, spec: dict[str, Any], samples: str, few: Tensor) -> None:
-        """Refuse to predict with a kernel that is another than it was in `fit`."""
-        now, same = self._described()
-        changed = list(differences(spec, now)) + ["the training samples"] * (samples != same)
-        if not changed:
-            coarse = any(f'"{name}"' in json.dumps(spec) for name in ("tf32", "float16"))
-            close = ROUNDED if coarse else torch.finfo(few.dtype).eps ** 0.5
-            gap = float((self._few() - few).abs().max() / few.abs().max().clamp_min(torch.finfo(few.dtype).tiny))
-            changed = [] if gap <= close else [f"k of the first training samples, by {gap:.2g} of its largest entry"]
-        if changed:
-            raise ModelError(
-                "the kernel has changed since fit, and the coefficients belong to what it was. Other than then: "
-                f"{_check.some(changed)}. Fit again; or, to go on with the network as it was, fit with a copy of it: "
-                "tg.trace_ntk(copy.deepcopy(model))."
-            )
 
     def _reg(self) -> Reg:
         if not isinstance(self.reg, str):
@@ -324,6 +359,28 @@ class KernelClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
         if reg == 0 and self.loss == "svm":
             raise InputError("reg=0 with loss='svm'; needed: a positive number (C = 1/reg).")
         return reg
+
+
+def _close(spec: dict[str, Any], dtype: torch.dtype) -> float:
+    """How far entries of one kernel may be apart, relative to the largest."""
+    coarse = any(f'"{name}"' in json.dumps(spec) for name in ("tf32", "float16"))
+    return ROUNDED if coarse else float(torch.finfo(dtype).eps ** 0.5)
+
+
+def _moved(now: Tensor, then: Tensor, close: float) -> list[str]:
+    """What is to be said of entries that are others than in `fit`; nothing if they are the same."""
+    gap = float((now - then).abs().max() / then.abs().max().clamp_min(torch.finfo(then.dtype).tiny))
+    return [] if gap <= close else [f"k of the first training samples, by {gap:.2g} of its largest entry"]
+
+
+def _unchanged(changed: Sequence[str]) -> None:
+    """Refuse to predict with a kernel that is another than it was in `fit`."""
+    if changed:
+        raise ModelError(
+            "the kernel has changed since fit, and the coefficients belong to what it was. Other than then: "
+            f"{_check.some(list(changed))}. Fit again; or, to go on with the network as it was, fit with a copy of it: "
+            "tg.trace_ntk(copy.deepcopy(model))."
+        )
 
 
 def _best(K: Gram, y: Tensor, weights: Tensor | None, regs: Sequence[float] | None, by: Literal["loo", "gcv"]) -> float:

@@ -120,7 +120,11 @@ def _pictures(x: Any) -> Tensor:
     if not isinstance(x, Tensor):
         raise InputError(f"x is a {type(x).__name__}; needed: pictures [n, c, h, w], a tensor or an array.")
     if x.dim() != 4:
-        raise InputError(f"x has shape {tuple(x.shape)}; needed: pictures [n, c, h, w].")
+        fix = {
+            2: " Of one picture [h, w]: x[None, None].",
+            3: " Of pictures without channels, [n, h, w]: x[:, None]; of one picture [c, h, w]: x[None].",
+        }
+        raise InputError(f"x has shape {tuple(x.shape)}; needed: pictures [n, c, h, w].{fix.get(x.dim(), '')}")
     if x.dtype not in _TYPES:
         raise InputError(f"x is {x.dtype}; needed: pictures, uint8 or floating point, as x.float() is.")
     a, b, c = x.shape[1:]
@@ -175,17 +179,24 @@ class Poisoned:
     mask: Tensor  # [n] bool
 
 
-def poison(
-    x: Tensor | np.ndarray, y: Array, *, patch: Patch, target: int, rate: float = 0.1, seed: int = 0
-) -> Poisoned:
+def poison(x: Any, y: Array | None = None, *, patch: Patch, target: int, rate: float = 0.1, seed: int = 0) -> Poisoned:
     """Put the patch on a random part `rate` of the pictures, and give these the label `target`. x is not changed.
 
-    `rate=1` poisons all: a test set under attack, whose labels are what the attacker wants.
+    x: a tensor or an array; or `tg.datasets.Labelled` in place of x and y. `rate=1` poisons all: a test set under
+    attack, whose labels are what the attacker wants.
 
     >>> made = poison(torch.zeros(20, 1, 8, 8), torch.arange(20) % 4, patch=Patch(), target=3, rate=0.25)
     >>> int(made.mask.sum()), made.y[made.mask].unique()
     (5, tensor([3]))
     """
+    if not isinstance(patch, Patch):
+        raise InputError(
+            f"patch is a {type(patch).__name__}; needed: a Patch, such as tangency.forensics.Patch(size=4)."
+        )
+    if y is None and hasattr(x, "x") and hasattr(x, "y"):  # tangency.datasets.Labelled
+        x, y = x.x, x.y
+    if y is None:
+        raise InputError("y is missing; needed: the classes of the pictures, or a Labelled for both.")
     x, y = _pictures(x), torch.as_tensor(y)
     if y.shape != x.shape[:1] or y.is_floating_point() or not len(y):
         raise InputError(f"y has shape {tuple(y.shape)}, {y.dtype}; needed: a class for each of the {len(x)} pictures.")

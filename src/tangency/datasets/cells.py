@@ -67,7 +67,8 @@ class Form:
             groups = front.lstrip("+-").split(self.thousands)
             if len(groups) > 1:
                 inner = all(len(g) in (2, 3) for g in groups[1:-1])  # 12,34,567 in India
-                if not (inner and 1 <= len(groups[0]) <= 3 and len(groups[-1]) == 3 and "".join(groups).isdigit()):
+                outer = 1 <= len(groups[0]) <= 3 and not groups[0].startswith("0") and len(groups[-1]) == 3
+                if not (inner and outer and "".join(groups).isdigit()):  # 0.500 is no 500
                     return None
             cell = front.replace(self.thousands, "") + point + fraction
         if self.decimal != ".":
@@ -118,10 +119,39 @@ _GROUPS = rf"\d{{1,3}}(?:[.,'’_{_SPACES}]\d{{2,3}})*[.,'’_{_SPACES}]\d{{3}}"
 _DIGITS = rf"(?=[.,]?\d)(?:{_GROUPS}|\d*)(?:[.,]\d*)?(?:[eE][-+−]?\d+)?"
 _SIGNED = re.compile(rf"\(?\s*[-+−–]?\s*(?P<core>{_DIGITS})\s*[-−]?\s*\)?")
 _UNIT = re.compile(rf"[-+−–]?(?:{_DIGITS})\s*(?P<unit>[^\W\d_]{{1,10}}[²³]?|°[CFcf]?)")
+_POWER = re.compile(rf"[-+−–]?(?:{_DIGITS})?\s*[x×*·]?\s*10\s*(?:(?:\^|\*\*)\s*\(?[-+−]?\d+\)?|[⁺⁻]?[⁰¹²³⁴-⁹]+)")
+# What money is counted in, written before the number (after it, it is a unit).
+_MONEY = re.compile(
+    rf"(?P<money>USD|EUR|GBP|JPY|CNY|RMB|CHF|INR|AUD|CAD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|RUB|TRY|BRL|MXN|ZAR|KRW|SGD|HKD|Rs)"
+    rf"\.?\s*[-+−–]?(?:{_DIGITS})"
+)
 _BASE = re.compile(r"[-+]?0(?:[xX][0-9a-fA-F]+|[bB][01]+|[oO][0-7]+)")
 _DATE = re.compile(
-    r"(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d\d))(?:[T\s]+\d.*)?|\d{1,2}:\d\d(?::\d\d.*)?"
+    r"(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d\d))(?:[T\s]+\d.*)?|"
+    r"(?:1[89]|20)\d\d[-/](?:0?[1-9]|1[0-2])|(?:0?[1-9]|1[0-2])[-/](?:1[89]|20)\d\d|"
+    r"\d{1,2}(?::\d\d){1,2}(?:[.,]\d+)?(?:\s*[ap]\.?m\.?)?|\d{1,2}:\d\d:\d\d.*",
+    re.IGNORECASE,
 )
+_MONTHS = (
+    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
+    "december",
+)  # fmt: skip
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_MONTH = frozenset([*_MONTHS, *(m[:3] for m in _MONTHS), "sept"])
+_BESIDE = frozenset([*_DAYS, *(d[:3] for d in _DAYS), "st", "nd", "rd", "th", "of", "am", "pm", "utc", "gmt", "t", "z"])
+
+
+def _is_date(cell: str) -> bool:
+    """Whether this is a date or a time, in digits or with the name of its month.
+
+    >>> _is_date("1 Jan 2020"), _is_date("10:30 PM"), _is_date("May"), _is_date("march hare 2")
+    (True, True, False, False)
+    """
+    if _DATE.fullmatch(cell):
+        return True
+    words = [word.lower() for word in re.findall(r"[^\W\d_]+", cell)]
+    named = any(word in _MONTH for word in words) and all(word in _MONTH or word in _BESIDE for word in words)
+    return named and re.search(r"\d", cell) is not None
 
 
 def odd(cell: str) -> tuple[str, str] | None:
@@ -134,13 +164,19 @@ def odd(cell: str) -> tuple[str, str] | None:
         return None
     if _BASE.fullmatch(cell):
         return "a number to another base", f"Write it in decimal ({int(cell, 0)})"
-    if _DATE.fullmatch(cell):
+    if re.fullmatch(r'="[^"]*"', cell):
+        return "a spreadsheet's formula for text", "Write what stands between the quotes"
+    if _is_date(cell):
         return "a date or time", "Make a number of it, such as days or seconds"
     marks = [c for c in cell if c in "%‰" or unicodedata.category(c) == "Sc"]
     bare = "".join(c for c in cell if c not in marks).strip()
     found = _SIGNED.fullmatch(bare)
     if found and marks:
         return f"a number with {marks[0]}", "Write numbers alone"
+    if _POWER.fullmatch(cell):
+        return "a number with a power of ten", "Write it with e (1.5e3)"
+    if money := _MONEY.fullmatch(cell):
+        return f"a number with {money['money']}", "Write numbers alone"
     if found:
         return "a number with separators or signs of its own", _separators(found["core"])
     unit = _UNIT.fullmatch(cell)
@@ -155,20 +191,20 @@ def _separators(core: str) -> str:
     last, rest = signs[-1], signs[:-1]
     if rest and last not in rest and last in ".,":
         return f"Say how they are written: decimal={last!r}, thousands={rest[0]!r}"
-    three = re.search(r"\D\d{3}$", core) is not None
+    three = re.search(r"\D\d{3}$", core) is not None and not core.startswith("0")
     if rest or last not in ".,":
         return f"Say how they are written: thousands={last!r}" + (", decimal=','" if last == "." else "")
     other = "" if not three else f" or thousands={last!r}" + (", decimal=','" if last == "." else "")
     return f"Say how they are written: decimal={last!r}{other}"
 
 
-def oddity(cells: Sequence[str], form: Form) -> tuple[int, str, str] | None:
-    """(which cell, what it is, what to do) if most of them look like numbers but are none, by lines or by values.
+def oddity(cells: Sequence[str], form: Form) -> tuple[int, str, str, int] | None:
+    """(which cell, what it is, what to do, how many) if most look like numbers but are none, by lines or by values.
 
     Units count if they are the same: 10kg and 20kg, not 1st and 2nd.
 
     >>> oddity(["10%", "20%", "unknown"], Form())
-    (0, 'a number with %', 'Write numbers alone')
+    (0, 'a number with %', 'Write numbers alone', 2)
     """
     counts = Counter(cells)
     found = {cell: odd(cell) if form.plain(cell) is None else None for cell in counts}
@@ -180,5 +216,5 @@ def oddity(cells: Sequence[str], form: Form) -> tuple[int, str, str] | None:
         for group, many in tally.items():
             if 2 * many > sum(weights.values()):
                 i = next(i for i, cell in enumerate(cells) if groups.get(cell) == group)
-                return i, *(found[cells[i]] or ("", ""))
+                return i, *(found[cells[i]] or ("", "")), sum(counts[cell] for cell in groups if groups[cell] == group)
     return None

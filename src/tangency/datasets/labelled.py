@@ -53,7 +53,7 @@ class Labelled:
             y = _labels(self.y)
             _same_length(x, y)
             _finite(x)
-            classes = _names(self.classes, "classes")
+            classes = _names(_numbered(self.classes), "classes")
             if not classes:
                 raise InputError("there are no classes; needed: at least one name.")
             _in_range(y, len(classes))
@@ -378,6 +378,13 @@ def _finite(x: Inputs) -> None:
                 f"sample {where[0]} is not finite: {label}[{', '.join(map(str, where))}] is {float(v[tuple(where)])}; "
                 "needed: finite numbers. Leave such samples out, or correct them."
             )
+
+
+def _numbered(given: Any) -> Any:
+    """Names of classes, whole numbers among them as text, as a table's classes are."""
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    return [str(v) if whole(v) else v for v in given] if isinstance(given, (list, tuple)) else given
 
 
 def _names(given: Any, what: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The lines of a CSV file as cells, as many in each, and where they stand."""
 
 import io
+import re
 from collections.abc import Container
 from csv import Error, reader
 from dataclasses import dataclass, replace
@@ -65,6 +66,10 @@ def read_lines(file: Path, delimiter: str | None, header: bool) -> Lines:
         raise InputError(
             f"{file} is not UTF-8 (byte {e.start}: {e.reason}); needed: text in UTF-8. Convert it."
         ) from None
+    if said := re.match(r"sep=([^\r\n\"])(?=[\r\n])", text):  # so Excel is told the delimiter, in a line of its own
+        if delimiter not in (None, said[1]):
+            raise InputError(f"line 1 of {file} says {said[0]}, and delimiter={delimiter!r}; needed: the same.")
+        text, delimiter = text[said.end() :], said[1]  # a blank line stays, so lines keep their numbers
     by = _delimiter(file, text, delimiter)
     rows, lines = _parsed(file, text, by)
     for row, line in zip(rows, lines, strict=True):
@@ -74,7 +79,12 @@ def read_lines(file: Path, delimiter: str | None, header: bool) -> Lines:
                 f"value with {_DELIMITERS.get(by, repr(by))} in it needs quotes."
             )
     if len(rows) <= header:
-        raise InputError(f"{file} has no line of data; needed: at least one.")
+        only = (
+            " Its one line is taken for the names of the columns: if it holds data, write the names above it."
+            if rows
+            else ""
+        )
+        raise InputError(f"{file} has no line of data; needed: at least one.{only}")
     names = rows[0] if header else [str(k) for k in range(len(rows[0]))]
     return Lines(file, names, rows[header:], lines[header:], header)
 

@@ -1,6 +1,8 @@
 """Tables of numbers and categories from text files."""
 
-from collections.abc import Sequence
+import warnings
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import _check
-from ..errors import InputError
+from ..errors import InputError, TangencyWarning
 from .cells import Form, is_missing, number, odd, oddity, shown
 from .encoding import Column, Encoding, Missing
 from .files import Named, path, title
@@ -22,6 +24,8 @@ __all__ = ["csv", "fields", "is_missing", "number"]
 
 # A category or class column with more different values is rather text, an identifier or a quantity (heuristic).
 _MANY = 1000
+# A difference lost to float32 counts in a column of measurements from this part of its range on (heuristic).
+_COUNTS = 1e-4
 
 
 def csv(
@@ -30,7 +34,7 @@ def csv(
     *,
     like: Labelled | None = None,
     columns: Sequence[Which] | None = None,
-    categorical: Sequence[Which] = (),
+    categorical: Sequence[Which] | Mapping[Which, Sequence[str]] = (),
     delimiter: str | None = None,
     header: bool | None = None,
     classes: Sequence[str] | None = None,
@@ -41,7 +45,8 @@ def csv(
     """The lines of a CSV file (UTF-8, gzipped or not) as samples: x [n, d] in float32, the class from column `target`.
 
     A column of words is encoded as one 0/1 column for each of them, named "colour=red" in `columns` of the result, and
-    so are the `categorical` ones, whatever they hold. `show` is the same in float64. Nothing is scaled or filled in.
+    so are the `categorical` ones, numbers too. `show` is the same in float64; where float32 cannot tell numbers apart
+    that differ (times in seconds, identifiers), a warning names them. Nothing is scaled or filled in.
     `print(data.summary())` says what was understood. Read test sets with `like=train`: columns go by name, the
     categories, classes and rules are those of `train`; what it does not know is refused.
 
@@ -49,8 +54,9 @@ def csv(
     `header`: whether line 1 holds the names; known if `target` is a name. `delimiter`: found in line 1, if clear.
     `classes`: the values of the target in the order wanted; default: sorted. `decimal="."`, `thousands=""`: how
     numbers are written. `missing="refuse"`, or "leave out" lines that lack a value: a cell that is empty or holds one
-    of `tg.datasets.MISSING` (?, NA, N/A, NaN, null, None, …). Numbers in another dress (10%, $10, 0x10, dates) are
-    refused, unless the column is `categorical`. Classes and categories are as written, but 1.0 is 1.
+    of `tg.datasets.MISSING` (?, NA, N/A, NaN, null, None, …), unless it is one of `classes`, or a category by name:
+    categorical={"alley": ["NA"]}. Numbers in another dress (10%, $10, 0x10, dates) are refused, unless the column is
+    `categorical`. Classes and categories are as written, but 1.0 is 1.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -65,7 +71,7 @@ def csv(
     [[8.0, 0.0, 1.0]]
     """
     wish = _Wish(
-        target, _several(columns, "columns"), _several(categorical, "categorical") or None,
+        target, _several(columns, "columns"), _named(categorical) or None,
         _several(classes, "classes"), header, decimal, thousands, missing, None if like is None else _encoding(like),
     )  # fmt: skip
     return wish.read(path(file, "file"), delimiter, None if like is None else like.classes)
@@ -94,7 +100,7 @@ class _Wish:
 
     target: Which | None
     columns: list[Which] | None
-    categorical: list[Which] | None
+    categorical: dict[Which, frozenset[str]] | None  # with the words of each that are no missing values
     classes: list[Any] | None
     header: bool | None
     decimal: str | None
@@ -125,14 +131,18 @@ class _Wish:
         form, rule = replace(base.form, **spelling), self.missing or base.missing
         lines = read_lines(file, delimiter, base.header if self.header is None else self.header)
         label, used = self._places(lines)
-        coded = {lines.column(c, "categorical") for c in self.categorical or ()}
-        if not coded <= set(used):
-            raise InputError(f"categorical={self.categorical!r}; needed: some of the columns that are used.")
+        coded = {lines.column(c, "categorical"): words for c, words in (self.categorical or {}).items()}
+        if not coded.keys() <= set(used):
+            raise InputError(f"categorical={list(self.categorical or ())}; needed: some of the columns that are used.")
         order = self.classes if order is None else order
-        lines, gaps = _complete(lines, [*used, label], order, rule)
+        if self.known:
+            words = {k: frozenset(c.words or ()) for k, c in zip(used, self.known.columns, strict=True)}
+        else:
+            words = coded
+        lines, gaps = _complete(lines, [*used, label], {**words, label: frozenset(map(str, order or ()))}, rule)
         found = _Found(lines, form, self.known is not None)
         columns = self.known.columns if self.known else tuple(found.learned(k, k in coded) for k in used)
-        values = np.concatenate([found.values(k, c) for k, c in zip(used, columns, strict=True)], 1)
+        values = np.concatenate(list(map(found.values, used, columns)), 1)
         names, y = found.classes(label, order)
         encoding = Encoding(
             Column(lines.names[label], missing=gaps[label]),
@@ -140,6 +150,7 @@ class _Wish:
             tuple(name for k, name in enumerate(lines.names) if k not in (*used, label)),
             self.columns is None if self.known is None else base.every, lines.header, form, rule, lines.left_out,
         )  # fmt: skip
+        _once(encoding.names, file)
         x, show = torch.from_numpy(values.astype(np.float32)), torch.from_numpy(values)
         return Labelled(x, torch.tensor(y), names, show, encoding.names, title(file), encoding)
 
@@ -165,6 +176,22 @@ class _Wish:
                     "use: columns=."
                 )
         return label, used
+
+
+def _named(given: Any) -> dict[Which, frozenset[str]] | None:
+    """Columns with words that are categories there, although elsewhere they stand for a missing value."""
+    if not isinstance(given, Mapping):
+        return {c: frozenset() for c in _several(given, "categorical") or ()}
+    return {c: frozenset(map(str, _several(words, f"categorical[{c!r}]") or ())) for c, words in given.items()}
+
+
+def _once(names: Sequence[str], file: Path) -> None:
+    """Refuse two columns of one name."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise InputError(
+            f"{file} has two columns that would be called {twice[0]!r}; needed: different names. Rename one in line 1, "
+            "or leave it out with columns=."
+        )
 
 
 def _several(given: Any, option: str) -> list[Any] | None:
@@ -212,23 +239,30 @@ def _matched(lines: Lines, known: Encoding, target: Which | None) -> tuple[int, 
 
 
 def _complete(
-    lines: Lines, needed: Sequence[int], classes: Sequence[Any] | None, rule: Missing
+    lines: Lines, needed: Sequence[int], named: Mapping[int, Container[str]], rule: Missing
 ) -> tuple[Lines, dict[int, int]]:
-    """The lines that lack no value of these columns, the target last, and how many values each column lacks."""
-    named = frozenset(map(str, classes or ()))  # a class that is called NA is no missing value
+    """The lines that lack no value of these columns, the target last, and how many values each column lacks.
+
+    `named`: words of a column that are no missing values, such as a class that is called NA.
+    """
     gaps: dict[int, int] = dict.fromkeys(needed, 0)
     lacking: dict[int, int] = {}
     for k in needed:
         for i, cell in enumerate(lines.cells(k)):
-            if is_missing(cell) and not (k == needed[-1] and cell in named):
+            if is_missing(cell) and cell not in named.get(k, ()):
                 gaps[k] += 1
                 lacking.setdefault(i, k)
     if lacking and rule == "refuse":
         i = min(lacking)
+        k, cell = lacking[i], lines.rows[i][lacking[i]]
         many = f" Values are missing in {len(lacking)} lines." if len(lacking) > 1 else ""
+        fix = "" if k == needed[-1] else ", or leave the column out with columns="
+        if cell:
+            way = "classes=" if k == needed[-1] else f"categorical={{{lines.names[k]!r}: [{cell!r}]}}"
+            fix += f"; if {cell!r} is a {'class' if k == needed[-1] else 'category'}, name it: {way}"
         raise InputError(
-            f"{lines.where(i, lacking[i])}: the value is missing ({lines.rows[i][lacking[i]]!r}). Fill it in, leave "
-            f"the line out (missing='leave out' does it), or leave the column out with columns=.{many}"
+            f"{lines.where(i, k)}: the value is missing ({cell!r}). Fill it in, or leave the line out "
+            f"(missing='leave out' does it){fix}.{many}"
         )
     if len(lacking) == len(lines.rows):
         some = ", ".join(f"{lines.names[k]!r} {count}" for k, count in gaps.items() if count)
@@ -252,10 +286,10 @@ class _Found:
                 return Column(name)
             found = oddity(cells, self.form)
             if found:
-                i, what, fix = found
+                i, what, fix, many = found
                 raise InputError(
-                    f"{self.lines.where(i, k)}: {cells[i]!r} looks like {what}, as most values of the column do. "
-                    f"{fix}. If these are words, name the column in categorical=."
+                    f"{self.lines.where(i, k)}: {cells[i]!r} looks like {what}, as {many} of the {len(cells)} cells of "
+                    f"the column do. {fix}. If these are words, name the column in categorical=."
                 )
             if len(set(cells)) > _MANY:
                 raise InputError(
@@ -290,7 +324,28 @@ class _Found:
             wrong = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
         if len(wrong):
             raise InputError(f"{where(int(wrong[0]), k)}: {cells[wrong[0]]!r}; needed: finite numbers within float32.")
+        self._told_apart(k, values)
         return values[:, None]
+
+    def _told_apart(self, k: int, values: np.ndarray) -> None:
+        """Warn where numbers become one in float32: whole ones, or ones whose distance counts in the column."""
+        exact = np.unique(values)
+        rounded = exact.astype(np.float32)
+        gaps = np.where(rounded[1:] == rounded[:-1], np.diff(exact), 0)
+        whole = bool((values == np.round(values)).all())
+        if not gaps.any() or (not whole and gaps.max() <= _COUNTS * (exact[-1] - exact[0])):
+            return
+        i = int(gaps.argmax())
+        cells = self.lines.cells(k)
+        first, second = (cells[int(np.flatnonzero(values == v)[0])] for v in exact[i : i + 2])
+        warnings.warn(
+            f"{self.lines.file}: column {self.lines.names[k]!r} has different numbers that become one in x, which is "
+            f"float32: {first} and {second} are both {float(rounded[i])!r} ({len(exact)} different numbers become "
+            f"{len(set(rounded.tolist()))}). If it is a time, count from a later start; if these are names, put the "
+            "column into categorical=; or leave it out with columns=.",
+            TangencyWarning,
+            stacklevel=5,
+        )
 
     def classes(self, k: int, order: Sequence[Any] | None) -> tuple[tuple[str, ...], list[int]]:
         """The names of the classes and the class of each line."""
@@ -320,14 +375,15 @@ class _Found:
         """Classes are words or whole numbers: others are refused, also those in another dress."""
         cells = self.lines.cells(k)
         numbers = [self.form.number(cell) for cell in cells]
-        found = oddity(cells, self.form) if None in numbers else None
+        words = None in numbers  # once: a search in every round would make the work quadratic
+        found = oddity(cells, self.form) if words else None
         if found:
             raise InputError(
                 f"{self.lines.where(found[0], k)}: the target {cells[found[0]]!r} looks like {found[1]}; needed: "
                 "classes, which are words or whole numbers. If these are classes, name them: classes=."
             )
         for i, v in enumerate(numbers):
-            if None not in numbers and (v is None or not v.is_integer()):
+            if not words and (v is None or not v.is_integer()):
                 raise InputError(
                     f"{self.lines.where(i, k)}: the target is {cells[i]}; needed: classes, which are words or whole "
                     "numbers."

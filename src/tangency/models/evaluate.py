@@ -1,5 +1,7 @@
 """What a model puts out, and how often it is right."""
 
+import math
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +12,15 @@ from torch import Tensor, nn
 
 from .. import _check, _tree
 from .._types import Inputs
-from ..errors import InputError
+from ..errors import InputError, TangencyWarning
+from ..network import only
+from ..surrogate.heads import check_kind, ending
+
+# Where a single output decides for the second class, by what it is or by the function that made it.
+THRESHOLD = {
+    "logits": 0.0, "probabilities": 0.5, "sigmoid": 0.5, "log-probabilities": math.log(0.5),
+    "logsigmoid": math.log(0.5), "softmax": 0.0, "log_softmax": 0.0,
+}  # fmt: skip
 
 
 def outputs(model: nn.Module, x: Inputs, *, batch: int = 1024) -> Tensor:
@@ -32,10 +42,12 @@ def outputs(model: nn.Module, x: Inputs, *, batch: int = 1024) -> Tensor:
     return torch.cat(parts)
 
 
-def accuracy(model: nn.Module, x: Any, y: Any = None, *, batch: int = 1024) -> float:
+def accuracy(model: nn.Module, x: Any, y: Any = None, *, batch: int = 1024, outputs_are: str | None = None) -> float:
     """The share of samples whose class y the model finds: its largest output, or, where it has one, whether it is > 0.
 
-    Tensors, arrays, for y lists; or `tg.datasets.Labelled` alone.
+    Tensors, arrays, for y lists; or `tg.datasets.Labelled` alone. `outputs_are`: what a single output is; default: a
+    probability, which decides at ½, where the model is seen to end in a sigmoid (log-probability: logsigmoid), and
+    else a logit, which decides at 0, with a warning where all of them lie in [0, 1]. Outputs that are NaN are refused.
 
     >>> from tangency.models import mlp
     >>> accuracy(mlp([3, 8, 2]), torch.randn(5, 3), torch.ones(5, dtype=torch.long)) in (0, 0.2, 0.4, 0.6, 0.8, 1)
@@ -44,9 +56,36 @@ def accuracy(model: nn.Module, x: Any, y: Any = None, *, batch: int = 1024) -> f
     x, y = pair(x, y)
     _check.inputs(x)
     same_number(x, y)
+    if outputs_are is not None:
+        check_kind(outputs_are)
     found = outputs(model, x, batch=batch)
     check_classes(y, found)
-    return float((predictions(found) == y.to(found.device)).double().mean())
+    if bool(found.isnan().any()):
+        some = int(found.reshape(len(found), -1).isnan().any(1).sum())
+        raise InputError(
+            f"the model's outputs are NaN for {some} of {len(found)} samples; needed: numbers. Look for NaN in the "
+            "samples and in the weights (a training that diverged)."
+        )
+    seen = last(model, x) if outputs_are is None and count(found) == 1 else None
+    at = THRESHOLD[seen or outputs_are or "logits"]
+    right = [float((predictions(found, v) == y.to(found.device)).double().mean()) for v in (at, 0.5)]
+    unclear = seen is None and outputs_are is None and count(found) == 1
+    if unclear and right[0] != right[1] and bool(((found >= 0) & (found <= 1)).all()):
+        warnings.warn(
+            f"the model's one output lies between 0 and 1 on all {len(found)} samples and is taken for a logit, which "
+            f"decides at 0: {right[0]:.1%} are right. As a probability, which decides at 0.5: {right[1]:.1%}. Say "
+            "which: outputs_are='logits' or outputs_are='probabilities'.",
+            TangencyWarning,
+            stacklevel=2,
+        )
+    return right[0]
+
+
+def last(model: nn.Module, x: Inputs) -> str | None:
+    """The name of the sigmoid or softmax that the model is seen to end in, by its first two samples; None if none."""
+    model, device = inside(model), place(model)
+    with evaluating(model):
+        return ending(model, _tree.transform(lambda v: v.to(device), _tree.take(x, slice(0, 2))))
 
 
 def pair(x: Any, y: Any, whose: str = "") -> tuple[Inputs, Tensor]:
@@ -105,12 +144,22 @@ def place(model: nn.Module) -> torch.device:
 
 
 def forward(model: nn.Module, x: Inputs) -> Tensor:
-    """The model's outputs for one batch: a tensor, or the `logits` of what it returns."""
+    """The model's outputs for one batch: a tensor, or the `logits` or the one tensor of what it returns."""
     args, kwargs = _tree.arguments(x)
-    returned = model(*args, **kwargs)
-    found = getattr(returned, "logits", returned)
+    try:
+        returned = model(*args, **kwargs)
+    except RuntimeError as e:
+        first = next((p for p in model.parameters() if p.is_floating_point()), None)
+        wrong = _check.misfit(e, x, "x", None if first is None else first.dtype)
+        if wrong is None:
+            raise
+        raise wrong from e
+    found = only(returned)
     if not isinstance(found, Tensor):
-        raise InputError(f"the model returns a {type(found).__name__}; needed: a tensor, or something with .logits.")
+        raise InputError(
+            f"the model returns a {type(found).__name__}; needed: a tensor, or something with .logits, or a tuple or "
+            "dict of one tensor. Put the model into one whose forward() returns its logits."
+        )
     return found
 
 
@@ -133,9 +182,9 @@ def count(found: Tensor) -> int:
     return found.shape[1] if found.dim() == 2 else 1
 
 
-def predictions(found: Tensor) -> Tensor:
-    """The class of each sample: the largest output, or, where there is one, whether it is above 0."""
-    return found.argmax(-1) if count(found) > 1 else (found.reshape(-1) > 0).long()
+def predictions(found: Tensor, at: float = 0.0) -> Tensor:
+    """The class of each sample: the largest output, or, where there is one, whether it is above `at`."""
+    return found.argmax(-1) if count(found) > 1 else (found.reshape(-1) > at).long()
 
 
 def same_number(x: Inputs, y: Tensor, name: str = "y") -> None:
@@ -150,12 +199,24 @@ def are_classes(y: Tensor) -> bool:
     return y.dim() == 1 and not y.is_floating_point() and not y.is_complex()
 
 
+def _as_classes(y: Tensor, name: str) -> str:
+    """How to make one class per sample of y, where that can be."""
+    whole = not y.is_floating_point() or bool((y == y.round()).all())
+    if y.dim() == 2 and y.shape[1] > 1:
+        one = whole and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
+        return f" It is one-hot: {name}.argmax(1)." if one else " If these are real targets: loss='mse'."
+    if not whole:
+        return " These are no whole numbers: real targets need loss='mse'."
+    flat = f"{name}[:, 0]" if y.dim() == 2 else name
+    return f" Use {flat}.long()." if y.dim() in (1, 2) else " Give one class for each sample."
+
+
 def check_classes(y: Tensor, found: Tensor, name: str = "y") -> None:
     """Whole numbers 0, …, c - 1, or 0 and 1 for one output."""
     c = max(count(found), 2)
     needed = f"whole numbers 0…{c - 1} of shape [n], for a model of {count(found)} output{'s' * (count(found) > 1)}"
     if not are_classes(y):
-        raise InputError(f"{name} is {y.dtype} of shape {tuple(y.shape)}; needed: {needed}. Use {name}.long().")
+        raise InputError(f"{name} is {y.dtype} of shape {tuple(y.shape)}; needed: {needed}.{_as_classes(y, name)}")
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= c:
         wrong = low if low < 0 else high

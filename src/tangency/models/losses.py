@@ -48,9 +48,12 @@ def real_targets(y: Tensor, found: Tensor) -> Tensor:
     """Targets given as real numbers, one for each output."""
     shape = (len(y), *found.shape[1:])
     if tuple(y.shape) != shape:
+        whole = bool((y == y.round()).all())
+        fix = ", or classes [n] as whole numbers: y.long()" if whole and y.dim() == 1 else ""
+        fix = ": y[:, None]" + fix if shape == (*y.shape, 1) else fix
         raise InputError(
-            f"y is {y.dtype} of shape {tuple(y.shape)}, the outputs' shape is {shape}; needed: targets of that shape, "
-            "or classes [n] as whole numbers: y.long()."
+            f"y is {y.dtype} of shape {tuple(y.shape)}, the outputs' shape is {shape}; needed: targets of that shape"
+            f"{fix}."
         )
     finite(y, "y")
     return y.to(found.dtype).reshape(len(y), -1)

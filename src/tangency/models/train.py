@@ -1,5 +1,6 @@
 """Training a network as it is usually done, so that its kernel can be looked at."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,15 +14,17 @@ from torch import Tensor, nn
 from .. import _check, _tree
 from .._progress import bar
 from .._types import Float, Inputs
-from ..errors import DidNotConverge, InputError
+from ..errors import DidNotConverge, InputError, TangencyWarning
 from .augment import flip_crop
 from .evaluate import (
+    THRESHOLD,
     are_classes,
     check_classes,
     count,
     evaluating,
     forward,
     inside,
+    last,
     outputs,
     pair,
     place,
@@ -65,7 +68,8 @@ def fit(
     How it is trained, the `Recipe` says; `changes` are its fields: `fit(model, x, y, epochs=30, lr=0.1)`. Batches,
     augmentation and dropout depend on `seed` alone, and on a CPU the weights do, to the bit; the caller's generators
     are untouched. Each epoch's ⌈n / batch⌉ batches differ in size by one at most, so no norm meets a tiny last batch;
-    one that would be left with a single number is refused. Of a model in DataParallel the one inside is trained.
+    one that would be left with a single number is refused. Of a model in DataParallel the one inside is trained. The
+    named losses take logits: a network that ends in a sigmoid or softmax of its own gets a warning.
 
     x: tensors or arrays, a tuple or dict of them, or lists of numbers; y: likewise, one entry for each sample; or
     `tg.datasets.Labelled` in place of both. The model is in training mode while it is trained and in evaluation mode
@@ -139,6 +143,8 @@ def prepared(model: nn.Module, x: Any, y: Any, recipe: Recipe, seed: int, test: 
     else:
         named = LOSSES[recipe.loss]
         targets, value = named.targets(y, found, recipe.label_smoothing), named.value
+    seen = last(model, x)
+    check_ending(seen, recipe, are_classes(y), count(found) if found.dim() in (1, 2) else 0)
     first = value(found, targets[:2])
     if not isinstance(first, Tensor) or first.numel() != 1:
         shape = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
@@ -153,7 +159,24 @@ def prepared(model: nn.Module, x: Any, y: Any, recipe: Recipe, seed: int, test: 
     generator = torch.Generator(parameters[0].device).manual_seed(seed)
     rule = recipe.rule(parameters)
     scaler = torch.amp.GradScaler(parameters[0].device.type, enabled=recipe.precision == "float16")
-    return _Run(model, x, targets, labels, value, test, recipe, seed, generator, rule, scaler, per_sample)
+    at = THRESHOLD[seen or "logits"]
+    return _Run(model, x, targets, labels, value, test, recipe, seed, generator, rule, scaler, per_sample, at)
+
+
+def check_ending(seen: str | None, recipe: Recipe, classes: bool, q: int) -> None:
+    """Warn of a network that ends in a sigmoid or softmax, where the loss takes one again or wants other numbers."""
+    twice = recipe.loss == "sigmoid_mse" or (recipe.loss == "cross_entropy" and (seen != "log_softmax" or q == 1))
+    beyond = recipe.loss == "mse" and classes and q == 1
+    if seen is None or not (twice or beyond):
+        return
+    own = "softmax" if recipe.loss == "cross_entropy" and q > 1 else "sigmoid"
+    does = "has the targets -1 and 1, of which it reaches one at most" if beyond else f"takes the {own} of that again"
+    warnings.warn(
+        f"the network ends in {seen}, and loss={recipe.loss!r} {does}. Train the network without its last {seen}, or "
+        "with a loss of your own: loss=a function of (outputs, y).",
+        TangencyWarning,
+        stacklevel=4,
+    )
 
 
 @contextmanager
@@ -259,6 +282,7 @@ class _Run:
     rule: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     per_sample: dict[str, float]  # numbers of a sample that a batch norm takes its mean over
+    at: float  # above which a single output says the second class
 
     def __post_init__(self) -> None:
         self.n = len(self.targets)
@@ -295,7 +319,7 @@ class _Run:
         self.scaler.scale(value).backward()
         self.scaler.step(self.rule)
         self.scaler.update()
-        right = 0 * value if self.labels is None else (predictions(found) == self.labels[rows]).sum()
+        right = 0 * value if self.labels is None else (predictions(found, self.at) == self.labels[rows]).sum()
         return torch.stack([value.detach().double() * len(rows), right.detach().double()])
 
     def augmented(self, batch: Inputs) -> Inputs:
@@ -314,13 +338,13 @@ class _Run:
         return torch.autocast("cuda", HALVES[self.recipe.precision])
 
     def tested(self) -> float:
-        """The test accuracy."""
+        """The test accuracy; NaN if an output is."""
         if self.test is None:
             return float("nan")
         x, y = self.test
         with self.autocast():
             found = outputs(self.model, x)
-        return float((predictions(found) == y).double().mean())
+        return float("nan") if found.isnan().any() else float((predictions(found, self.at) == y).double().mean())
 
     def training(self, rows: list[list[float]], start: float) -> Training:
         """What there is to report."""

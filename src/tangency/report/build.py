@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import _check
 from .._json import plain
 from .._version import __version__
+from ..datasets.files import path as usable
 from ..decisions import Decisions
 from ..errors import InputError
 from . import pack
@@ -96,7 +97,7 @@ def place(path: str | os.PathLike[str]) -> Path:
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"path is a {type(path).__name__}; needed: a folder or a .html file, as a string or a Path.")
-    to = Path(path).expanduser()
+    to = usable(path, "path")
     to = to if to.suffix.lower() in (".html", ".htm") else to / "report.html"
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
