@@ -84,8 +84,12 @@ class Jacobian(Features):
         """What is known about the model on this kind of input; the first time, it is found out."""
         key = self._key(x)
         if key not in self.plans:
-            with torch.inference_mode(False):
-                plan, certain = probe(self.network, _normal(x))
+            try:
+                with torch.inference_mode(False):
+                    plan, certain = probe(self.network, _normal(x))
+            except RuntimeError as e:
+                own = next(self.network.model.parameters()).dtype
+                raise _check.misfit(e, x, "x", own) or e from e.__cause__
             self._say(plan)
             if not certain:
                 return plan
