@@ -196,6 +196,15 @@ def test_the_whole_says_what_it_is(found: Decisions) -> None:
     assert (summary["outputs_are"], summary["outputs_said"]) == ("logits", last)
 
 
+def test_at_the_prompt_it_is_a_line(found: Decisions) -> None:
+    assert repr(found).startswith(
+        f"Decisions(Sequential: 40 test samples, 60 to train, 3 classes, accuracy {found.accuracy:.1%}"
+    )
+    assert f"CK τ_K {found.views[-1].faithfulness.tau:.3f}" in repr(found)
+    assert max(len(repr(v)) for v in (found, *found.views)) < 300
+    assert "tensor" not in repr((found, found.views))
+
+
 def test_a_faithful_kernel_is_found_faithful_and_the_trace_more_than_noise(found: Decisions) -> None:
     """All five of a trained network follow it; of another network's labels they would not."""
     for view in found.views:
@@ -502,20 +511,111 @@ def test_probabilities_that_lose_their_digits_near_one_are_warned_of() -> None:
         explain(Ends(inner, lambda f: by_hand(most * f)).eval(), (x, y), (z, y_z), kernels=["CK"])
 
 
+def clamped(low: float) -> Callable[[Tensor], Tensor]:
+    return lambda f: torch.sigmoid(f).clamp(low, 1 - low)
+
+
+def test_clamped_probabilities_are_refused_with_their_number() -> None:
+    """Their gradients are 0 and their log-odds all one: tau of trNTK⁰ would be a number without a meaning."""
+    (x, y), (z, y_z) = data(2)
+    inner = trained(2, 1)
+    for low in (0.1, 0.02):
+        p = torch.sigmoid(inner(x)).detach()
+        few = int(((p <= low) | (p >= 1 - low)).sum())
+        assert 1 < few < N
+        for kernel in ("trNTK", "trNTK⁰", "CK"):
+            with pytest.raises(
+                InputError, match=f"{few} of 60 training samples have .*clamped or rounded.*without its"
+            ):
+                explain(Ends(inner, clamped(low)).eval(), (x, y), (z, y_z), kernels=[kernel])
+    inside = ((p > low) & (p < 1 - low))[:, 0]  # of the test samples alone
+    with pytest.raises(InputError, match="test samples have a probability of exactly 0.02 or 0.98 that the network's"):
+        explain(Ends(inner, clamped(low)).eval(), (x[inside], y[inside]), (z, y_z), kernels=["CK"])
+    for end in (lambda v: v.softmax(1).clamp_min(1e-3), lambda v: (1000 * v.softmax(1)).round().clamp_min(1) / 1000):
+        model = Ends(trained(3), end).eval()
+        few = int((model(data(3)[0][0]) == 1e-3).any(1).sum())
+        assert 1 < few < N
+        with pytest.raises(InputError, match=f"{few} of 60 training samples have a probability of exactly 0.001"):
+            explain(model, *data(3), kernels=["CK"])
+
+
+def test_equal_samples_with_the_largest_probability_are_not_taken_for_clamped() -> None:
+    (x, y), (z, y_z) = data(2)
+    inner = trained(2, 1)
+    order = inner(x)[:, 0].argsort()
+    x, y = x[order][[0, 0, *range(N), N - 1]], y[order][[0, 0, *range(N), N - 1]]
+    by_hand = Ends(inner, lambda f: 1 / (1 + (-f).exp())).eval()
+    assert int((by_hand(x) == by_hand(x).max()).sum()) > 1
+    got, want = (explain(model, (x, y), (z, y_z), kernels=["trNTK"]) for model in (by_hand, inner))
+    near(got.views[0].logits, want.views[0].logits, 1e-6)
+
+
+def test_samples_without_a_cosine_are_counted() -> None:
+    """Logits that are clamped have no gradients."""
+    (x, y), (z, y_z) = data(2)
+    model = Ends(trained(2, 1), lambda f: f.clamp(-1, 1)).eval()
+    few = int((model.inner(x).abs() > 1).sum())
+    assert 1 < few < N
+    with pytest.raises(
+        InputError, match=f"k.x, x. is not positive for {few} of 60 training samples .the first is sample"
+    ):
+        explain(model, (x, y), (z, y_z), kernels=["trNTK"])
+
+
+# A network whose classes are in another order than the data's: how many classes and outputs, how it ends, the order.
+ORDERS: dict[str, tuple[int, int, Callable[[Tensor], Tensor], str]] = {
+    "sign": (2, 1, lambda f: torch.sigmoid(-f), r"0 for 1, 1 for 0"),
+    "p, 1 − p": (2, 1, lambda f: torch.cat([torch.sigmoid(f), 1 - torch.sigmoid(f)], 1), r"0 for 1, 1 for 0"),
+    "flipped": (2, 2, lambda z: z.flip(1), r"0 for 1, 1 for 0"),
+    "rolled": (3, 3, lambda z: z.roll(1, 1), r"0 for 2, 1 for 0, 2 for 1"),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_classes_in_another_order_are_warned_of(name: str) -> None:
+    classes, outputs, end, order = ORDERS[name]
+    train, test = data(classes)
+    inner = trained(classes, outputs)
+    share = tg.models.accuracy(inner, *train)
+    with pytest.warns(
+        TangencyWarning, match=f"in another order of the classes {share:.1%} .{order}.*number the labels"
+    ):
+        got = explain(Ends(inner, end).eval(), train, test, kernels=["CK"])
+    assert got.accuracy < 0.3
+    assert "in another order of the classes" in got.outputs_said
+
+
+def test_a_network_that_is_wrong_in_no_order_is_not_doubted() -> None:
+    (x, y), test = data(2)
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+    explain(trained(2), (x, y[order]), test, kernels=["CK"])
+    constant = Ends(trained(2), lambda z: z * 0.01 - torch.tensor([0.0, 9.0], dtype=F64)).eval()  # says 0 of all
+    explain(constant, (x, (y > -1).long() - (torch.arange(N) < 3).long()), test, kernels=["CK"])
+
+
+@pytest.mark.parametrize("factor", [0.998, 1.002])
+def test_rows_that_sum_to_nearly_one_are_probabilities(found: Decisions, factor: float) -> None:
+    got = explain(Ends(trained(), lambda z: factor * z.softmax(1)).eval(), *data(), kernels=["CK"])
+    assert got.outputs_are == "probabilities"
+    assert got.views[0].faithfulness.tau == found.views[-1].faithfulness.tau
+
+
 # By name, how a network with one logit (three for "sigmoids") ends, what that is taken for, and what is said.
 DOUBTS: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
     "line": (lambda f: 0.75 + 0.02 * f, "probabilities", "right, as a logit .*: say outputs_are='logits' or"),
     "regression": (lambda f: 0.5 + 0.09 * f, "logits", "trained towards 0 and 1, give .* with ½ taken from"),
     "log p": (lambda f: -(1 + (-f).exp()).log(), "logits", "say outputs_are='log-probabilities'"),
     "sigmoids": (torch.sigmoid, "logits", "between 0 and 1 but their rows do not sum to 1: if they are sigmoids"),
+    "logsigmoids": (F.logsigmoid, "logits", "made by sigmoids or their logarithms: if they are sigmoids, each of its"),
+    "nearly": (lambda z: 0.95 * z.softmax(1), "logits", "rows nearly sum to 1: if they are probabilities, give a net"),
 }
 
 
 @pytest.mark.parametrize("name", DOUBTS)
 def test_where_the_numbers_leave_doubt_a_warning_says_what_was_taken_and_how_to_decide(name: str) -> None:
     end, kind, message = DOUBTS[name]
-    classes = 3 if name == "sigmoids" else 2
-    model = Ends(trained(classes, 3 if name == "sigmoids" else 1), end).eval()
+    classes = 3 if name in ("sigmoids", "logsigmoids", "nearly") else 2
+    model = Ends(trained(classes, 3 if classes == 3 else 1), end).eval()
     with pytest.warns(TangencyWarning, match=message) as caught:
         got = explain(model, *data(classes), kernels=["CK"])
     assert got.outputs_are == kind
@@ -624,6 +724,109 @@ def test_ties_that_rounding_would_break_are_ties_in_both_precisions(dtype: torch
 # Forms of inputs.
 
 
+# Kernels that a model does not have.
+
+
+def centred(z: Tensor) -> Tensor:
+    return z - z.mean(1, keepdim=True)
+
+
+def balanced_last(model: nn.Sequential) -> nn.Sequential:
+    """The same with a last layer whose rows sum to 0, as weight decay makes them."""
+    with torch.no_grad():
+        for p in model[-1].parameters():
+            p -= p.mean(0)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_sum_of_outputs_that_cancels_is_no_dependence_on_the_batch(dtype: torch.dtype) -> None:
+    """What is left is rounding; the gradients of the sum are not, or they are 0."""
+    x = data(dtype=dtype)[0][0][:12]
+    model = balanced_last(trained()).to(dtype)
+    assert float(model(x).sum(1).detach().abs().max()) < 100 * torch.finfo(dtype).eps
+    got = tg.compute(tg.pseudo_ntk(model), x, progress=False).dense()
+    exact = copy.deepcopy(model).double()
+    g = gradients(lambda v: exact(v).sum(1) / 3**0.5, exact, x.double())
+    near(got.double(), g @ g.T, 1e-5 if dtype == torch.float32 else 1e-12)
+    for end in (centred, lambda z: torch.softmax(z, 1)):
+        ended = Ends(trained().to(dtype), end).eval()
+        size = tg.compute(tg.trace_ntk(ended), x, progress=False).diag().max()
+        none = tg.compute(tg.pseudo_ntk(ended), x, progress=False).dense()
+        assert float(none.abs().max()) <= 1e4 * torch.finfo(dtype).eps ** 2 * float(size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("part", [1e-2, 1e-5])
+def test_a_dependence_on_the_batch_is_found_in_a_sum_that_cancels_otherwise(dtype: torch.dtype, part: float) -> None:
+    x = data(dtype=dtype)[0][0][:12]
+    inner = trained().to(dtype)
+    mixing = Ends(inner, lambda z: centred(z) + part * z.mean(0)).eval()
+    by_head = tg.head_ntk(Ends(inner, centred).eval(), lambda out: out.sum(1) + part * (out - out.mean(0))[:, 0])
+    for kernel in (tg.pseudo_ntk(mixing), by_head):
+        with pytest.raises(ModelError, match="depends on the other samples of the batch"):
+            tg.compute(kernel, x, progress=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("name", ["centred", "softmax twice", "softmax as logits"])
+def test_a_pseudo_kernel_that_vanishes_is_left_out_and_why_is_said(name: str, dtype: torch.dtype) -> None:
+    ends = {"centred": centred, "softmax twice": lambda z: z.softmax(1).softmax(1)}
+    model = Ends(trained().to(dtype), ends.get(name, lambda z: z.softmax(1))).eval()
+    options: dict[str, Any] = {"outputs_are": "logits"} if name == "softmax as logits" else {}
+    got = explain(model, *data(dtype=dtype), **options)
+    assert [v.name for v in got.views] == ["trNTK", "trNTK⁰", "Em", "CK"]
+    assert "pNTK is left out: the outputs of a sample have the same sum whatever" in got.outputs_said
+    assert got.outputs_said in got.table()
+    with pytest.raises(InputError, match="kernel pNTK: the outputs of a sample have the same sum.*Name other kernels"):
+        explain(model, *data(dtype=dtype), kernels=["CK", "pNTK"], **options)
+
+
+def test_a_pseudo_kernel_of_a_last_layer_whose_rows_cancel_is_kept() -> None:
+    """Its outputs sum to 0, and its gradients do not vanish."""
+    got = explain(balanced_last(trained()), *data())
+    assert [v.name for v in got.views] == FIVE
+    near(got.views[2].logits, got.views[4].logits, 1e-6)  # it is the last hidden layer
+
+
+class Bare(nn.Module):
+    """Parameters without layers; with `hidden` two of them, else one number for each feature."""
+
+    def __init__(self, hidden: bool) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.w = nn.Parameter(torch.randn(*((3, 8) if hidden else (3,)), generator=generator, dtype=F64))
+        self.v = nn.Parameter(torch.randn(8, 3, generator=generator, dtype=F64)) if hidden else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.w if self.v is None else torch.tanh(x @ self.w) @ self.v
+
+
+@pytest.mark.parametrize(
+    ("make", "missing"),
+    [
+        (lambda: nn.Linear(3, 3), ["Em"]),
+        (lambda: nn.Sequential(nn.Linear(3, 3)), ["Em"]),
+        (lambda: Bare(hidden=True), ["Em"]),
+        (lambda: Bare(hidden=False), ["Em", "CK"]),
+    ],
+    ids=["linear", "in a sequence", "parameters", "numbers"],
+)
+def test_models_without_hidden_layers_are_explained_without_their_kernels(
+    make: Callable[[], nn.Module], missing: list[str]
+) -> None:
+    names, model = [name for name in FIVE if name not in missing], initialized(make, seed=0).double()
+    tg.models.fit(model, *data()[0], epochs=10, batch=20, progress=False)
+    got = explain(model, *data())
+    agree(got, explain(model, *data(), kernels=names))
+    assert [v.name for v in got.views] == names
+    reasons = {"Em": "this model has no modules before its last", "CK": "no linear or convolutional layer was found"}
+    for name in missing:
+        assert f"{name} is left out: {reasons[name]}" in got.outputs_said
+        with pytest.raises(InputError, match=f"kernel {name}: {reasons[name]}.*Name other kernels"):
+            explain(model, *data(), kernels=[name])
+
+
 class Parts(nn.Module):
     """Takes its input in two parts, and a flag."""
 
@@ -671,9 +874,17 @@ def model_output(logits: Tensor) -> Any:
     return SequenceClassifierOutput(logits=logits)
 
 
-@pytest.mark.parametrize(
-    "form", [model_output, Plain, lambda z: SimpleNamespace(logits=z)], ids=["hf", "plain", "space"]
-)
+FORMS: dict[str, Callable[[Tensor], Any]] = {
+    "hf": model_output,
+    "plain": Plain,
+    "space": lambda z: SimpleNamespace(logits=z),
+    "dict": lambda z: {"logits": z, "hidden": 2 * z},
+    "one key": lambda z: {"scores": z},
+    "tuple of one": lambda z: (z,),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_model_may_return_something_with_logits(found: Decisions, form: Any) -> None:
     got = explain(Returning(trained(), form).eval(), *data(), kernels=["trNTK", "trNTK0", "pNTK"])
     near(got.logits, found.logits, 1e-14)
@@ -853,7 +1064,7 @@ def test_the_picture_of_a_large_gram_has_an_equal_part_of_each_class(
 # Asked in a wrong way.
 
 (X, Y), (Z, Y_Z) = data()
-NET = mlp([3, 4, 3]).double()
+NET = initialized(lambda: mlp([3, 4, 3]), seed=0).double()
 
 
 def spoiled(x: Tensor, value: float) -> Tensor:
@@ -880,7 +1091,9 @@ REFUSED: list[tuple[Any, Any, Any, dict[str, Any], str]] = [
     (mlp([3, 4, 1]).double(), (X, Y), (Z, Y_Z), {}, r"outputs of shape \[1\] and the data 3 classes; needed: a log"),
     (nn.Sequential(mlp([3, 4, 6]), nn.Unflatten(1, (2, 3))).double(), (X, Y), (Z, Y_Z), {}, r"of shape \[2, 3\]"),
     (Returning(NET, lambda z: 1e308 * z * 1e9), (X, Y), (Z, Y_Z), {}, r"the model's outputs\[0, \d\] is -?inf"),
-    (Returning(NET, lambda z: {"scores": z}), (X, Y), (Z, Y_Z), {}, "the model returns a dict; needed: a tensor, or"),
+    (Returning(NET, lambda z: {"scores": z, "h": z}), (X, Y), (Z, Y_Z), {}, "returns a dict; needed: a tensor, or"),
+    (Returning(NET, lambda z: (z, z)), (X, Y), (Z, Y_Z), {}, "returns a tuple; needed: .*one tensor. Put"),
+    (copy.deepcopy(NET).half(), (X.half(), Y), (Z.half(), Y_Z), {}, "parameters are torch.float16; .*Give model"),
     (NET, (X, Y), (Z, Y_Z), {"kernels": ["trNTK", "trNKT"]}, "there is no kernel 'trNKT'. Did you mean 'trNTK'"),
     (NET, (X, Y), (Z, Y_Z), {"kernels": ["NNGP"]}, "there is no kernel 'NNGP'.*Known: trNTK, trNTK⁰, pNTK, Em, CK"),
     (NET, (X, Y), (Z, Y_Z), {"kernels": []}, "no kernel was named; needed: some of trNTK"),

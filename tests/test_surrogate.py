@@ -1116,6 +1116,28 @@ def test_a_network_that_says_the_same_of_all_has_no_correlation_whatever_roundin
     assert np.isnan(found.pearson) or found.pearson == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.parametrize("row", [(0.0, 0.0, 0.0), (0.3, -1.7, 0.9)])
+def test_the_correlation_with_a_constant_is_none(row: tuple[float, ...]) -> None:
+    """Also of classes in any order, whose probabilities then differ in the last bit."""
+    orders = torch.stack([torch.arange(3).roll(k % 3) for k in range(200)])
+    z, y = torch.tensor(row, dtype=F64)[orders], orders.argsort(1)[:, 0]
+    for network, surrogate in ((z, normal(200, 3)), (normal(200, 3), z)):
+        found = faithfulness(network, surrogate, y, outputs_are="logits")
+        assert np.isnan([found.tau, found.pearson, found.intervals["pearson"].low]).all()
+
+
+@pytest.mark.parametrize("c", [3, 10])
+def test_probabilities_rounded_to_three_decimals_are_probabilities(c: int) -> None:
+    z, y = classifier(200, c)
+    p = (torch.softmax(z, 1) * 999).round().clamp_min(1) / 1000
+    assert float((p.sum(1) - 1).abs().max()) > 1e-3
+    got = faithfulness(p, p.flip(0), y)
+    whole = faithfulness(*(v / v.sum(1, keepdim=True) for v in (p, p.flip(0))), y)
+    assert (got.tau, got.network_accuracy) == (pytest.approx(whole.tau, abs=1e-3), whole.network_accuracy)
+    with pytest.raises(InputError, match=r"a row sums to 0.9.*were rounded or clamped, make rows sum to 1: p / p.sum"):
+        faithfulness(0.95 * p, p, y)
+
+
 def test_figures_do_not_depend_on_the_order_of_the_samples() -> None:
     """Also where log-odds tie, as those of probabilities in few digits do."""
     z, y = classifier(120, 3)

@@ -4,7 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any
 
@@ -216,6 +216,10 @@ class Network:
             )
         return tuple(x[:-extra]), tuple(x[-extra:])
 
+    def without_head(self, x: Inputs) -> tuple["Network", Inputs]:
+        """The network whose outputs are those that the head gets, and its inputs."""
+        return replace(self, head=None), self._split(x)[0]
+
     @contextmanager
     def modes(self, *, differentiable: bool = False, exact: bool = False) -> Iterator[None]:
         """The numerical modes that this precision asks for, for as long as the context lasts; none if `exact`.
@@ -297,15 +301,24 @@ def pick(returned: Any, outputs: Outputs) -> Tensor:
             raise InputError(
                 f"outputs={outputs!r} does not pick from what the model returns ({_form(returned)})."
             ) from e
-    elif isinstance(returned, Mapping) and isinstance(returned.get("logits"), Tensor):
-        returned = returned["logits"]
-    elif isinstance(getattr(returned, "logits", None), Tensor):
-        returned = returned.logits
+    else:
+        returned = only(returned)
     if not isinstance(returned, Tensor):
         raise InputError(
             f"the model returned {_form(returned)}; needed: one tensor. Pick it: outputs='key', outputs=0 or "
             "outputs=lambda r: …"
         )
+    return returned
+
+
+def only(returned: Any) -> Any:
+    """The logits of what a model returns, or what it holds if that is one thing alone; else what it returns."""
+    if isinstance(returned, Mapping) and isinstance(returned.get("logits"), Tensor):
+        return returned["logits"]
+    if isinstance(getattr(returned, "logits", None), Tensor):
+        return returned.logits
+    if isinstance(returned, (Mapping, tuple, list)) and len(returned) == 1:  # (logits,), {"scores": logits}
+        return next(iter(returned.values() if isinstance(returned, Mapping) else returned))
     return returned
 
 

@@ -7,7 +7,7 @@ norm is wrong in some layouts.
 """
 
 import traceback
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,11 @@ from .recorder import Key, Recorder, Tap
 from .rules import NoRule
 from .weights import dense
 
+# So many roundings a number may differ by that others cancelled in (heuristic; sums of some million terms).
+ROUNDINGS = 1000
+# By so much at least a difference that is rounding shrinks from float32 to float64 (heuristic; ε shrinks by 2e-9).
+SHRINKS = 1e-6
+
 
 def probe(network: Network, x: Inputs) -> tuple[Plan, bool]:
     """The plan for inputs like x, and whether two different samples were there to be certain of it."""
@@ -68,13 +73,14 @@ def probe(network: Network, x: Inputs) -> tuple[Plan, bool]:
         check_outputs(runs.out)
     except NonFiniteError as e:
         raise e.shifted(second_one - 1 if e.sample == 1 else 0) from None
-    if not close(runs.out, runs.again, narrowest):
+    if not close(runs.out, runs.again, narrowest) and not _only_rounded(network, pair, runs.out, runs.again, _again):
         raise ModelError(
             "the model gives different outputs for the same inputs, so it has no kernel. Turn its randomness off "
             "(model.eval(), or a fixed generator inside forward)."
         )
-    if certain:
-        check_independent(runs.out, torch.cat(runs.outs_alone), narrowest)
+    alone = torch.cat(runs.outs_alone)
+    if certain and not close(runs.out, alone, narrowest) and not _only_rounded(network, pair, runs.out, alone, _alone):
+        check_independent(runs.out, alone, narrowest)
     layouts, complete = runs.layouts()
     fallback = {k: f"used by {why}" for k, why in runs.both.unexplained.items()}
     plan = replace(
@@ -91,6 +97,53 @@ def probe(network: Network, x: Inputs) -> tuple[Plan, bool]:
     )
     size = float(runs.out.norm())
     return _verified(network, state, pair, plan, runs.bytes_saved, size, runs.both.routes), certain
+
+
+Rerun = Callable[[Callable[[Inputs], Tensor], Inputs], Tensor]
+
+
+def _again(run: Callable[[Inputs], Tensor], pair: Inputs) -> Tensor:
+    return run(pair)
+
+
+def _alone(run: Callable[[Inputs], Tensor], pair: Inputs) -> Tensor:
+    return torch.cat([run(_tree.take(pair, slice(k, k + 1))) for k in range(2)])
+
+
+def _only_rounded(network: Network, pair: Inputs, out: Tensor, other: Tensor, rerun: Rerun) -> bool:
+    """Whether the outputs of two samples and those of another run differ by rounding and nothing else.
+
+    A head may leave next to nothing of large outputs (logits that sum to 0), and then what is left is rounding. In
+    float64 that shrinks with ε, and what a model really makes of the other samples does not. In float64 itself, it is
+    what some roundings of the outputs before the head amount to.
+    """
+    if out.shape != other.shape:
+        return False
+    exact = replace(network, precision="float64")
+
+    def run(x: Inputs) -> Tensor:
+        with torch.enable_grad(), exact.modes(exact=True):  # hooks on activations want a graph
+            return exact(exact.state(), private(x)).detach()
+
+    try:
+        wide = _tree.cast(pair, torch.float64)
+        apart = float((run(wide) - rerun(run, wide)).abs().max())
+        if not _in_float64(network):
+            return apart <= SHRINKS * float((out - other).abs().max())
+        return network.head is not None and apart <= ROUNDINGS * torch.finfo(out.dtype).eps * _height(network, pair)
+    except (RuntimeError, TypeError, NotImplementedError):  # a model that insists on its own type
+        return False
+
+
+def _height(network: Network, pair: Inputs) -> float:
+    """The largest output before the head."""
+    plain, inputs = network.without_head(pair)
+    with torch.enable_grad(), network.modes(exact=True):
+        return float(plain(plain.state(), private(inputs)).detach().abs().max())
+
+
+def _in_float64(network: Network) -> bool:
+    return next(iter(network.state().values())).dtype == torch.float64
 
 
 def _from_torch(e: BaseException) -> bool:
@@ -268,9 +321,9 @@ def _checked_fallback(
 ) -> Plan:
     """torch.func where it agrees with autograd, then one sample at a time, then one in the company of another."""
 
-    def wrong(found: Mapping[str, Tensor], names: Iterable[str]) -> set[str]:
+    def wrong(found: Mapping[str, Tensor], names: Iterable[str], room: _Scale = scale) -> set[str]:
         blocks = {k: Dense(g) for k, g in found.items()}
-        return set(_disagree(blocks, {k: expected[k] for k in names}, unused, v, scale, plan.narrowest))
+        return set(_disagree(blocks, {k: expected[k] for k in names}, unused, v, room, plan.narrowest))
 
     names = list(plan.fallback)
     if not names:
@@ -282,9 +335,11 @@ def _checked_fallback(
     if not looped:
         return plan
     rest = [k for k in names if k in looped]
-    for company in (False, True):
-        if not wrong(jacobian_loop(network, state, pair, rest, company=company, shield=plan.shield), rest):
-            return replace(plan, looped=frozenset(rest), company=company)
+    for room in (scale, scale.cancelling(network, state, pair, plan.shield)):
+        for company in (False, True):
+            found = jacobian_loop(network, state, pair, rest, company=company, shield=plan.shield)
+            if not wrong(found, rest, room):
+                return replace(plan, looped=frozenset(rest), company=company)
     raise ModelError(
         f"two ways to take the gradient of {', '.join(rest)} by autograd disagree: the model is not a deterministic "
         "function of one sample."
@@ -353,17 +408,26 @@ class _Scale:
         rounding = {k: 1e3 * torch.finfo(g.dtype).eps * size / max(sizes[k], 1e-30) for k, g in expected.items()}
         return _Scale(total, {k: v if sizes[k] > 0 else 0.0 for k, v in rounding.items()})
 
+    def cancelling(self, network: Network, state: Params, pair: Inputs, shield: bool) -> "_Scale":
+        """The same with room for the rounding of gradients before the head, which may cancel in it."""
+        if network.head is None:
+            return self
+        plain, inputs = network.without_head(pair)
+        grads, _ = _reference(plain, state, inputs, None, shield)
+        room = {k: ROUNDINGS * torch.finfo(g.dtype).eps * float(g.norm()) for k, g in grads.items()}
+        return _Scale(self.total, {k: max(v, room[k]) for k, v in self.rounding.items()})
+
 
 def _only_rounding(network: Network, pair: Inputs, plan: Plan, v: Tensor) -> bool:
     """Whether the plan fits in float64. In fewer bits a ReLU whose input is almost 0 may open for one run and stay shut
-    for another, which no tolerance covers."""
-    if next(iter(network.state().values())).dtype == torch.float64:
+    for another, which no tolerance covers. Gradients that cancel in the head differ by roundings of those before it."""
+    if _in_float64(network) and network.head is None:
         return False
     exact = replace(network, precision="float64")
     try:
         state, wide = exact.state(), _tree.cast(pair, torch.float64)
         expected, unused = _reference(exact, state, wide, v, plan.shield)
-        scale = _Scale.of(exact, state, expected, 0.0)
+        scale = _Scale.of(exact, state, expected, 0.0).cancelling(exact, state, wide, plan.shield)
         ruled = {k: g for k, g in expected.items() if k not in plan.fallback}
         narrowest = record(exact, state, wide, plan, differentiable=False, half=False)[1].narrowest
         return not _disagree(by_rules(exact, state, wide, plan, exact=True), ruled, unused, v, scale, narrowest)
@@ -372,14 +436,15 @@ def _only_rounding(network: Network, pair: Inputs, plan: Plan, v: Tensor) -> boo
 
 
 def _reference(
-    network: Network, state: Params, pair: Inputs, v: Tensor, shield: bool
+    network: Network, state: Params, pair: Inputs, v: Tensor | None, shield: bool
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Jᵀv per sample by autograd [2, p], and the parameters that the outputs do not depend on."""
+    """Jᵀv per sample by autograd [2, p] (v as in `_verified`), and the parameters that the outputs do not depend on."""
     own = network.leaves(state, network.train)
     rows: dict[str, list[Tensor]] = {k: [] for k in own}
     reached: set[str] = set()
     with torch.enable_grad(), network.modes(exact=True), Plainly(shield):
         out = network({**state, **own}, private(pair))
+        v = torch.cos(torch.arange(1.0, out.shape[1] + 1)) if v is None else v
         for row in out:
             grads: Iterable[Any] = [None] * len(own)
             if out.requires_grad:

@@ -34,10 +34,9 @@ from ..surrogate import (
     log_odds,
 )
 from ..surrogate.faithful import levelled, rounding
-from .named import OF_TWO, TITLES, Grams, kernels
+from .named import OF_TWO, SUMS, TITLES, Grams, check_names, usable
 
 GIVEN = " Kernels were given, and are taken as they are; tg.decisions.logits_of makes logits for them."
-SUMS = ("pNTK", "proj-pNTK")  # of the outputs' sum
 # Up to this many samples all eigenvalues are shown, above it the largest 256 (heuristic: seconds of work).
 EVERY = 2500
 PICTURE = 240
@@ -59,6 +58,9 @@ class View:
     seconds: float
     flagged: Tensor | None = None  # [m] bool: test samples whose neighbours are mostly poisoned
 
+    def __repr__(self) -> str:
+        return f"View({self.name}: {self.faithfulness!r}, {self.attribution!r})"
+
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
@@ -78,6 +80,13 @@ class Decisions:
     poisoned_test: Tensor | None = None  # [m] bool
     outputs_are: Kind = "logits"
     outputs_said: str = ""
+
+    def __repr__(self) -> str:
+        taus = ", ".join(f"{v.name} τ_K {v.faithfulness.tau:.3f}" for v in self.views)
+        return (
+            f"Decisions({self.facts.get('model', 'network')}: {len(self.test)} test samples, "
+            f"{len(self.train)} to train, {len(self.train.classes)} classes, accuracy {self.accuracy:.1%}; {taus})"
+        )
 
     @property
     def accuracy(self) -> float:
@@ -139,7 +148,8 @@ def explain(
     """A faithful kernel surrogate of a trained classifier, and which training samples made each of its decisions.
 
     `train`, `test`: `tg.datasets.Labelled`, or (x, y). `kernels`: names of `tg.decisions.kernels`, or kernels by name
-    (default: all five; of two classes without pNTK, which then is trNTK). `outputs_are`: "logits", "probabilities" or
+    (default: all five; of two classes without pNTK, which then is trNTK; without Em or CK where the model has no such
+    hidden layer, and pNTK where it is 0, which the result says). `outputs_are`: "logits", "probabilities" or
     "log-probabilities" (default: found out from the training data and said in the result; a warning where in doubt).
     Named kernels and all figures are those of the logits, in whatever form the network has them; kernels that are given
     are taken as they are (`logits_of` makes logits for them). `reg`: a factor on the default of `tg.surrogate.fit`.
@@ -160,11 +170,13 @@ def explain(
     poisoned_train, poisoned_test = _mask(poisoned_train, known, "train"), _mask(poisoned_test, asked, "test")
     if not all(isinstance(v, int) and v >= 1 for v in (samples, nearest)) or not reg > 0:
         raise InputError(f"samples={samples}, nearest={nearest}, reg={reg}; needed: whole numbers from 1, and above 0.")
+    if not isinstance(kernels, Mapping):
+        _computable(model)
     x, z = _placed(model, known.x), _placed(model, asked.x)
     found = heads.learn(outputs, model, x, known.y, len(known.classes), outputs_are)
     logits = heads.logits(outputs, model, z, found)
-    chosen = _given(kernels) if isinstance(kernels, Mapping) else _named(model, kernels, found)
     given = isinstance(kernels, Mapping)
+    chosen, why = (_given(kernels), "") if isinstance(kernels, Mapping) else _named(model, kernels, found, x)
     work = _Work(
         known, asked, Grams(x, z, memory, progress, store), logits, reg, min(nearest, len(known)), poisoned_train,
         progress, TITLES if given else _titles(found), found.dtype,
@@ -172,7 +184,7 @@ def explain(
     views, shown = work.views(chosen, samples)
     facts = {"model": name or type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
     facts |= _facts(known, asked, shown, logits.device) | {"seconds": time.perf_counter() - begin}
-    said = found.said + (GIVEN if given and found.kind != "logits" else "")
+    said = " ".join(filter(None, [found.said + (GIVEN if given and found.kind != "logits" else ""), why]))
     return Decisions(known, asked, logits.cpu(), views, shown, facts, poisoned_train, poisoned_test, found.kind, said)
 
 
@@ -252,6 +264,16 @@ def logits_of(model: nn.Module, train: Any, *, outputs_are: Kind | None = None) 
     return LogitsOf(model, heads.learn(outputs, model, x, known.y, len(known.classes), outputs_are))
 
 
+def _computable(model: nn.Module) -> None:
+    """Refuse 16-bit parameters: named kernels are computed in the network's own type."""
+    for p in model.parameters():
+        if p.is_floating_point() and p.dtype not in (torch.float32, torch.float64):
+            raise InputError(
+                f"the model's parameters are {p.dtype}; needed: torch.float32 or torch.float64. Give model.float(), "
+                "and samples of that type (x.float())."
+            )
+
+
 def _placed(model: nn.Module, x: Inputs) -> Inputs:
     """The inputs where the model is, without their graph; refuses those of another type."""
     own = [p for p in model.parameters() if p.is_floating_point()]
@@ -279,18 +301,21 @@ def _titles(found: Outputs) -> dict[str, str]:
     return {k: v.replace("outputs", "centred logits") for k, v in TITLES.items()} if found.shifted else TITLES
 
 
-def _named(model: nn.Module, names: Any, found: Outputs) -> dict[str, Kernel]:
-    """The kernels asked for, of the network's logits; by default all that say something of their own."""
-    plain = found.kind == "logits" and found.columns != 2
-    made = kernels(model if plain else LogitsOf(model, found), names)
-    if names is None and (found.two or found.shifted):  # the sum of one log-odds is the trace; of shifted logits, 0
-        return {k: v for k, v in made.items() if k not in SUMS}
-    if found.shifted and (asked := [k for k in made if k in SUMS]):
+def _named(model: nn.Module, names: Any, found: Outputs, x: Inputs) -> tuple[dict[str, Kernel], str]:
+    """The kernels asked for, of the network's logits; by default all that say something of their own.
+
+    And why others do not.
+    """
+    asked = [] if names is None else [k for k in check_names(names) if k in SUMS]
+    if found.shifted and asked:
         raise InputError(
             f"{asked[0]} is the kernel of the logits' sum, which the network's {found.kind} do not tell. "
             f"{heads.WITHOUT} Or leave this kernel out."
         )
-    return made
+    plain = found.kind == "logits" and found.columns != 2
+    # The sum of one log-odds is the trace; of shifted logits, 0.
+    without = SUMS if found.two or found.shifted else ()
+    return usable(model if plain else LogitsOf(model, found), names, x, without)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,18 +3,21 @@
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from .. import _check
+from .. import _check, _tree
 from .._types import Inputs
 from ..combine import CosineKernel, cosine
-from ..errors import InputError
+from ..errors import InputError, ModelError
+from ..features import default_layers
 from ..gram import DenseGram, Gram
 from ..kernel import Kernel
+from ..network import unwrapped
 from ..ntk import conjugate_kernel, embedding_kernel, pseudo_ntk, trace_ntk
 from ..projection import Projected, projected
 from ..tiles.run import compute
@@ -37,6 +40,11 @@ OF_TWO = {
     "proj-trNTK": "cosine of the tangent kernel of the log-odds, projected to 10,240 dimensions",
     "proj-pNTK": "cosine of the tangent kernel of the log-odds, projected to 10,240 dimensions",
 }
+SUMS = ("pNTK", "proj-pNTK")  # of the outputs' sum
+HIDDEN = ("Em", "CK")
+VANISHES = "the outputs of a sample have the same sum whatever the parameters are, so this kernel, of their sum, is 0."
+# Samples on which kernels are tried; roundings of gradients that one may be made of and count as zero (heuristics).
+TRIED, ROUNDINGS = 8, 1000
 DEFAULT = ("trNTK", "trNTK⁰", "pNTK", "Em", "CK")
 
 
@@ -45,22 +53,75 @@ def kernels(model: nn.Module, names: Sequence[str] | str | None = None, **option
 
     All but trNTK⁰ are cosines. "trNTK0" is taken for "trNTK⁰". On demand: proj-trNTK, proj-pNTK.
 
-    >>> import torch
+    A model without hidden layers has no Em, one without linear or convolutional layers no CK: they are refused.
+
     >>> list(kernels(torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))))
     ['trNTK', 'trNTK⁰', 'pNTK', 'Em', 'CK']
     """
-    wanted = check_names(names)
+    made = _makers(model, options)
+    return {name: made[name]() for name in dict.fromkeys(check_names(names))}
+
+
+def usable(
+    model: nn.Module, names: Sequence[str] | str | None, x: Inputs, without: Sequence[str] = ()
+) -> tuple[dict[str, Kernel], str]:
+    """The kernels asked for, tried on some samples; refuses those that the model has none of.
+
+    By default (without those in `without`) these are left out, and why is said.
+    """
+    made, x, found, notes = _makers(model, {}), _tree.take(x, slice(0, TRIED)), dict[str, Kernel](), []
+    for name in dict.fromkeys(check_names(names)):
+        if names is None and name in without:
+            continue
+        if not (why := _missing(name, made, x)):
+            found[name] = made[name]()
+        elif names is None:
+            notes.append(f"{name} is left out: {why}")
+        else:
+            raise InputError(f"kernel {name}: {why} Name other kernels: kernels=['trNTK', …].")
+    return found, " ".join(notes)
+
+
+def _missing(name: str, made: Mapping[str, Callable[[], Kernel]], x: Inputs) -> str:
+    """Why the model has no such kernel, if so."""
+    if name in SUMS:
+        return VANISHES if _vanishes(made["pNTK"](), made["trNTK⁰"](), x) else ""
+    if name in HIDDEN:
+        try:
+            made[name]().diag(x)
+        except (InputError, ModelError) as e:
+            return str(e).removesuffix(" Name one: layer='…'.")
+    return ""
+
+
+def _makers(model: nn.Module, options: dict[str, Any]) -> dict[str, Callable[[], Kernel]]:
     trace = functools.cache(lambda: trace_ntk(model, **options))  # one object: its Gram is computed once for both
-    made: dict[str, Callable[[], Kernel]] = {
+    pseudo = functools.cache(lambda: pseudo_ntk(model, **options))
+    return {
         "trNTK": lambda: cosine(trace()),
         "trNTK⁰": trace,
-        "pNTK": lambda: cosine(pseudo_ntk(model, **options)),
-        "Em": lambda: cosine(embedding_kernel(model, **options)),
+        "pNTK": lambda: cosine(pseudo()),
+        "Em": lambda: cosine(_embedding(model, options)),
         "CK": lambda: cosine(conjugate_kernel(model, **options)),
         "proj-trNTK": lambda: cosine(projected(trace())),
-        "proj-pNTK": lambda: cosine(projected(pseudo_ntk(model, **options))),
+        "proj-pNTK": lambda: cosine(projected(pseudo())),
     }
-    return {name: made[name]() for name in dict.fromkeys(wanted)}
+
+
+def _embedding(model: nn.Module, options: dict[str, Any]) -> Kernel:
+    if not default_layers(unwrapped(model)[0]):
+        raise InputError("this model has no modules before its last, whose outputs Em compares.")
+    return embedding_kernel(model, **options)
+
+
+def _vanishes(pseudo: Kernel, trace: Kernel, x: Inputs) -> bool:
+    """Whether the gradients of the outputs' sum are the rounding of those of the outputs, and nothing else.
+
+    By the largest of some samples: those of a saturated softmax are rounding themselves.
+    """
+    assert isinstance(pseudo, CosineKernel)
+    small, large = pseudo.kernel.diag(x), trace.diag(x)
+    return float(small.max()) <= (ROUNDINGS * torch.finfo(small.dtype).eps) ** 2 * float(large.max())
 
 
 def check_names(names: Sequence[str] | str | None) -> list[str]:
@@ -81,7 +142,6 @@ def check_names(names: Sequence[str] | str | None) -> list[str]:
 class Grams:
     """Grams of the samples x and of z with x, by kernel; a kernel and its cosine share one computation.
 
-    >>> import torch
     >>> trace = trace_ntk(torch.nn.Linear(3, 2))
     >>> grams = Grams(torch.randn(5, 3), torch.randn(4, 3))
     >>> [tuple(g.shape) for g in (*grams(trace), *grams(cosine(trace)))]
@@ -102,10 +162,12 @@ class Grams:
             norms = {"training": own.diag(), "test": kernel.kernel.diag(self.asked[id(kernel.kernel)])}
             for which, each in norms.items():
                 if not bool((each > 0).all()):
-                    sample = int((~(each > 0)).nonzero()[0, 0])
+                    zero = (~(each > 0)).nonzero()[:, 0]
                     raise InputError(
-                        f"k(x, x) is not positive for {which} sample {sample}, so its cosine is undefined. Leave that "
-                        "sample out, or use a kernel without cosine (trNTK⁰)."
+                        f"k(x, x) is not positive for {len(zero)} of {len(each)} {which} samples (the first is sample "
+                        f"{int(zero[0])}), so their cosine is undefined: the network's parameters do not move its "
+                        "outputs there (clamped, rounded, or no unit is active). Leave these samples out, or use a "
+                        "kernel without cosine (trNTK⁰)."
                     )
             cosined: Gram = own.cosine()
             if own._in_memory:  # else it would divide at every product

@@ -19,17 +19,21 @@ from torch.overrides import TorchFunctionMode
 from .. import _check, _tree
 from .._types import Float, Inputs
 from ..errors import InputError, ModelError, TangencyWarning
-from ..network import pick, unwrapped
+from ..network import Network, pick, unwrapped
 
 Kind = Literal["logits", "probabilities", "log-probabilities"]
 Run = Callable[[nn.Module, Inputs], Tensor]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-# How far from 1 a row of probabilities may sum (heuristic: rounding in 16 bits, clamped probabilities).
-SUM = 1e-3
+# How far from 1 a row of c probabilities may sum: so much for each, up to MOST (heuristics: rounding in 16 bits or to
+# three decimals, clamped probabilities). Within NEARLY they may be meant for probabilities, which is said.
+SUM, MOST, NEARLY = 1e-3, 0.02, 0.1
 # Another reading of one output makes us doubt ours if it halves the errors on the training data and gains this much.
 GAIN = 0.1
 # Of 1 − p, so many roundings must be left for its logarithm to have two digits.
 ROUNDINGS = 100
+# Classes in another order make us doubt ours if they leave at most this part of the errors on the training data, and
+# the gain is so many standard deviations of chance (heuristics).
+ORDER, CHANCE = 1 / 5, 3
 WITHOUT = "Give the network without its last sigmoid or softmax: its logits."
 
 _ENDINGS: dict[Any, str] = {
@@ -48,6 +52,11 @@ _SHAPES = {
     Tensor.squeeze, torch.squeeze, Tensor.flatten, torch.flatten, Tensor.reshape, torch.reshape, Tensor.view,
     Tensor.select, torch.select, Tensor.__getitem__, Tensor.contiguous,
 }  # fmt: skip
+
+
+def sums_to_one(p: Float[Tensor, "n c"]) -> bool:
+    """Whether rows sum to 1, as far as rounded numbers do."""
+    return bool(((p.double().sum(1) - 1).abs() <= min(SUM * p.shape[1], MOST)).all())
 
 
 def check_kind(kind: str) -> None:
@@ -189,13 +198,15 @@ def read(out: Float[Tensor, "n q"], y: Tensor, given: Kind | None = None, seen: 
     >>> read(torch.tensor([[0.1], [0.8]]), torch.tensor([0, 1])).kind
     'probabilities'
     """
-    q = out.shape[1]
+    q, y = out.shape[1], y.to(out.device)
+    each = seen in _OF_ONE and q > 1
     seen = seen if seen is not None and (seen in _OF_ONE) == (q == 1) else None
     kind = given or _found(out, seen)
     if given is not None:
         _refuse_others(out, kind, "training")
     seen = seen if seen is not None and _KIND_OF[seen] == kind else None
-    doubt = "" if given is not None or seen is not None else _doubt(out, y.to(out.device), kind)
+    doubt = "" if given is not None or seen is not None else _doubt(out, y, kind, each)
+    doubt = doubt or _order(out, y, kind)
     said = " ".join(filter(None, [_said(out, kind, given, seen), doubt]))
     return Outputs(kind, q, seen, said, doubt, out.dtype)
 
@@ -213,8 +224,9 @@ def _fits(out: Tensor, kind: Kind) -> bool:
     if kind == "logits":
         return True
     p = out.double() if kind == "probabilities" else out.double().exp()
-    inside = bool((p >= 0).all()) and bool((p <= 1 + (SUM if out.shape[1] > 1 else 0)).all())
-    return inside and (out.shape[1] == 1 or bool(((p.sum(1) - 1).abs() <= SUM).all()))
+    if not bool((p >= 0).all()):
+        return False
+    return bool((p <= 1).all()) if out.shape[1] == 1 else sums_to_one(p)
 
 
 def _refuse_others(out: Tensor, kind: Kind, name: str) -> None:
@@ -255,15 +267,10 @@ def _said(out: Tensor, kind: Kind, given: Kind | None, seen: str | None) -> str:
     return f"The network's outputs are taken for {kind}: on all {n:,} training samples they {_WHY[kind]}.{shift}"
 
 
-def _doubt(out: Tensor, y: Tensor, kind: Kind) -> str:
-    """Why outputs, of which nothing but numbers is known, may be something else."""
+def _doubt(out: Tensor, y: Tensor, kind: Kind, each: bool) -> str:
+    """Why outputs, of which nothing but numbers is known, may be something else; `each`: sigmoids were seen."""
     if out.shape[1] > 1:
-        if kind == "logits" and bool(((out >= 0) & (out <= 1)).all()):
-            return (
-                "They all lie between 0 and 1 but their rows do not sum to 1: if they are sigmoids, each of its own, "
-                "give the network without these; if they are logits, say outputs_are='logits'."
-            )
-        return ""
+        return _doubt_of_rows(out, each) if kind == "logits" else ""
     found = out[:, 0].double()
 
     def right(threshold: float) -> float:
@@ -287,6 +294,41 @@ def _doubt(out: Tensor, y: Tensor, kind: Kind) -> str:
                 f"{right(threshold):.1%}: {words}; if it is a logit, say outputs_are='logits'."
             )
     return ""
+
+
+def _doubt_of_rows(out: Tensor, each: bool) -> str:
+    """Of several columns that are taken for logits."""
+    own = "sigmoids, each of its own, give the network without these; if they are logits, say outputs_are='logits'."
+    if not bool(((out >= 0) & (out <= 1)).all()):
+        return f"They were made by sigmoids or their logarithms: if they are {own}" if each else ""
+    if bool(((out.double().sum(1) - 1).abs() <= NEARLY).all()):
+        return (
+            "They all lie between 0 and 1 and their rows nearly sum to 1: if they are probabilities, give a network "
+            f"whose rows do (out / out.sum(1, keepdim=True)); if they are {own}"
+        )
+    return f"They all lie between 0 and 1 but their rows do not sum to 1: if they are {own}"
+
+
+def _order(out: Tensor, y: Tensor, kind: Kind) -> str:
+    """Whether the network is right far more often if its classes are taken in another order."""
+    half = {"logits": 0.0, "probabilities": 0.5, "log-probabilities": -math.log(2)}[kind]
+    said = (out[:, 0].double() > half).long() if out.shape[1] == 1 else out.argmax(1)
+    n, c = len(y), max(2, out.shape[1])
+    counts = torch.bincount(said * c + y, minlength=c * c).reshape(c, c)  # rows: what it says
+    used = (counts.sum(1) > 0).nonzero()[:, 0]
+    for_each = counts[used].argmax(1)
+    if len(used) < 2 or len(for_each.unique()) < len(used):
+        return ""
+    right, other = int(counts.diagonal().sum()), int(counts[used].amax(1).sum())
+    if other - right < CHANCE * n**0.5 or n - other > ORDER * (n - right):
+        return ""
+    moved = [(int(a), int(b)) for a, b in zip(used, for_each, strict=True) if int(a) != int(b)]
+    return (
+        f"So read, {right / n:.1%} of the training samples are right, in another order of the classes {other / n:.1%} ("
+        + _check.some([f"{a} for {b}" for a, b in moved])
+        + "): if the network numbers the classes otherwise than the data does, number the labels as it does, or put "
+        "its outputs into their order (of one output, change the sign of its logit)."
+    )
 
 
 def _lost(out: Tensor, known: Outputs, name: str) -> str:
@@ -314,6 +356,43 @@ def _lost(out: Tensor, known: Outputs, name: str) -> str:
     )
 
 
+def _clamped(model: nn.Module, x: Inputs, out: Tensor, known: Outputs, name: str) -> None:
+    """Refuse probabilities that were clamped or rounded: several samples share the largest or the smallest one, and
+    the parameters do not move it. Those of exactly 0 and 1 are `_lost`."""
+    if known.kind == "logits" or known.ending is not None:
+        return
+    p, fixed, ends = known.probabilities(out), torch.zeros_like(out, dtype=torch.bool), list[str]()
+    for end in (out.min(), out.max()):
+        there = out == end
+        sample, column = there.nonzero()[0].tolist()
+        certain = float(p[sample, column]) in (0.0, 1.0)
+        if (
+            int(there.any(1).sum()) > 1
+            and not certain
+            and _unmoved(model, _tree.take(x, slice(sample, sample + 1)), column)
+        ):
+            fixed, ends = fixed | there, [*ends, f"{float(p[sample, column]):.4g}"]
+    if ends:
+        raise InputError(
+            f"{int(fixed.any(1).sum())} of {len(out)} {name} samples have a probability of exactly {' or '.join(ends)} "
+            "that the network's parameters do not move: it was clamped or rounded, and its logit cannot be had back. "
+            f"{WITHOUT} (If these are logits: outputs_are='logits'.)"
+        )
+
+
+def _unmoved(model: nn.Module, x: Inputs, column: int) -> bool:
+    """Whether one output of one sample has a gradient, and it is zero."""
+    network = Network.of(model, train=lambda name, p: True)
+    state = network.state()
+    leaves = network.leaves(state, network.train)
+    with torch.enable_grad(), network.modes(exact=True):
+        out = network({**state, **leaves}, _tree.transform(lambda v: v.clone(), x))[0, column]
+        if not out.requires_grad:
+            return False
+        grads = torch.autograd.grad(out, list(leaves.values()), allow_unused=True)
+    return not any(g is not None and bool(g.to_dense().any()) for g in grads)
+
+
 def _finite(out: Tensor, kind: Kind | None) -> None:
     """Refuse what is not finite, but for the logarithm of a probability that has rounded to 0: `_lost` says more."""
     if (out.shape[1] == 1 and kind != "log-probabilities") or not _fits(out, "log-probabilities"):
@@ -334,6 +413,7 @@ def learn(run: Run, model: nn.Module, x: Inputs, y: Tensor, classes: int, given:
     _finite(out, given)
     known = read(out, y, given, ending(model, _tree.take(x, slice(0, 2))))
     lost = _lost(out, known, "training")
+    _clamped(model, x, out, known, "training")
     for note in filter(None, [known.doubt and known.said, lost]):
         warnings.warn(note, TangencyWarning, stacklevel=3)
     return known
@@ -347,5 +427,6 @@ def logits(run: Run, model: nn.Module, x: Inputs, known: Outputs) -> Float[Tenso
     _refuse_others(out, known.kind, "test")
     if note := _lost(out, known, "test"):
         warnings.warn(note, TangencyWarning, stacklevel=3)
+    _clamped(model, x, out, known, "test")
     z = known.logits(out.double()) if known.ending is None else run(LogitsOf(model, known), x).double()
     return torch.cat([-z, z], 1) / 2 if known.two else z
