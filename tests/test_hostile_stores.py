@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +338,10 @@ def test_a_pool_whose_process_was_killed(tmp_path: Path) -> None:
         pool.submit(die)
         with pytest.raises(tg.WorkerLost, match=r"executor is broken.*make a new executor"):
             again(tmp_path / "k", executor=pool)
+    done = ThreadPoolExecutor(1)
+    done.shutdown()
+    with pytest.raises(tg.WorkerLost, match=r"executor is broken .cannot schedule new futures after shutdown"):
+        again(tmp_path / "k", executor=done)
 
 
 def test_workers_given_inline_end_with_the_call() -> None:
@@ -570,7 +574,7 @@ def test_data_sets_that_change_are_refused(tmp_path: Path) -> None:
         with pytest.raises(tg.InputError, match=r"sample \d+ of x1 is not what it was.*switch augmentation off"):
             tg.compute(kernel, Noisy(), store=store, tile=5, progress=False)
     augmenting = tg.from_dataset(list(X), collate=lambda some: torch.stack(some) + torch.rand(1))
-    with pytest.raises(tg.InputError, match="is not what it was"):
+    with pytest.raises(tg.InputError, match="is not row 0 of the batch"):
         tg.compute(kernel, augmenting, tile=5, progress=False)
 
 
@@ -810,3 +814,64 @@ def test_the_command_line_looks_before_the_function_runs(
     ):
         assert main(["gram", *argv]) in (1, 2)
         assert what in capsys.readouterr().err
+
+
+def test_a_collate_that_sorts(tmp_path: Path) -> None:
+    def by_length(some: list[Tensor]) -> Tensor:
+        return torch.stack(sorted(some, key=lambda v: float(v.norm())))
+
+    for store in (None, tmp_path / "k"):
+        with pytest.raises(tg.InputError, match=r"item \d+ of the data set is not row \d+ of the batch"):
+            tg.compute(
+                tg.trace_ntk(nn.Linear(3, 2)), tg.from_dataset(list(X), collate=by_length), store=store, tile=5,
+                progress=False,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_no_sorting(side: str) -> None:
+    words = [torch.arange(1, 2 + k % 4) for k in range(12)]
+
+    def padded(some: list[Tensor]) -> Tensor:
+        return nn.utils.rnn.pad_sequence(some, batch_first=True, padding_side=side)
+
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.table(x).sum(1))
+
+    k = tg.trace_ntk(Bag(), train="head")
+    got = tg.compute(k, tg.from_dataset(words, collate=padded), tile=5, progress=False).dense()
+    torch.testing.assert_close(got, k(padded(words)))
+
+
+def test_a_model_changed_before_a_damaged_tile_is_made_again(copy: Path) -> None:
+    kernel = store_job.kernel()
+    gram = tg.compute(kernel, store_job.inputs(), store=copy, tile=50, progress=False)
+    path = copy / "c" / "1" / "2"
+    path.write_bytes(path.read_bytes()[:-1])
+    with torch.no_grad():
+        kernel.features.network.model[0].weight.mul_(1.1)
+    with pytest.raises(tg.StoreMismatch, match="kernel.weights"):
+        gram.dense()
+
+
+def test_an_unfinished_store_is_not_gone_on_with_by_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the witness sees no difference: tiles of two programs must not be mixed."""
+    torch.manual_seed(0)
+    model, path = Changing(), tmp_path / "k"
+    made = tg.compute(tg.trace_ntk(model), X, store=path, tile=5, progress=False)
+
+    def far(self: Changing, x: Tensor) -> Tensor:
+        h = self.helper(self.act(self.a(x))) ** self.power
+        return self.b(h) * self.config["layers"][0]["gain"] * SCALE * torch.where(x[:, :1] > 50, 2.0, 1.0)
+
+    monkeypatch.setattr(Changing, "forward", far)
+    with pytest.warns(tg.StoreWarning, match="look different"):
+        tg.compute(tg.trace_ntk(model), X, store=path, tile=5, progress=False)
+    made.store.discard(1, 2)  # type: ignore[attr-defined]
+    with pytest.raises(tg.StoreMismatch, match="code of Changing.forward"):
+        tg.compute(tg.trace_ntk(model), X, store=path, tile=5, progress=False)

@@ -23,6 +23,7 @@ from ..network import Network
 # How deep attributes of attributes are followed, the longest value that is kept as it is, and how many lines are kept
 # (heuristics).
 DEPTH, LONGEST, MOST = 6, 40, 300
+FUNCTION = "function"
 CHANGES = "(changes)"  # what a run itself changes: counters, caches
 _OWN = set(vars(nn.Module()))  # what every module has
 _SIMPLE = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -145,7 +146,7 @@ class Looks:
         elif isinstance(value, functools.partial):
             yield self._text((value.func, value.args, value.keywords), depth)
         elif (code := _code(value)) is not None:
-            yield f"function {_short(''.join(_instructions(code, _plain(value))) + self._closure(value, depth))}"
+            yield f"{FUNCTION} {_short(''.join(_instructions(code, _plain(value))) + self._closure(value, depth))}"
         elif depth <= 0 or isinstance(value, nn.Module):
             yield type(value).__name__
         elif isinstance(value, Mapping):

@@ -55,9 +55,11 @@ def connect(executor: Any) -> Iterator[tuple[Submit, Callable[[], int]]]:
     with own as live:
         try:
             yield live.submit, lambda: int(getattr(live, "workers", 0) or getattr(live, "_max_workers", 0) or 8)
-        except BrokenExecutor as e:  # a pool of processes does not outlive one of them
+        except RuntimeError as e:  # a pool of processes does not outlive one of them
+            if not isinstance(e, BrokenExecutor) and "after shutdown" not in str(e):
+                raise
             raise WorkerLost(
-                f"the executor is broken: {e} What was finished is safe in the store, if there is one: make a new "
+                f"the executor is broken ({e}). What was finished is safe in the store, if there is one: make a new "
                 "executor and call again. tg.Workers replaces processes that die."
             ) from e
 

@@ -136,6 +136,9 @@ def _check(said: Manifest) -> None:
     for name in ("kernel", "inputs", "witness", "versions"):
         if not isinstance(said[name], dict):
             raise TypeError(f"{name} is a {type(said[name]).__name__}")
+    for part in ("entries", "outputs", "code"):
+        if not isinstance(said["witness"].get(part, {}), dict):
+            raise TypeError(f"the witness's {part} are no dict")
     if not isinstance(said["kernel"]["kernel"], str):
         raise TypeError("the kernel has no name")
     if plan_of(said).count > MOST_TILES:

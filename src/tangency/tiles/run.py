@@ -13,11 +13,19 @@ from torch import Tensor
 from .. import _check, _tree
 from .._progress import bar
 from .._types import Inputs
-from ..errors import InputError, MemoryBudgetError, PerformanceWarning, StoreError, StoreWarning
+from ..errors import (
+    InputError,
+    MemoryBudgetError,
+    PerformanceWarning,
+    StoreError,
+    StoreMismatch,
+    StoreWarning,
+    WorkerLost,
+)
 from ..gram import Gram
 from ..kernel import Kernel, all_finite
 from .executors import check, connect, results
-from .manifest import MOST_TILES, manifest
+from .manifest import MOST_TILES, differences, manifest
 from .plan import Footprint, Task, TilePlan, grouped, plan
 from .shelf import shelf
 from .source import Source, Watched, batch, source
@@ -127,7 +135,15 @@ class Run:
         cut = replace(store.plan, symmetric=self.y is None)
         now = manifest(*job, store.shape(self.n, self.m), store.dtype, cut, {})
         store.require_same({k: now[k] for k in ("kernel", "inputs", "shape", "symmetric", "versions")}, tile)
-        require_witness(store.url, store.manifest, self.witness, precision(job[0]))
+        require_witness(store.url, store.manifest, self.witness, precision(job[0]), whole=store.complete)
+
+    def _still(self, store: Store) -> None:
+        """Refuse to make a tile with a model that was changed since the store was opened."""
+        spec = self.kernel.spec()
+        different = differences(store.manifest["kernel"], spec)
+        if different:
+            raise StoreMismatch(store.url, {f"kernel.{k}": pair for k, pair in different.items()})
+        require_witness(store.url, store.manifest, witness(self.kernel, self.samples), precision(spec), whole=False)
 
     @cached_property
     def samples(self) -> list[Sample]:
@@ -180,6 +196,8 @@ class Run:
             most = max(1, min(16 * cut.group, len(missing) // (4 * workers())))
             tasks = ((perform, job, task, self._inputs(cut, task)) for task in cut.tasks(missing, most, target.first))
             for tiles in results(submit, tasks, workers):
+                if not isinstance(tiles, list):
+                    raise WorkerLost(f"the executor returned a {type(tiles).__name__} in place of a task's tiles.")
                 for i, j, tile in tiles:
                     target.put(i, j, torch.from_numpy(tile))
                     step(1)
@@ -211,6 +229,7 @@ class Run:
         """How a damaged tile is made anew."""
 
         def heal(i: int, j: int, why: Exception) -> Tensor:
+            self._still(store)
             warnings.warn(f"{why} It was computed again.", StoreWarning, stacklevel=2)
             tile = self.one(store.plan, i, j)
             try:

@@ -111,6 +111,8 @@ class Items(Samples):
 
         def fingerprints() -> np.ndarray:
             alone = [taken] if len(items) == 1 else [self._collated([item], block) for item in items]
+            for k, x in enumerate(alone if len(items) > 1 else ()):
+                _same_row(taken, x, k, block.start + k)
             return np.array([_fingerprint(x) for x in alone], np.int64)
 
         return taken, fingerprints
@@ -299,6 +301,24 @@ def _leaves(form: Any) -> Iterator[tuple[str, Any]]:
 
 def _values(form: Any) -> Iterator[tuple[str, Any]]:
     return ((name, v) for name, v in _items(form) if not _sliced(v))
+
+
+def _same_row(batch: Any, alone: Any, k: int, number: int) -> None:
+    """Refuse a batch whose row k is not what item k gives alone, padded or not: collate may have sorted the items."""
+    for (label, rows), (_, row) in zip(_leaves(batch), _leaves(alone), strict=False):
+        if len(row.shape) < 1 or len(rows.shape) != len(row.shape) or rows.shape[0] <= k or row.shape[0] != 1:
+            continue  # the kernel says what it thinks of that
+        one, own = torch.as_tensor(rows[k]), torch.as_tensor(row[0])
+        if any(a < b for a, b in zip(one.shape, own.shape, strict=True)):
+            continue
+        front = one[tuple(slice(0, s) for s in own.shape)]
+        back = one[tuple(slice(size - s, size) for size, s in zip(one.shape, own.shape, strict=True))]
+        if not any(torch.equal(part.nan_to_num(), own.nan_to_num()) for part in (front, back)):
+            raise InputError(
+                f"item {number} of the data set is not row {k} of the batch that collate makes of its block"
+                f"{f' ({label})' if label else ''}: alone it gives other numbers. A collate function must make one row "
+                "of each item, in their order, whatever else is in the batch."
+            )
 
 
 def _fingerprints(leaves: list[Any]) -> np.ndarray:

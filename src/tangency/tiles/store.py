@@ -186,7 +186,9 @@ class Store:
 
     def require_space(self, tiles: int) -> None:
         """Refuse before the work if the disk cannot hold the tiles that are still to come."""
-        need, free = tiles * int(np.prod(self.chunk)) * self.dtype.itemsize, self.shelf.free()
+        need = tiles * int(np.prod(self.chunk)) * self.dtype.itemsize
+        with _told(self.url, "written"):
+            free = self.shelf.free()
         if free is not None and need > free:
             raise StoreError(
                 f"{self.url} needs {need / 1e9:.3g} GB more and the disk has {free / 1e9:.3g} GB free. Free some, or "
