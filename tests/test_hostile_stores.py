@@ -875,3 +875,47 @@ def test_an_unfinished_store_is_not_gone_on_with_by_other_code(tmp_path: Path, m
     made.store.discard(1, 2)  # type: ignore[attr-defined]
     with pytest.raises(tg.StoreMismatch, match="code of Changing.forward"):
         tg.compute(tg.trace_ntk(model), X, store=path, tile=5, progress=False)
+
+
+def test_weights_that_change_during_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tile that the changed model made may stay under the manifest of the old one."""
+    kernel, write = store_job.kernel(), Store.write
+    model = kernel.features.network.model  # type: ignore[attr-defined]
+
+    def changing(self: Store, i: int, j: int, tile: np.ndarray) -> None:
+        write(self, i, j, tile)
+        if (i, j) == (1, 1):
+            with torch.no_grad():
+                model[0].weight.add_(0.1)
+
+    monkeypatch.setattr(Store, "write", changing)
+    with pytest.raises(tg.StoreMismatch, match="kernel.weights"):
+        tg.compute(kernel, store_job.inputs(), store=tmp_path / "k", tile=50, progress=False)
+    monkeypatch.undo()
+    assert tg.open_gram(tmp_path / "k").progress == (0, 10)
+    assert torch.equal(again(tmp_path / "k").dense(), again(None).dense())
+
+
+def test_an_array_that_changes_while_tasks_wait(tmp_path: Path) -> None:
+    """Blocks are copies: what was looked at is what is used."""
+    x = store_job.inputs().numpy().copy()
+    want = again(None).dense()
+
+    class Late:
+        """Runs a task only when its result is asked for."""
+
+        def submit(self, f: Callable[..., Any], *args: Any) -> Any:
+            class Waiting:
+                def result(self) -> Any:
+                    x[:] = 0
+                    return f(*args)
+
+            return Waiting()
+
+    try:
+        got = tg.compute(store_job.kernel(), x, store=tmp_path / "k", tile=50, executor=Late(), progress=False)
+    except tg.InputError as e:
+        assert "is not what it was" in str(e)  # noqa: PT017
+        assert (tg.open_gram(tmp_path / "k")[:50, :50] - want[:50, :50]).abs().max() < 1e-6
+    else:
+        assert torch.equal(got.dense(), want)

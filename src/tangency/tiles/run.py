@@ -119,9 +119,9 @@ class Run:
             store = Store.create(place, said, self.function)
         self._same(store, job, tile)
         if store.complete:
-            return Stored(store, store.plan, self.again(store))
+            return Stored(store, store.plan, self.again(store), self._still)
         cut = grouped(store.plan, self.memory, replace(self.size, result=0))
-        return Stored(store, cut, self.again(store))
+        return Stored(store, cut, self.again(store), self._still)
 
     def require_same(self, store: Store) -> None:
         """Refuse a store that holds something else."""

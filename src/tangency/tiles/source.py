@@ -276,9 +276,10 @@ def _mapped(f: Callable[[Any], Any], form: Any) -> Any:
 
 
 def _cut(v: Any, block: slice) -> Tensor:
+    """A copy: what is changed after it was looked at must not be what is used."""
     if isinstance(v, Tensor):
-        return v[block].detach()
-    taken = _tensor(v[block])
+        return v[block].detach().clone()
+    taken = _tensor(np.array(v[block]))
     _release(v)
     return taken
 

@@ -4,13 +4,14 @@ import secrets
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import IncompleteGram, MemoryBudgetError, StoreWarning, TangencyError, WorkerLost
+from ..errors import IncompleteGram, MemoryBudgetError, StoreMismatch, StoreWarning, TangencyError, WorkerLost
 from ..gram import DenseGram, Gram, mirror, place
 from ..kernel import all_finite
 from .plan import TilePlan
@@ -145,13 +146,14 @@ class InMemory(Target):
 class Stored(Target):
     """A store. Tiles are copied and written while the next ones are computed."""
 
-    def __init__(self, store: Store, cut: TilePlan, heal: Heal) -> None:
-        self.store, self.cut, self.heal = store, cut, heal
+    def __init__(self, store: Store, cut: TilePlan, heal: Heal, still: Callable[[Store], None]) -> None:
+        self.store, self.cut, self.heal, self.still = store, cut, heal, still
         self._begun: bool | None = None
         self._copies: deque[tuple[At, Tensor, Any]] = deque()
         self._writing: deque[Future[None]] = deque()
         self._pool: ThreadPoolExecutor | None = None
         self._bad: At | None = None
+        self._put: set[At] = set()
 
     def missing(self) -> set[At]:
         """What is not there or does not match its checksum. In a finished store the checksums wait until it is read."""
@@ -197,6 +199,7 @@ class Stored(Target):
         while len(self._writing) >= QUEUE:
             self._writing.popleft().result()
         assert self._pool is not None
+        self._put.add(at)
         self._writing.append(self._pool.submit(self.store.write, *at, tile.numpy()))
 
     @property
@@ -205,6 +208,16 @@ class Stored(Target):
 
     def gram(self) -> Gram:
         return StoredGram(self.store, self.heal)
+
+    def require_all(self) -> None:
+        """Also that the kernel is still what it was: tiles that another one made are taken out again."""
+        super().require_all()
+        try:
+            self.still(self.store)
+        except StoreMismatch:
+            for at in self._put:
+                self.store.discard(*at)
+            raise
 
     def smaller(self) -> int:
         if self.finished():

@@ -141,5 +141,7 @@ def _numbers(t: Tensor) -> list[float | None]:
 def _close(was: Any, now: list[float | None], bound: float) -> bool:
     if not isinstance(was, list) or len(was) != len(now):
         return False
+    if not all(v is None or isinstance(v, (int, float)) for v in was):
+        return False
     pairs = zip(was, now, strict=True)
     return all(a is b if a is None or b is None else abs(a - b) <= bound for a, b in pairs)
