@@ -78,7 +78,7 @@ class StoreMismatch(StoreError, ValueError):
             f"{store} holds another Gram matrix; these differ:\n"
             + "\n".join(lines)
             + "\nGive what it was begun with, or "
-            "another store=."
+            "another store=. tg.open_gram reads it as it is."
         )
         self.store, self.fields = store, dict(fields)
 

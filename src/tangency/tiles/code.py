@@ -51,6 +51,13 @@ def lasting(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, st
     return {k: v if after.get(k) == v else CHANGES for k, v in before.items()}
 
 
+def rewritten(look: str, other: str) -> bool:
+    """Whether two looks are those of functions that do other things, whatever they bring along."""
+    return (
+        look.startswith(FUNCTION) and other.startswith(FUNCTION) and look.split(" over ")[0] != other.split(" over ")[0]
+    )
+
+
 class Looks:
     """Everything is looked at once, however often it is met."""
 
@@ -146,7 +153,8 @@ class Looks:
         elif isinstance(value, functools.partial):
             yield self._text((value.func, value.args, value.keywords), depth)
         elif (code := _code(value)) is not None:
-            yield f"{FUNCTION} {_short(''.join(_instructions(code, _plain(value))) + self._closure(value, depth))}"
+            yield f"{FUNCTION} {_short(''.join(_instructions(code, _plain(value))))}"
+            yield self._closure(value, depth)
         elif depth <= 0 or isinstance(value, nn.Module):
             yield type(value).__name__
         elif isinstance(value, Mapping):
@@ -163,9 +171,11 @@ class Looks:
                 yield self._text({n: getattr(value, n, None) for n in names}, depth - 1)
 
     def _closure(self, f: Any, depth: int) -> str:
+        """What a function brings along: the values that it closes over, and its defaults."""
         plain = _plain(f)
         cells = [c.cell_contents for c in getattr(plain, "__closure__", None) or () if _filled(c)]
-        return self._text([*cells, *(getattr(plain, "__defaults__", None) or ())], depth - 1) if depth > 0 else ""
+        held = [*cells, *(getattr(plain, "__defaults__", None) or ())]
+        return f" over {_short(self._text(held, depth - 1))}" if held and depth > 0 else ""
 
 
 _HELD = (*_SIMPLE, tuple, list, dict, set, frozenset, Tensor, np.ndarray, functools.partial)

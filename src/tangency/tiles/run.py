@@ -135,7 +135,7 @@ class Run:
         cut = replace(store.plan, symmetric=self.y is None)
         now = manifest(*job, store.shape(self.n, self.m), store.dtype, cut, {})
         store.require_same({k: now[k] for k in ("kernel", "inputs", "shape", "symmetric", "versions")}, tile)
-        require_witness(store.url, store.manifest, self.witness, precision(job[0]), whole=store.complete)
+        require_witness(store.url, store.manifest, self.witness, precision(job[0]))
 
     def _still(self, store: Store) -> None:
         """Refuse to make a tile with a model that was changed since the store was opened."""
@@ -143,7 +143,7 @@ class Run:
         different = differences(store.manifest["kernel"], spec)
         if different:
             raise StoreMismatch(store.url, {f"kernel.{k}": pair for k, pair in different.items()})
-        require_witness(store.url, store.manifest, witness(self.kernel, self.samples), precision(spec), whole=False)
+        require_witness(store.url, store.manifest, witness(self.kernel, self.samples), precision(spec))
 
     @cached_property
     def samples(self) -> list[Sample]:

@@ -19,7 +19,7 @@ from .._types import Inputs
 from ..errors import StoreMismatch, StoreWarning
 from ..kernel import Kernel
 from ..network import Network
-from .code import CHANGES, FUNCTION, described, lasting
+from .code import CHANGES, described, lasting, rewritten
 from .manifest import differences
 from .source import batch
 
@@ -78,22 +78,20 @@ def changed(was: Mapping[str, Any], now: Mapping[str, Any], precision: str) -> d
     return found
 
 
-def require_witness(
-    store: str, said: Mapping[str, Any], now: Mapping[str, Any], precision: str, *, whole: bool
-) -> None:
-    """Refuse a store whose kernel gave other numbers, and one that is not whole yet if functions look different: tiles
-    of two programs must not be mixed. Otherwise, say what looks different."""
+def require_witness(store: str, said: Mapping[str, Any], now: Mapping[str, Any], precision: str) -> None:
+    """Refuse a store whose kernel gave other numbers, or whose functions were other ones: a few samples do not tell
+    what these do to the rest. If only values look different, say so."""
     was = said["witness"]
     looks = recoded(was.get("code", {}), now["code"])
     lines = {f"code of {name}": pair for name, pair in looks.items()}
     if numbers := changed(was, now, precision):
         raise StoreMismatch(store, dict(islice(numbers.items(), 4)) | lines)  # more numbers say no more
-    if not whole and any(FUNCTION in str(side) for pair in looks.values() for side in pair):
-        raise StoreMismatch(store, lines)
+    if any(rewritten(str(then), str(here)) for then, here in looks.values()):
+        raise StoreMismatch(store, lines | {"numbers at the samples looked at": ("the same", "the same")})
     if looks:
         first = "; ".join(f"{name}: {then} → {here}" for name, (then, here) in list(looks.items())[:3])
         warnings.warn(
-            f"{store} was begun with a model whose code or attributes look different ({first}"
+            f"{store} was begun with a model whose attributes or globals look different ({first}"
             f"{'; …' if len(looks) > 3 else ''}); at the samples that were looked at, its outputs and kernel are the "
             "same. If others may differ, give another store=.",
             StoreWarning,
