@@ -182,5 +182,5 @@ def test_the_command_line(cluster: Any, tmp_path: Path, monkeypatch: pytest.Monk
     )
     monkeypatch.chdir(tmp_path)
     assert main(["gram", "ray_job:make", "--store", "k", "--tile", "16", "--ray", cluster.address]) == 0
-    assert main(["verify", "k", "--sample", "5"]) == 0
+    assert main(["verify", "k", "ray_job:make", "--sample", "5"]) == 0
     assert not ray.is_initialized()
