@@ -431,7 +431,7 @@ def summary(seed: int, cases: list[Case]) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     cells = {(row["harm"], row["executor"]): " / ".join(str(row[o]) for o in OUTCOMES) for row in rows}
-    lines = [("equal / refused / faults", *EXECUTORS)]
+    lines = [("equal / warned / refused / faults", *EXECUTORS)]
     lines += [(kind, *(cells.get((kind, e), "") for e in EXECUTORS)) for kind in dict.fromkeys(k for k, _ in cells)]
     return "\n".join(f"{line[0]:34}" + "".join(f"{cell:>16}" for cell in line[1:]) for line in lines)
 
