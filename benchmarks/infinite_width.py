@@ -3,8 +3,8 @@
     python benchmarks/infinite_width.py
 
 Width: one and two hidden layers of m = 64 … 4096 tanh or ReLU units and a CNN of 16 … 256 channels, 32 seeds at the
-start (CNN: 128), 8 in training (two hidden layers, f₀ as drawn and f₀ = 0), against 001 (18). Depth: κ(Θ) and the mean
-predictor of tanh-like (erf) and ReLU networks up to 100 layers over σ_w², inputs of equal norm.
+start (CNN: 128), 8 in training (two hidden layers, f₀ as drawn and f₀ = 0), against Cagnetta et al. 2023 (18).
+Depth: κ(Θ) and the mean predictor of tanh-like (erf) and ReLU networks up to 100 layers over σ_w²; inputs of one norm.
 Writes results/infinite_width.json, results/infinite_width.png and results/infinite_phase.png.
 """
 

@@ -1,4 +1,6 @@
-"""How linear training is as networks grow wider: 002's bounds and 001 (18), measured beside the bound.
+"""How linear training is as networks grow wider, measured beside the bounds.
+
+Of Sutherland 2023 and of Cagnetta et al. 2023 (18).
 
     python benchmarks/width.py
 

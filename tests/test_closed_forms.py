@@ -35,7 +35,7 @@ def test_two_layer_ntk_and_ck(name: str) -> None:
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_two_layer_ntk_as_a_sum_over_neurons(name: str) -> None:
-    """001 (16): K(x, x') = c/m Σᵢ [σ(wᵢx/√d)σ(wᵢx'/√d) + vᵢ² σ'(wᵢx/√d)σ'(wᵢx'/√d) x·x'/d], with c = 2 in f."""
+    """Cagnetta et al. 2023 (16): K(x, x') = c/m Σᵢ [σ(wᵢx/√d)σ(wᵢx'/√d) + vᵢ² σ'(wᵢx/√d)σ'(wᵢx'/√d) x·x'/d], c = 2."""
     act, slope = ACTIVATIONS[name]
     d, m, c = 5, 11, 2.0
 
@@ -75,7 +75,7 @@ def test_ntk_is_ck_plus_the_rest() -> None:
 
 
 def test_pseudo_ntk_tends_to_the_full_one_with_width() -> None:
-    """002 "Pseudo-NTK": ‖Θ − pNTK ⊗ I‖/‖Θ‖ falls as 1/√width; K3's λmax too."""
+    """Sutherland 2023, "Pseudo-NTK": ‖Θ − pNTK ⊗ I‖/‖Θ‖ falls as 1/√width; K3's λmax too."""
     x = torch.randn(12, 6, dtype=torch.float64)
     norms, tops, widths = [], [], [64, 256, 1024, 4096]
     for width in widths:

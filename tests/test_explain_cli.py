@@ -184,17 +184,19 @@ def test_help_names_every_command_and_the_first_steps(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_experiment_runs_in_its_quick_form_and_is_not_repeated(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     argv = ["reproduce", name, "--quick", "--seeds", "2", "--out", str(tmp_path), "--json"]
     assert main(argv) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["rows"]
     assert {"device", "torch", "command"} <= set(first)
+    measured: list[str] = []
+    monkeypatch.setattr(Kept, "__setitem__", lambda self, key, row: measured.append(key))
     assert main(argv) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["rows"] == first["rows"]
-    assert again["seconds"] < max(1.0, first["seconds"])
+    assert not measured
 
 
 def test_an_experiment_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +263,6 @@ def test_the_demo_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["demo", "--out", str(tmp_path / "demo"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["network_accuracy"] > 0.94
-    assert found["seconds"] < 90
     assert max(k["tau"] for k in found["kernels"].values()) > 0.6
     size = Path(found["report"]).stat().st_size
     assert 100_000 < size < 8_000_000

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -680,13 +679,9 @@ def large(s: int = 500, n: int = 50_000, kernels: int = 5, k: int = 8) -> Decisi
 
 def test_a_large_page_stays_below_its_limit(show: Opener, tmp_path: Path) -> None:
     d = large()
-    start = time.perf_counter()
     path = report.write(d, tmp_path / "large")
-    took = time.perf_counter() - start
-    print(f"{path.stat().st_size:,} bytes in {took:.1f} s")
     assert path == tmp_path / "large" / "report.html"
     assert path.stat().st_size <= 8_000_000
-    assert took < 20  # 3 s on a quiet machine; others may share it
     page = show(path)
     assert "2,000 of 10,000 test samples" in page.inner_text("#faithful")
     similar = d.views[0].attribution.similar[0].tolist()

@@ -1,7 +1,6 @@
 """Surrogates against autograd, scipy and scikit-learn; Kendall's τ against scipy and its definition; faithfulness."""
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,19 +235,14 @@ def test_kendall_sees_order_alone(n: int, levels: int, seed: int) -> None:
         assert float(kendall(u, v)) == pytest.approx(sign * want, abs=1e-14, nan_ok=True)
 
 
-def test_kendall_of_a_hundred_thousand_points_takes_less_than_a_second() -> None:
+def test_kendall_of_a_hundred_thousand_points_is_scipys() -> None:
+    """By pairs it would take 10¹⁰ of them."""
     rng = np.random.default_rng(0)
     for a, b in (
         (rng.normal(size=10**5), rng.normal(size=10**5)),
         (rng.integers(0, 9, 10**5), rng.integers(0, 1000, 10**5)),
     ):
-        took = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            got = float(kendall(a, b))
-            took.append(time.perf_counter() - begin)
-        assert got == pytest.approx(scipy.stats.kendalltau(a, b).statistic, abs=1e-12)
-        assert min(took) < 1
+        assert float(kendall(a, b)) == pytest.approx(scipy.stats.kendalltau(a, b).statistic, abs=1e-12)
 
 
 @pytest.mark.parametrize(

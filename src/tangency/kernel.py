@@ -7,8 +7,9 @@ from two prepared batches. Everything downstream uses only these two.
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any, ClassVar
 
 import torch
@@ -275,7 +276,8 @@ def describe(thing: object) -> Any:
         return list(thing)
     h = hashlib.sha256()
     if getattr(thing, "__code__", None) is not None:
-        _hash_code(h, thing.__code__)  # type: ignore[attr-defined]
+        for part in instructions(thing.__code__):  # type: ignore[attr-defined]
+            h.update(part.encode())
         cells = [c.cell_contents for c in getattr(thing, "__closure__", None) or ()]
         for v in (*cells, *(getattr(thing, "__defaults__", None) or ())):
             h.update(digest({"": v}).encode() if isinstance(v, Tensor) else _stable(v).encode())
@@ -285,15 +287,20 @@ def describe(thing: object) -> Any:
     return f"{getattr(thing, '__module__', '')}.{name}:{h.hexdigest()[:8]}"
 
 
-def _hash_code(h: Any, code: Any) -> None:
-    h.update(code.co_code + repr((code.co_names, code.co_varnames)).encode())
-    for v in code.co_consts:
-        if hasattr(v, "co_code"):  # a function inside
-            _hash_code(h, v)
-        else:
-            h.update(_stable(v).encode())
+def instructions(code: CodeType, doc: str | None = None) -> Iterator[str]:
+    """What some code does, in pieces to hash: the same in every process, and without its docstring if that is given."""
+    yield hashlib.sha256(code.co_code + repr((code.co_names, code.co_varnames)).encode()).hexdigest()[:16]
+    for k, v in enumerate(code.co_consts):
+        if isinstance(v, CodeType):  # a function inside
+            yield from instructions(v)
+        elif k or doc is None or v != doc:
+            yield _stable(v)
 
 
 def _stable(thing: object) -> str:
-    """repr without addresses, which are another each time."""
+    """repr without what is another each time: addresses, and the order of sets."""
+    if isinstance(thing, (set, frozenset)):
+        return "{" + ", ".join(sorted(map(_stable, thing))) + "}"
+    if type(thing) is tuple:
+        return "(" + ", ".join(map(_stable, thing)) + ")"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))

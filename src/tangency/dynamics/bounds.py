@@ -37,7 +37,7 @@ class LazyRun:
     drift: Float[Tensor, " t"]
     error: Float[Tensor, " t"]
     smallest: Float[Tensor, " t"]
-    lipschitz: float  # K of 001 (18), measured: max of ‖J_t‖_F and √m·‖J_t − J_0‖_F/‖θ_t − θ_0‖
+    lipschitz: float  # K of Cagnetta et al. 2023 (18), measured: max of ‖J_t‖_F and √m·‖J_t − J_0‖_F/‖θ_t − θ_0‖
     lr: float
     width: int
     reach: float  # β·max‖x‖²·max|a|
@@ -45,9 +45,10 @@ class LazyRun:
     def bounds(self) -> Mapping[str, tuple[Tensor, Tensor]]:
         """(measured, bound) at each recorded step.
 
-        "linearization": |f − f_lin| ≤ β/(2√m)·‖w − w_0‖² (002, one hidden layer, its weights alone trained).
-        "movement": ‖w_t − w_0‖ ≤ ‖f_0 − y‖/σ_min(Φ), σ_min the smallest on the way (002).
-        "loss", "parameters", "kernel": 001 (18) in the NTK parametrisation, R_0 = ‖f_0 − y‖, with K as measured:
+        "linearization": |f − f_lin| ≤ β/(2√m)·‖w − w_0‖² (Sutherland 2023; one hidden layer, it alone trained).
+        "movement": ‖w_t − w_0‖ ≤ ‖f_0 − y‖/σ_min(Φ), σ_min the smallest on the way (Sutherland 2023).
+        "loss", "parameters", "kernel": Cagnetta et al. 2023 (18) in the NTK parametrisation, R_0 = ‖f_0 − y‖, with K as
+        measured:
         ‖f_t − y‖² ≤ e^{−2·lr·λ·t/3} R_0², ‖θ_t − θ_0‖ ≤ 3KR_0/λ·(1 − e^{−lr·λ·t/3}), ‖Θ_t − Θ_0‖ ≤ 6K³R_0/λ·m^{−½},
         λ = λ_min(Θ_0). These three are for wide networks: "large m, with high probability".
         """
@@ -62,7 +63,9 @@ class LazyRun:
 def lazy_bounds(
     time: Tensor, error: Tensor, moved: Tensor, drift: Tensor, low: float, lipschitz: float, width: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """001 (18) as (measured, bound) at each time lr·t: `error` ‖f_t − y‖ from t = 0 on, `low` λ_min, `lipschitz` K.
+    """Cagnetta et al. 2023 (18) as (measured, bound) at each time lr·t.
+
+    `error`: ‖f_t − y‖ from t = 0 on, `low`: λ_min, `lipschitz`: K.
 
     >>> flat = torch.zeros(2)
     >>> float(lazy_bounds(torch.tensor([0.0, 3.0]), flat + 1, flat, flat, 1.0, 1.0, 4)["kernel"][1][0])
@@ -91,11 +94,11 @@ def linearization_quality(
     readout: float = 1.0,
     train: _check.Train = None,
 ) -> LazyRun:
-    """Train a copy of a network by gradient descent on ½ Σ_i (f(x_i) − y_i)² and measure what 002 and 001 (18) bound.
+    """Train a copy of a network by gradient descent on ½ Σ_i (f(x_i) − y_i)² and measure what is bounded.
 
     `width`: m. `beta`: the largest |σ''| of its activation (tanh: 4/(3√3) = 0.7698). `norm`: the largest ‖x‖ as it
     enters the hidden layer; `readout`: the largest |a_j| of f = Σ_j a_j σ(w_j·x)/√m. `train`: which parameters move
-    (002: the hidden weights alone). Cost: a Jacobian of all samples at each recorded step; small problems only.
+    (Sutherland 2023: the hidden weights alone). Cost: a Jacobian of all samples at each recorded step.
     """
     y = torch.as_tensor(y).reshape(len(x), -1)
     if y.shape[1] != 1:

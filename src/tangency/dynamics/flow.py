@@ -56,7 +56,10 @@ class Flow:
         )
 
     def loss_by_mode(self, times: Times) -> Tensor:
-        """e^{−2·lr·λ_i·t} (v_i·W^½(y − f₀))² [t, r]: what is left to learn of each mode. 001 (21) is its sum."""
+        """e^{−2·lr·λ_i·t} (v_i·W^½(y − f₀))² [t, r]: what is left to learn of each mode.
+
+        Cagnetta et al. 2023 (21) is its sum.
+        """
         when = moments(times, self.values).to(self.values.dtype)
         return torch.exp(-2 * self.lr * self.values * when[:, None]) * self.energy
 
@@ -79,8 +82,8 @@ def flow(
     """f_t = f₀ + k(·, X) K⁻¹ (1 − e^{−lr·K·t}) (y − f₀): gradient flow on ½ Σ_i w_i ‖f(x_i) − y_i‖², at any time.
 
     K [n, n] with y [n] or [n, q] (K⊗I), or full [n, c, n, c] with y [n, c]; a `Spectrum`, too (`tg.solve.top` follows
-    the fastest modes of a large Gram). `weights`: default 1, the sum of 001 (15); 1/n is the mean of 002; per sample as
-    you like. Eigenvalues up to `cutoff`·λ_1 (n·ε) count as zero.
+    the fastest modes of a large Gram). `weights`: default 1, the sum of Cagnetta et al. 2023 (15); 1/n is the mean of
+    Sutherland 2023; per sample as you like. Eigenvalues up to `cutoff`·λ_1 (n·ε) count as zero.
 
     >>> import tangency as tg
     >>> x, y = torch.randn(6, 3).double(), torch.randn(6).double()

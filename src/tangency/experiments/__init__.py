@@ -1,4 +1,4 @@
-"""The seeds' tables and figures, each by one command: `tangency reproduce NAME`."""
+"""Published tables and figures, each by one command: `tangency reproduce NAME`."""
 
 from tangency.experiments import surrogate_table1, surrogate_table2, surrogate_table3, uci
 from tangency.experiments.table import Experiment, Table

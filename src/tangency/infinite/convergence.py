@@ -1,4 +1,7 @@
-"""How finite networks come to their limit as they grow wider: at the start, and over training (001 §2.2)."""
+"""How finite networks come to their limit as they grow wider: at the start, and over training.
+
+Cagnetta et al. 2023, §2.2.
+"""
 
 import copy
 import math
@@ -51,8 +54,8 @@ class Slope:
 class Training:
     """Gradient descent on ½ Σ_i (f(x_i) − y_i)² in the parameters of the chosen parametrisation, `steps` of size `lr`.
 
-    lr=None: 1/λ_max(Θ), half of the largest stable one and within 001 (18)'s. `every`: at which steps the kernel is
-    looked at. twin=True: (f − copy of f)/√2, zero at the start as 001 §2.2 supposes.
+    lr=None: 1/λ_max(Θ), half of the largest stable one and within Cagnetta et al. 2023 (18)'s. `every`: at which steps
+    the kernel is looked at. twin=True: (f − copy of f)/√2, zero at the start as Cagnetta et al. 2023, §2.2 supposes.
 
     >>> Training(torch.ones(4), steps=10).every
     20
@@ -82,9 +85,10 @@ class Training:
 class Trained:
     """What training did, by width and seed, in the parameters θ of the parametrisation; norms of matrices Frobenius's.
 
-    `bounds`: the largest measured/bound over training of 001 (18), with λ_min of the limit, R_0 = ‖f_0 − y‖ and K as
-    measured (max of ‖J_t‖_F and √m·‖J_t − J_0‖_F/‖θ_t − θ_0‖): "loss" ‖f_t − y‖², "parameters" ‖θ_t − θ_0‖, "kernel"
-    ‖Θ_t − Θ_0‖, "limit" ‖Θ_t − Θ‖ (spectral norms); empty if λ_min is 0. At most 1 where they hold.
+    `bounds`: the largest measured/bound over training of Cagnetta et al. 2023 (18), with λ_min of the limit and K as
+    measured (max of ‖J_t‖_F and √m·‖J_t − J_0‖_F/‖θ_t − θ_0‖), R_0 = ‖f_0 − y‖: "loss" ‖f_t − y‖², "parameters"
+    ‖θ_t − θ_0‖, "kernel" ‖Θ_t − Θ_0‖, "limit" ‖Θ_t − Θ‖ (spectral norms); empty if λ_min is 0. At most 1 where they
+    hold.
     """
 
     lr: float
@@ -103,7 +107,8 @@ class Convergence:
     """‖Θ_m − Θ‖_F/‖Θ‖_F and the same of the NNGP, by width and seed; `training` if it was asked. Prints as a table.
 
     `slopes` fits each against the width on logarithmic axes. Expected: −½ for what fluctuates as a mean over m units
-    (`ntk`, `nngp`, `sup`); 0 for `moved` in the NTK parametrisation (001 (18) has another m^-½, that of the weights).
+    (`ntk`, `nngp`, `sup`); 0 for `moved` in the NTK parametrisation (Cagnetta et al. 2023 (18) has another
+    m^-½, that of the weights).
     For `drift`, (18) bounds it by m^-½; random signs of the last layer cancel, and then it falls as m^-1. `moved_part`:
     −½ with one hidden layer, −1 with more, whose parameters are m² in number.
 
@@ -142,7 +147,7 @@ class Convergence:
         lines += [f"{name}: {MEANING[name]}" for name in rows]
         if self.training is not None:
             for name, ratio in self.training.bounds.items():
-                lines.append(f"001 (18), {name}: measured at most {float(ratio.max()):.3g} of the bound")
+                lines.append(f"Cagnetta et al. (18), {name}: measured at most {float(ratio.max()):.3g} of the bound")
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -196,9 +201,10 @@ def convergence(
 
     Each network's weights are drawn anew (`draw`) for each seed; the NNGP is the covariance of the outputs over the
     last layer's weights (`readout_nngp`). `seeds`: how many, or which. `train=Training(y, …)` trains each and measures
-    sup_t ‖Θ_t − Θ‖, ‖Θ_t − Θ_0‖ and the parameters' movement, beside the bounds of 001 (18). In float64.
+    sup_t ‖Θ_t − Θ‖, ‖Θ_t − Θ_0‖ and the parameters' movement, beside the bounds of Cagnetta et al. 2023 (18). In
+    float64.
     Cost: per width and seed, a tangent kernel; with training, `steps` passes and one kernel more at each look.
-    001 (12)–(18); Jacot et al. 2018; Lee et al. 2019. `plots.convergence` draws it.
+    Cagnetta et al. 2023 (12)–(18); Jacot et al. 2018; Lee et al. 2019. `plots.convergence` draws it.
 
     >>> import tangency as tg
     >>> net = lambda m: nn.Sequential(nn.Linear(3, m), nn.Tanh(), nn.Linear(m, 1))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from ..kernel import digest
+from ..kernel import digest, instructions
 from ..network import Network
 
 # How deep attributes of attributes are followed, the longest value that is kept as it is, and how many lines are kept
@@ -153,7 +153,7 @@ class Looks:
         elif isinstance(value, functools.partial):
             yield self._text((value.func, value.args, value.keywords), depth)
         elif (code := _code(value)) is not None:
-            yield f"{FUNCTION} {_short(''.join(_instructions(code, _plain(value))))}"
+            yield f"{FUNCTION} {_short(''.join(instructions(code, _plain(value).__doc__)))}"
             yield self._closure(value, depth)
         elif depth <= 0 or isinstance(value, nn.Module):
             yield type(value).__name__
@@ -189,17 +189,6 @@ def _globals(code: types.CodeType) -> Iterator[tuple[str, list[str]]]:
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _globals(inner)
-
-
-def _instructions(code: types.CodeType, f: Any = None) -> Iterator[str]:
-    """What some code does, without its comments, its docstring and the order of its sets."""
-    yield hashlib.sha256(code.co_code + repr((code.co_names, code.co_varnames)).encode()).hexdigest()[:16]
-    doc = getattr(f, "__doc__", None)
-    for k, v in enumerate(code.co_consts):
-        if isinstance(v, types.CodeType):
-            yield from _instructions(v)
-        elif k or v != doc:
-            yield Looks()._text(v, DEPTH)
 
 
 def _plain(f: Any) -> Any:
