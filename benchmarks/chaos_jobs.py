@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import tangency as tg
 from tangency.cli import main as command
-from tangency.tiles.manifest import digest, written
+from tangency.gram.manifest import digest, written
 
 N, M = 120, 40
 MEMORIES = ("2MB", "3MB")  # each is enough for what was begun with the other

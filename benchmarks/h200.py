@@ -66,7 +66,7 @@ def cosine_error(got: Tensor, want: Tensor, dg: tuple[Tensor, Tensor], dw: tuple
 def measure(make: Callable[[], Any], n: int, subset: int, profile: bool) -> dict[str, Any]:
     model, inputs = make()
     x, y = inputs(n), inputs(n)
-    few = tg._tree.take(x, slice(0, subset)), tg._tree.take(y, slice(0, subset))
+    few = tg._base.tree.take(x, slice(0, subset)), tg._base.tree.take(y, slice(0, subset))
     exact = tg.trace_ntk(model, dtype=torch.float64)
     want, dw = exact(*few), (exact.diag(few[0]), exact.diag(few[1]))
     result: dict[str, Any] = {"n": n}
@@ -95,7 +95,7 @@ def measure(make: Callable[[], Any], n: int, subset: int, profile: bool) -> dict
 def _layers(kernel: Any, a: Any, b: Any) -> None:
     for name in a:
         seconds = clock(lambda k=name: kernel.pair({k: a[k]}, {k: b[k]}), 1)
-        cost = tg.cost.choose(a[name], b[name], True)
+        cost = tg.engine.cost.choose(a[name], b[name], True)
         if seconds > 1e-3:
             print(f"{name:50s} {cost.method:10s} {seconds * 1e3:8.1f} ms {cost.flops / seconds / 1e12:6.0f} TFLOP/s")
 
@@ -144,7 +144,7 @@ def zoo(names: list[str]) -> dict[str, Any]:
         want = tg.trace_ntk(model)(x)
         scale = want.diagonal().sqrt()
         model.cuda()
-        x = tg._tree.transform(lambda v: v.cuda(), x)
+        x = tg._base.tree.transform(lambda v: v.cuda(), x)
         row: dict[str, Any] = {}
         try:
             for name in names:

@@ -19,8 +19,9 @@ from torch import nn
 
 import tangency as tg
 from tangency import plots
-from tangency.infinite import Convergence, Erf, Relu, Training, convergence
-from tangency.infinite.convergence import typical
+from tangency.infinite import Erf, Relu
+from tangency.studies import Convergence, Training, convergence
+from tangency.studies.convergence import typical
 
 WIDTHS = [64, 128, 256, 512, 1024, 2048, 4096]
 
@@ -87,7 +88,7 @@ def depths() -> dict[str, Any]:
     for activation, b_var, high in ((Erf(), 0.05, 4.0), (Relu(), 0.0, 4.0)):
         start = time.perf_counter()
         w_vars = torch.linspace(0.2, high, 39).tolist()
-        found = tg.infinite.trainability(
+        found = tg.studies.trainability(
             x, list(range(1, 101)), w_vars, b_var=b_var, activation=activation, x_test=z, y=y
         )
         seconds = time.perf_counter() - start

@@ -35,11 +35,11 @@ from torch import Tensor, nn
 
 import tangency as tg
 from tangency import plots
-from tangency.blocks import Dense
+from tangency.engine.blocks import Dense
 from tangency.experiments.surrogate_table2 import standardized
-from tangency.kernel import Empirical
-from tangency.sketch.kinds import Place
-from tangency.sketch.random import Stream
+from tangency.kernels.kernel import Empirical
+from tangency.projection.sketches.kinds import Place
+from tangency.projection.sketches.random import Stream
 
 KINDS = tuple(tg.projection.KINDS)
 DIMS = (512, 2048, 4096, 10240, 16384)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import tangency as tg
-from tangency.tiles import sweep
+from tangency.gram import sweep
 
 PUBLISHED = {
     "trace": "389 h, one A100 (000 Table 4)",

@@ -39,9 +39,9 @@ def one_hot(labels: Tensor) -> Tensor:
 
 
 METHODS = {
-    "Cholesky on disk": lambda: tg.solve.Cholesky(scratch=tempfile.gettempdir(), panel=1024),
-    "Cholesky, memory 4GiB": lambda: tg.solve.Auto(memory="4GiB"),
-    "CG, memory 1GiB": lambda: tg.solve.Auto(memory="1GiB"),
+    "Cholesky on disk": lambda: tg.linalg.Cholesky(scratch=tempfile.gettempdir(), panel=1024),
+    "Cholesky, memory 4GiB": lambda: tg.linalg.Auto(memory="4GiB"),
+    "CG, memory 1GiB": lambda: tg.linalg.Auto(memory="1GiB"),
 }
 
 
@@ -56,7 +56,7 @@ def one(name: str, store: str, labels: Path, fraction: float) -> dict[str, Any]:
     before = peak()
     reg = fraction * float(gram.diag().mean())
     start = time.perf_counter()
-    found = tg.solve.linear(gram, y, reg=reg, method=METHODS[name](), tol=1e-6)
+    found = tg.linalg.solve(gram, y, reg=reg, method=METHODS[name](), tol=1e-6)
     seconds = time.perf_counter() - start
     r = gram @ found.value + reg * found.value - y
     return {
@@ -97,7 +97,7 @@ def steps(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     gram = tg.compute(tg.trace_ntk(tg.models.mlp([784, 256, 256, 10])), x)
     reg, found = args.fraction * float(gram.diag().mean()), {}
-    s = tg.solve
+    s = tg.linalg
     for guess in (s.Nystrom(power=0), s.Nystrom(power=1), s.Nystrom(power=2), s.PartialCholesky(252), None):
         start = time.perf_counter()
         done = s.linear(gram, one_hot(labels), reg=reg, method=s.CG(guess, max_steps=5000), tol=1e-6)
@@ -119,7 +119,7 @@ def gpu(args: argparse.Namespace) -> None:
     mean = float(K.diagonal().mean())
     result: dict[str, Any] = {"rows": len(K), "read_s": time.perf_counter() - start, "mean_diagonal": mean}
     print(result, flush=True)
-    gram = tg.gram.DenseGram(K, symmetric=True)
+    gram = tg.gram.gram.DenseGram(K, symmetric=True)
 
     def stage(name: str, f: Any) -> Any:
         torch.cuda.empty_cache()
@@ -140,19 +140,22 @@ def gpu(args: argparse.Namespace) -> None:
         return found
 
     for fraction in (0.01, 0.1, 1.0):
-        for name, method in (("Cholesky", tg.solve.Cholesky()), ("Cholesky32", tg.solve.Cholesky(dtype=torch.float32))):
+        for name, method in (
+            ("Cholesky", tg.linalg.Cholesky()),
+            ("Cholesky32", tg.linalg.Cholesky(dtype=torch.float32)),
+        ):
             reg = fraction * mean
             label = f"{name}, reg {fraction:g} of the mean diagonal"
-            stage(label, lambda reg=reg, method=method: tg.solve.linear(gram, y, reg=reg, method=method, tol=1e-5))
+            stage(label, lambda reg=reg, method=method: tg.linalg.solve(gram, y, reg=reg, method=method, tol=1e-5))
         if "failed" not in result[label]:
             break
-    stage("CG", lambda: tg.solve.linear(gram, y, reg=fraction * mean, method=tg.solve.CG(), tol=1e-6))
+    stage("CG", lambda: tg.linalg.solve(gram, y, reg=fraction * mean, method=tg.linalg.CG(), tol=1e-6))
     for k in (1000,):
-        found = stage(f"top {k}", lambda k=k: tg.solve.top(gram, k, tol=1e-6, dtype=torch.float64))
+        found = stage(f"top {k}", lambda k=k: tg.linalg.top(gram, k, tol=1e-6, dtype=torch.float64))
     if found is not None:
         result["largest"], result["thousandth"] = float(found.values[0]), float(found.values[-1])
     del found
-    found = stage("all eigenpairs", lambda: tg.solve.spectrum(gram))
+    found = stage("all eigenpairs", lambda: tg.linalg.spectrum(gram))
     if found is not None:
         result["trace_error"] = abs(float(found.values.double().sum() / K.diagonal().double().sum()) - 1)
         result["smallest"] = float(found.values[-1])

@@ -24,9 +24,9 @@ import torch
 from record import save
 
 import tangency as tg
-from tangency.tiles.manifest import manifest
-from tangency.tiles.plan import TilePlan
-from tangency.tiles.store import Store
+from tangency.gram.manifest import manifest
+from tangency.gram.plan import TilePlan
+from tangency.gram.store import Store
 
 
 def clock(f: Callable[[], Any]) -> float:

@@ -13,8 +13,8 @@ import torch
 
 import tangency as tg
 from tangency.datasets import Labelled, digits
+from tangency.decisions.forensics import Patch, poison
 from tangency.demo import network
-from tangency.forensics import Patch, poison
 
 
 def trained(train: Labelled) -> torch.nn.Module:

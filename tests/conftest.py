@@ -12,11 +12,22 @@ import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
-sys.path.insert(0, str(Path(__file__).parent))
 assert "tangency" not in sys.modules, "tangency was imported before its shapes could be checked"
-# The rooms inside the house; at its doors (kernel, ntk, combine, network, …) our own messages are what is tested.
-INSIDE = ["attention", "blocks", "capture", "contract", "cost", "features", "fused", "gram", "jacobian", "models"]
-INSIDE += ["probe", "rules", "structured"]
+# The rooms inside the house; at its doors (kernels, network, …) our own messages are what is tested.
+INSIDE = [
+    "apart",
+    "blocks",
+    "capture",
+    "contraction",
+    "cost",
+    "features",
+    "fused",
+    "jacobian",
+    "probe",
+    "readers",
+    "rules",
+]
+INSIDE = [f"engine.{name}" for name in INSIDE] + ["gram.gram", "models"]
 with install_import_hook([f"tangency.{room}" for room in INSIDE], "beartype.beartype"):
     import tangency as tg  # noqa: F401
 

@@ -112,7 +112,7 @@ def test_ridge_is_kernel_ridge(data: Data, columns: Any, weighted: bool) -> None
 
 
 def test_a_solver_is_used(data: Data) -> None:
-    fit = KernelRegressor(reg=0.5, solver=tg.solve.Eigh()).fit(data.K, data.y)
+    fit = KernelRegressor(reg=0.5, solver=tg.linalg.Eigh()).fit(data.K, data.y)
     assert fit.model_.method == "eigh"
     assert KernelRegressor(reg=0.5).fit(data.K, data.y).model_.method == "Cholesky"
 

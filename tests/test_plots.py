@@ -6,7 +6,7 @@ import torch
 
 import tangency as tg
 from tangency import plots
-from tangency.infinite.convergence import typical
+from tangency.studies.convergence import typical
 
 
 def test_gram_picture() -> None:
@@ -58,15 +58,15 @@ def test_pictures_of_wide_networks_show_their_numbers() -> None:
         return torch.nn.Sequential(torch.nn.Linear(3, m), torch.nn.Tanh(), torch.nn.Linear(m, 1))
 
     x, y = torch.randn(4, 3), torch.tensor([1.0, -1, 1, -1])
-    spec = tg.infinite.Training(y, steps=4, every=2)
-    found = tg.infinite.convergence(net, [8, 32, 64], x, seeds=2, train=spec, progress=False)
+    spec = tg.studies.Training(y, steps=4, every=2)
+    found = tg.studies.convergence(net, [8, 32, 64], x, seeds=2, train=spec, progress=False)
     start, kernel, parameters = plots.convergence(found).axes
     np.testing.assert_allclose(start.containers[0].lines[0].get_ydata(), typical(found.ntk))
     np.testing.assert_allclose(kernel.containers[1].lines[0].get_ydata(), typical(found.training.drift))
     np.testing.assert_allclose(parameters.containers[0].lines[0].get_ydata(), typical(found.training.moved))
     assert str(found.slopes["ntk"]) in start.get_legend().get_texts()[1].get_text()
 
-    grid = tg.infinite.trainability(
+    grid = tg.studies.trainability(
         x, [1, 5, 400], [0.5, 2.0, 4.0], b_var=0.1, activation="erf", x_test=x[:2] + 0.1, y=y, progress=False
     )
     plane, left, right = plots.phase(grid).axes[:3]

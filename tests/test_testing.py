@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo import Net
 
 import tangency as tg
-from tangency.kernel import Empirical
+from tangency.kernels.kernel import Empirical
 
 X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -77,7 +77,7 @@ def test_a_model_that_is_spoilt_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
         return torch.func.functional_call(model, dict(values), args, kwargs)
 
     tg.testing.check_kernel(tg.trace_ntk(shared()), X)
-    monkeypatch.setattr(tg.borrow, "run", by_name)
+    monkeypatch.setattr(tg.engine.borrow, "run", by_name)
     model = shared()
     with pytest.raises(AssertionError, match="_parameters has changed|is another tensor"):
         tg.testing.check_kernel(tg.trace_ntk(model, params=model.state_dict()), X)
@@ -92,13 +92,13 @@ def test_rows_by_their_count_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return m.head(y.reshape(len(x), 2, 3)).flatten(1)
 
     def by_count(out: Tensor, edges: Any, rules: Any, layouts: Any, narrowest: Any) -> Any:
-        return [layout or tg.layout.Layout(0) for layout in layouts]
+        return [layout or tg.engine.layout.Layout(0) for layout in layouts]
 
     torch.manual_seed(0)
     model = Net(forward, expert=nn.Linear(2, 3), head=nn.Linear(3, 2)).double()
     x = torch.tensor([[1.0, 2, -1, 3], [2, -1, -2, 1], [1, 2, 3, 1], [-2, 1, -1, 1]], dtype=torch.float64)
     tg.testing.check_kernel(tg.trace_ntk(model), x)
-    monkeypatch.setattr(tg.capture, "measured", by_count)
+    monkeypatch.setattr(tg.engine.capture, "measured", by_count)
     with pytest.raises(AssertionError, match="block|permutation|plain autograd"):
         tg.testing.check_kernel(tg.trace_ntk(model), x)
 
@@ -109,9 +109,9 @@ def test_a_wrong_fallback_that_nobody_compared_is_found(monkeypatch: pytest.Monk
         return F.cosine_similarity(m.f(x)[:, None], m.p[None], -1)
 
     model = Net(forward, f=nn.Linear(4, 3), p=nn.Parameter(torch.randn(2, 3))).double()
-    real = tg.jacobian.jacobian_vmap
+    real = tg.engine.jacobian.jacobian_vmap
     tg.testing.check_kernel(tg.trace_ntk(model), X)
-    monkeypatch.setattr(tg.jacobian, "jacobian_vmap", lambda *a: {k: 3 * g for k, g in real(*a).items()})
+    monkeypatch.setattr(tg.engine.jacobian, "jacobian_vmap", lambda *a: {k: 3 * g for k, g in real(*a).items()})
     with pytest.raises(AssertionError, match="plain autograd"):  # the probe's own is left right
         tg.testing.check_kernel(tg.trace_ntk(model), X)
 
@@ -135,7 +135,7 @@ def test_gradients_of_one_sample_alone_are_found(monkeypatch: pytest.MonkeyPatch
     def alone(network: Any, state: Any, pair: Any, plan: Any, *rest: Any) -> Any:
         return replace(plan, fallback=every, looped=frozenset(every), company=False)
 
-    monkeypatch.setattr(tg.probe, "_verified", alone)
+    monkeypatch.setattr(tg.engine.probe, "_verified", alone)
     with pytest.raises(AssertionError, match="block|plain autograd"):
         tg.testing.check_kernel(tg.trace_ntk(model, train="stem"), x)
 
@@ -153,13 +153,13 @@ def test_what_a_forward_pass_leaves_behind_is_found(monkeypatch: pytest.MonkeyPa
 
     model = Cached().double()
     tg.testing.check_kernel(tg.trace_ntk(model), X)
-    real = tg.borrow.Snapshot._keep
+    real = tg.engine.borrow.Snapshot._keep
 
     def all_but_the_cache(self: Any, value: Any, *rest: Any, **options: Any) -> None:
         if value is not model.cache:
             real(self, value, *rest, **options)
 
-    monkeypatch.setattr(tg.borrow.Snapshot, "_keep", all_but_the_cache)
+    monkeypatch.setattr(tg.engine.borrow.Snapshot, "_keep", all_but_the_cache)
     with pytest.raises((AssertionError, tg.ModelError), match="cache"):
         tg.testing.check_kernel(tg.trace_ntk(model), X)
 
@@ -175,17 +175,17 @@ def test_plans_of_another_way_are_found(monkeypatch: pytest.MonkeyPatch) -> None
     tg.testing.check_kernel(tg.trace_ntk(model), {"x": x, "turned": True})
     kernel = tg.trace_ntk(model)
     kernel({"x": x, "turned": False})
-    monkeypatch.setattr(tg.features.Jacobian, "_key", lambda self, x: "always the same")
+    monkeypatch.setattr(tg.engine.features.Jacobian, "_key", lambda self, x: "always the same")
     (plan,) = kernel.features.plans.values()
     kernel.features.plans["always the same"] = plan
-    found = tg.jacobian.Recorder.__torch_function__
+    found = tg.engine.jacobian.Recorder.__torch_function__
 
     def blind(self: Any, *args: Any, **kwargs: Any) -> Any:
         out = found(self, *args, **kwargs)
         self.calls = plan.calls
         return out
 
-    monkeypatch.setattr(tg.jacobian.Recorder, "__torch_function__", blind)
+    monkeypatch.setattr(tg.engine.jacobian.Recorder, "__torch_function__", blind)
     with pytest.raises(AssertionError, match="block|diag|permutation|plain autograd"):
         tg.testing.check_kernel(kernel, {"x": x, "turned": True})
 

@@ -7,24 +7,22 @@ torch.Size([5, 5])
 """
 
 from . import (
-    attribution,
     datasets,
     decisions,
     dynamics,
-    forensics,
     infinite,
+    linalg,
     models,
     projection,
     regress,
     report,
-    solve,
+    studies,
     surrogate,
     testing,
 )
 from ._version import __version__
-from .combine import add as sum
-from .combine import cosine, scale
 from .decisions import explain
+from .dynamics.linearize import Linearized, linearize
 from .errors import (
     DamagedTile,
     DidNotConverge,
@@ -44,17 +42,18 @@ from .errors import (
     UnsupportedModule,
     WorkerLost,
 )
-from .gram import Gram
+from .gram.compute import compute
+from .gram.executors import Workers
+from .gram.gram import Gram
+from .gram.ray import RayExecutor
+from .gram.source import from_dataset
+from .gram.store import open_gram
 from .infinite import infinite_nngp, infinite_ntk
-from .kernel import Kernel
-from .linearize import Linearized, linearize
-from .ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
+from .kernels.combine import add as sum
+from .kernels.combine import cosine, scale
+from .kernels.kernel import Kernel
+from .kernels.ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
 from .projection import projected, projection_error
-from .tiles.executors import Workers
-from .tiles.ray import RayExecutor
-from .tiles.run import compute
-from .tiles.source import from_dataset
-from .tiles.store import open_gram
 
 __all__ = [
     "DamagedTile",
@@ -80,7 +79,6 @@ __all__ = [
     "WorkerLost",
     "Workers",
     "__version__",
-    "attribution",
     "compute",
     "conjugate_kernel",
     "cosine",
@@ -89,13 +87,13 @@ __all__ = [
     "dynamics",
     "embedding_kernel",
     "explain",
-    "forensics",
     "from_dataset",
     "full_ntk",
     "head_ntk",
     "infinite",
     "infinite_nngp",
     "infinite_ntk",
+    "linalg",
     "linearize",
     "models",
     "open_gram",
@@ -106,7 +104,7 @@ __all__ = [
     "regress",
     "report",
     "scale",
-    "solve",
+    "studies",
     "sum",
     "surrogate",
     "testing",

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from . import _check, _json
+from ._base import checks, strict_json
 from ._version import __version__
 from .datasets import Labelled
 from .decisions import TITLES, Decisions, explain
@@ -30,13 +30,13 @@ from .demo import demo
 from .errors import DamagedTile, InputError, ModelError, NonFiniteError, TangencyError
 from .experiments import EXPERIMENTS
 from .experiments.table import Options
-from .kernel import Kernel, all_finite
+from .gram.compute import Run
+from .gram.ray import RayExecutor
+from .gram.shelf import shelf
+from .gram.store import Store, StoredGram, open_gram
+from .gram.witness import CLOSE, precision
+from .kernels.kernel import Kernel, all_finite
 from .report import place, write
-from .tiles.ray import RayExecutor
-from .tiles.run import Run
-from .tiles.shelf import shelf
-from .tiles.store import Store, StoredGram, open_gram
-from .tiles.witness import CLOSE, precision
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -230,7 +230,7 @@ def _explain(args: argparse.Namespace) -> int:
     args.out, store = args.out.absolute(), None if args.store is None else args.store.absolute()
     place(args.out)
     check_names(args.kernels)
-    _check.memory(args.memory)
+    checks.memory(args.memory)
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         made = _function(args.function)()
     if isinstance(made, tuple) and len(made) == 3:
@@ -244,7 +244,7 @@ def _explain(args: argparse.Namespace) -> int:
     unknown = set(made) - set(inspect.signature(explain).parameters)
     if unknown:
         raise InputError(
-            f"{args.function} returned {_check.some(sorted(unknown))}, which tangency.explain does not take."
+            f"{args.function} returned {checks.some(sorted(unknown))}, which tangency.explain does not take."
         )
     for part in ("train", "test"):
         if isinstance(made[part], Labelled) and not args.json:
@@ -256,7 +256,7 @@ def _tell(found: Decisions, args: argparse.Namespace) -> int:
     """Write the report, print the figures and where it is."""
     page = write(found, args.out)
     if args.json:
-        print(_json.text({**found.summary(), "report": str(page.resolve())}, 2))
+        print(strict_json.text({**found.summary(), "report": str(page.resolve())}, 2))
         return 0
     facts = found.facts
     print(
@@ -280,15 +280,15 @@ def _reproduce(args: argparse.Namespace) -> int:
     record = {**table.record(), "command": command, "seconds": time.perf_counter() - begin}
     if args.out is not None:
         name = f"{args.name}{'-quick' if args.quick else ''}-table.json"
-        (args.out / name).write_text(_json.text(record, 1) + "\n")
-    print(_json.text(record, 2) if args.json else table.text())
+        (args.out / name).write_text(strict_json.text(record, 1) + "\n")
+    print(strict_json.text(record, 2) if args.json else table.text())
     return 0
 
 
 def _gram(args: argparse.Namespace) -> int:
     place = shelf(args.store)  # before the function, which may take hours, or change the working folder
     Store.find(place)
-    _check.memory(args.memory)
+    checks.memory(args.memory)
     kernel, x1, x2 = _call(args.function)
     executor: Any = RayExecutor(args.ray) if args.ray else "gpus" if args.gpus else None
     start = time.perf_counter()
@@ -318,7 +318,7 @@ def _status(args: argparse.Namespace) -> int:
         "manifest": gram.manifest,
     }
     if args.json:
-        print(_json.text(report, 2))
+        print(strict_json.text(report, 2))
         return 0
     kernel = gram.manifest["kernel"]
     names = [_plain(str(k.get("kernel"))) for k in (kernel, *_inner(kernel))]

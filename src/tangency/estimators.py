@@ -22,17 +22,17 @@ from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d,
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from . import _check, _tree
+from ._base import checks, tree
 from .errors import InputError, ModelError, NotPositiveDefinite
-from .gram import DenseGram, Gram
-from .kernel import Empirical, Kernel
-from .matrix import square
+from .gram.compute import compute
+from .gram.gram import DenseGram, Gram
+from .gram.manifest import differences
+from .gram.source import Arrays, Source, source
+from .kernels.kernel import Empirical, Kernel
+from .linalg.matrix import square
+from .linalg.systems import Solver
 from .regress import KernelModel, LogisticModel, cross_validate, logistic, ridge, ridgeless
 from .regress.model import Problem, sample_weights
-from .solve import Solver
-from .tiles.manifest import differences
-from .tiles.run import compute
-from .tiles.source import Arrays, Source, source
 
 Choice = Kernel | Literal["precomputed"] | Callable[[Any, Any], Any]
 Reg = float | Literal["loo", "gcv"]
@@ -118,7 +118,7 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
             return compute(kernel, *sides, memory=self.memory, progress=False)
         except RuntimeError as e:
             given = sides[0].take(slice(0, 1)) if isinstance(sides[0], Source) else sides[0]
-            found = _check.misfit(e, given, "X", _kind(kernel))
+            found = checks.misfit(e, given, "X", _kind(kernel))
             if found is None:
                 raise
             raise found from e
@@ -162,9 +162,9 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
             _unchanged(_moved(few, first.narrow(first.dim() // 2, 0, len(few)), close))
             return self._gram(x, self.X_fit_)
         i = int(first.abs().flatten(1).amax(1).argmax())  # the row that shows most
-        one = [v[i : i + 1] for _, v in _tree.leaves(self.X_fit_)]
-        more = [torch.cat([v, w]) for (_, v), w in zip(_tree.leaves(x), one, strict=True)]
-        found = self._gram(_tree.rebuild(x, more), self.X_fit_).dense()
+        one = [v[i : i + 1] for _, v in tree.leaves(self.X_fit_)]
+        more = [torch.cat([v, w]) for (_, v), w in zip(tree.leaves(x), one, strict=True)]
+        found = self._gram(tree.rebuild(x, more), self.X_fit_).dense()
         _unchanged(_moved(found[-1:].cpu(), first[i : i + 1], close))
         return DenseGram(found[:-1], symmetric=False)
 
@@ -173,7 +173,7 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
         kept = self.X_fit_
         if not isinstance(self.kernel_, Kernel) or isinstance(x, Source) or isinstance(kept, Source):
             return False
-        return _tree.size(x) <= ALONG and _tree.signature(x) == _tree.signature(kept)
+        return tree.size(x) <= ALONG and tree.signature(x) == tree.signature(kept)
 
     def _described(self) -> tuple[dict[str, Any], str]:
         """What can be said of the kernel, its weights to the bit; and a hash of samples that are not held in memory."""
@@ -188,7 +188,7 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _reg(self) -> Reg:
         if not isinstance(self.reg, str):
-            return _check.nonnegative(self.reg, "reg")
+            return checks.nonnegative(self.reg, "reg")
         if self.reg not in BY:
             raise InputError(f"reg={self.reg!r}; needed: a number, at least 0, or 'loo' or 'gcv'.")
         return self.reg
@@ -209,7 +209,7 @@ class KernelRegressor(RegressorMixin, _KernelEstimator):  # type: ignore[misc]
     `reg`: a number (0: the pseudo-inverse), or "loo" or "gcv": the one of `regs` of least predicted error, from one
     eigendecomposition; `reg_` says which. With weights, leaving out a sample leaves out its whole weight. `regs`:
     default λ̄·10⁻⁸, …, λ̄·10⁴ with λ̄ = tr K/n, less those within the rounding of K. `solver`: a way to solve for
-    reg > 0 (`tg.solve`). `memory`: as for `tg.compute`.
+    reg > 0 (`tg.linalg`). `memory`: as for `tg.compute`.
 
     With a tangency kernel X is a tensor or array of any number of dimensions, or a tuple or dict as the model takes it;
     real numbers are cast to the parameters' type, integers stay as they are. Predictions are NumPy in the Gram's type.
@@ -378,7 +378,7 @@ def _unchanged(changed: Sequence[str]) -> None:
     if changed:
         raise ModelError(
             "the kernel has changed since fit, and the coefficients belong to what it was. Other than then: "
-            f"{_check.some(list(changed))}. Fit again; or, to go on with the network as it was, fit with a copy of it: "
+            f"{checks.some(list(changed))}. Fit again; or, to go on with the network as it was, fit with a copy of it: "
             "tg.trace_ntk(copy.deepcopy(model))."
         )
 
@@ -410,9 +410,9 @@ def _tensors(kernel: Kernel, X: Any) -> Any:
     given = source(X, "X")
     if not isinstance(given, Arrays):
         return given
-    x = _tree.cast(given.take(slice(0, len(given))), _kind(kernel))
-    for name, v in _tree.leaves(x):
-        _check.finite(v, "X" + name[1:])
+    x = tree.cast(given.take(slice(0, len(given))), _kind(kernel))
+    for name, v in tree.leaves(x):
+        checks.finite(v, "X" + name[1:])
     return x
 
 
@@ -420,11 +420,11 @@ def _copied(x: Any) -> Any:
     """The samples as they are now; a source is asked for its hash instead."""
     if isinstance(x, Source):
         return x
-    return x.copy() if isinstance(x, np.ndarray) else _tree.transform(torch.clone, x)
+    return x.copy() if isinstance(x, np.ndarray) else tree.transform(torch.clone, x)
 
 
 def _first(x: Any, count: int) -> Any:
-    return x[:count] if isinstance(x, np.ndarray) else _tree.take(x, slice(0, count))
+    return x[:count] if isinstance(x, np.ndarray) else tree.take(x, slice(0, count))
 
 
 def _kind(kernel: Any) -> torch.dtype | None:

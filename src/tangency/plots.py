@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._types import Float, Int
+from ._base.types import Float, Int
 from .dynamics import Flow, Regime
 from .errors import InputError
-from .infinite.convergence import MEANING, Convergence, typical
-from .infinite.trainability import Trainability
 from .projection import ProjectionError
 from .regress import RiskStudy
+from .studies.convergence import MEANING, Convergence, typical
+from .studies.trainability import Trainability
 
 
 def gram(kernel: Float[Tensor, "n n"], labels: Int[Tensor, " n"], names: Sequence[str] | None = None) -> Any:
@@ -121,7 +121,7 @@ def convergence(result: Convergence) -> Any:
 
     >>> import tangency as tg
     >>> net = lambda m: torch.nn.Sequential(torch.nn.Linear(2, m), torch.nn.ReLU(), torch.nn.Linear(m, 1))
-    >>> found = tg.infinite.convergence(net, [16, 64], torch.randn(3, 2), seeds=2)
+    >>> found = tg.studies.convergence(net, [16, 64], torch.randn(3, 2), seeds=2)
     >>> len(convergence(found).axes)
     1
     """
@@ -152,7 +152,7 @@ def phase(result: Trainability) -> Any:
     The dashed line is the boundary χ₁ = 1; the thin lines are depths of 6 ξ, beyond which κ or P is lost.
 
     >>> import tangency as tg
-    >>> found = tg.infinite.trainability(torch.randn(4, 5), [1, 4, 8], [0.5, 1.0, 2.0], activation="tanh")
+    >>> found = tg.studies.trainability(torch.randn(4, 5), [1, 4, 8], [0.5, 1.0, 2.0], activation="tanh")
     >>> len(phase(found).axes)
     4
     """

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _tree
-from ._types import Inputs
+from ._base import tree
+from ._base.types import Inputs
+from .engine.features import Jacobian
+from .engine.network import Network
 from .errors import InputError
-from .features import Jacobian
-from .kernel import Empirical, Kernel
-from .network import Network
-from .tiles.run import compute
+from .gram.compute import compute
+from .kernels.kernel import Empirical, Kernel
 
 
 def check_kernel(kernel: Kernel, x: Inputs, *, tolerance: float | None = None) -> None:
@@ -31,7 +31,7 @@ def check_kernel(kernel: Kernel, x: Inputs, *, tolerance: float | None = None) -
     batches are refused. Of a tangent kernel also: that its numbers are those of plain autograd, each sample in a batch
     of two, and that nothing of the model is changed. `tolerance` is relative to the largest entry (default by dtype).
     """
-    n = _tree.size(x)
+    n = tree.size(x)
     assert n >= 3, f"check_kernel needs at least three samples, got {n}"
     network = kernel.features.network if isinstance(kernel, Empirical) else None
     before = None if network is None else State.of(network.model)
@@ -50,7 +50,7 @@ def check_kernel(kernel: Kernel, x: Inputs, *, tolerance: float | None = None) -
     if network is not None and before is not None:
         before.check(network.model)
     try:
-        kernel(_tree.take(x, slice(0, 0)))
+        kernel(tree.take(x, slice(0, 0)))
     except InputError:
         pass
     else:
@@ -96,12 +96,12 @@ def _consistent(kernel: Kernel, x: Inputs, k: Tensor, close: Callable[[Tensor, T
     n, half = k.shape[0], k.dim() // 2
     diagonal = torch.diagonal(_flat(k)).reshape(k.shape[:half])
     close(kernel.diag(x), diagonal, "diag(x) is the diagonal of k(x)")
-    head, tail = _tree.take(x, slice(0, n - 1)), _tree.take(x, slice(n - 1, n))
+    head, tail = tree.take(x, slice(0, n - 1)), tree.take(x, slice(n - 1, n))
     columns = k[:-1].narrow(half, n - 1, 1)
     close(kernel(head, tail), columns, "k(x, y) is a block of k([x, y])")
     order = torch.arange(n - 1, -1, -1)
     turned = k.flip(0).flip(half)
-    close(kernel(_tree.transform(lambda v: v[order.to(v.device)], x)), turned, "equivariance under permutation")
+    close(kernel(tree.transform(lambda v: v[order.to(v.device)], x)), turned, "equivariance under permutation")
 
 
 def _blockwise(kernel: Kernel, x: Inputs, k: Tensor, close: Callable[[Tensor, Tensor, str], None]) -> None:
@@ -138,11 +138,11 @@ def by_autograd(network: Network, x: Inputs, trace: bool) -> Tensor:
     """
     model = _copied(network)
     parameters = [p for name, p in model.named_parameters() if name in network.train]
-    n, rows = _tree.size(x), []
+    n, rows = tree.size(x), []
     for p in parameters:
         p.requires_grad_(True)
     for i in range(n):
-        two = _tree.transform(lambda v, i=i: v[[i, (i + 1) % n]].clone(), x)  # type: ignore[misc]
+        two = tree.transform(lambda v, i=i: v[[i, (i + 1) % n]].clone(), x)  # type: ignore[misc]
         args, kwargs = network.arguments(two)
         with torch.enable_grad(), network.modes(exact=True):
             out = network.outputs_of(model(*args, **kwargs), two)[0]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from zoo import ZOO, Case, Net
 
 import tangency as tg
-from tangency import _tree
+from tangency._base import tree as _tree
 from tangency.models import mlp
 
 CUDA = not os.environ.get("TANGENCY_GPU_ON_CPU")

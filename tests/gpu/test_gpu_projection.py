@@ -10,7 +10,7 @@ from on_device import CUDA, DEVICE, F64, KINDS, NETS, QUIET, STEADY, Errors, err
 from torch import Tensor
 
 import tangency as tg
-from tangency.sketch.random import Stream, entries
+from tangency.projection.sketches.random import Stream, entries
 
 pytestmark = [pytest.mark.gpu, *(pytest.mark.filterwarnings(q) for q in QUIET)]
 DIM = 130
@@ -27,7 +27,7 @@ def projected(net: str, kind: str, dtype: torch.dtype = torch.float32, **options
 def on_cpu(net: str, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> Tensor:
     """The same features, made on the CPU."""
     model, x = made(net, dtype)
-    x = tg._tree.transform(lambda v: v.cpu(), x)
+    x = tg._base.tree.transform(lambda v: v.cpu(), x)
     return tg.projected(tg.trace_ntk(model.cpu()), DIM, kind, seed=3, **options).features(x)
 
 

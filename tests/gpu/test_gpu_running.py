@@ -210,7 +210,7 @@ def test_a_budget_is_kept(memory: str, errors: Errors) -> None:
     got = tg.compute(kernel, x, memory=memory, progress=False).dense()
     if CUDA:
         taken = torch.cuda.max_memory_allocated() - held
-        errors.below("peak memory over budget", taken / tg._check.memory(memory), 1.0, memory)
+        errors.below("peak memory over budget", taken / tg._base.checks.memory(memory), 1.0, memory)
     errors.below(
         "small budgets", error(got[:100, -100:], kernel(x[:100].to(DEVICE), x[-100:].to(DEVICE))), 1e-5, memory
     )

@@ -11,7 +11,7 @@ import torch
 from on_device import DEVICE, NETS, QUIET, STEADY, Errors, error, trace
 
 import tangency as tg
-from tangency.tiles.sweep import Sweep
+from tangency.gram.sweep import Sweep
 
 pytest.importorskip("zarr", reason="zarr is missing here: python benchmarks/gpu_tests.py --wheels brings it")
 pytestmark = [pytest.mark.gpu, *(pytest.mark.filterwarnings(q) for q in QUIET)]

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _check, _tree
-from .._types import Inputs
+from .._base import checks, tree
+from .._base.types import Inputs
 from ..errors import InputError
 from .cells import shown
 from .encoding import Encoding
@@ -49,7 +49,7 @@ class Labelled:
         _text(self.name, "name")
         try:
             x = _tensors(self.x)
-            _check.inputs(x)
+            checks.inputs(x)
             y = _labels(self.y)
             _same_length(x, y)
             _finite(x)
@@ -71,7 +71,7 @@ class Labelled:
         return len(self.y)
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name} {list(v.shape)}" for name, v in _tree.leaves(self.x))
+        shapes = ", ".join(f"{name} {list(v.shape)}" for name, v in tree.leaves(self.x))
         return f"Labelled({self.name or 'data'}: {shapes}, {len(self.classes)} classes)"
 
     def summary(self) -> str:
@@ -116,7 +116,7 @@ class Labelled:
         (('2', '1'), [1, 0, 1, 0])
         """
         if not classes:
-            raise InputError(f"only() was given no class; needed: some of {_check.some(list(self.classes))}.")
+            raise InputError(f"only() was given no class; needed: some of {checks.some(list(self.classes))}.")
         chosen = [self._class(c) for c in classes]
         twice = [self.classes[k] for k in chosen if chosen.count(k) > 1]
         if twice:
@@ -172,7 +172,7 @@ class Labelled:
             show = show[index] if isinstance(index, slice) else tuple(show[k] for k in index.tolist())
         elif show is not None:
             show = show[index]
-        return replace(self, **{"x": _tree.take(self.x, index), "y": self.y[index], "show": show} | changes)
+        return replace(self, **{"x": tree.take(self.x, index), "y": self.y[index], "show": show} | changes)
 
     def _by_class(self, seed: int | None) -> list[Tensor]:
         """The samples of each class, shuffled if there is a seed."""
@@ -184,8 +184,8 @@ class Labelled:
         if isinstance(given, str):
             if given in self.classes:
                 return self.classes.index(given)
-            hint = _check.suggest(given, self.classes)
-            raise InputError(f"there is no class {given!r}.{hint} There are {_check.some(list(self.classes), 10)}.")
+            hint = checks.suggest(given, self.classes)
+            raise InputError(f"there is no class {given!r}.{hint} There are {checks.some(list(self.classes), 10)}.")
         if whole(given, 0, len(self.classes) - 1):
             return int(given)  # type: ignore[call-overload]
         if whole(given):
@@ -247,10 +247,10 @@ def same_columns(train: Labelled, test: Labelled) -> None:
         return
     lacking, more = [c for c in a if c not in b], [c for c in b if c not in a]
     if not lacking and not more:
-        what = f"are the training set's in another order ({_check.some(shown(b))} for {_check.some(shown(a))})"
+        what = f"are the training set's in another order ({checks.some(shown(b))} for {checks.some(shown(a))})"
     else:
-        parts = [f"lack {_check.some(shown(lacking))}"] * bool(lacking) + [
-            f"have {_check.some(shown(more))} in addition"
+        parts = [f"lack {checks.some(shown(lacking))}"] * bool(lacking) + [
+            f"have {checks.some(shown(more))} in addition"
         ] * bool(more)
         what = f"are not the training set's: they {' and '.join(parts)}"
     raise InputError(
@@ -361,7 +361,7 @@ def _in_range(y: Tensor, c: int | None) -> None:
 
 
 def _same_length(x: Inputs, y: Tensor) -> None:
-    n = _tree.size(x)
+    n = tree.size(x)
     if n != len(y):
         stack = isinstance(x, tuple) and len(x) == len(y)
         fix = " If x is a list of samples: torch.stack(x)." if stack else ""
@@ -369,7 +369,7 @@ def _same_length(x: Inputs, y: Tensor) -> None:
 
 
 def _finite(x: Inputs) -> None:
-    for label, leaf in _tree.leaves(x):
+    for label, leaf in tree.leaves(x):
         v = leaf.detach()
         # The extremes are NaN if one number is; isfinite() of a large set would take twice its memory.
         if v.is_floating_point() and v.numel() and not bool(torch.stack(v.aminmax()).isfinite().all()):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import _check
+from .._base import checks
 from ..errors import InputError
 from .cells import shown
 from .files import read
@@ -35,8 +35,8 @@ class Lines:
             if given in self.names:
                 raise InputError(f"{self.file} has several columns {given!r}; needed: different names in line 1.")
             raise InputError(
-                f"{option}: {self.file} has no column {given!r}.{_check.suggest(given, self.names)} Its columns are "
-                f"{_check.some(shown(self.names), 10)}. If line 1 holds data, give the target by number, with "
+                f"{option}: {self.file} has no column {given!r}.{checks.suggest(given, self.names)} Its columns are "
+                f"{checks.some(shown(self.names), 10)}. If line 1 holds data, give the target by number, with "
                 "header=False."
             )
         if isinstance(given, bool) or not isinstance(given, (int, np.integer)):

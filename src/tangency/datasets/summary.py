@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from .. import _tree
-from .._types import Inputs
+from .._base import tree
+from .._base.types import Inputs
 from .cells import shown
 from .encoding import Column, Encoding
 
@@ -22,7 +22,7 @@ def summary(
     of = f" ({shown([encoding.target.name])[0]})" if encoding else ""
     lines = [f"{shown([name])[0]}: {_many(n, 'sample')}, {_many(len(classes), 'class')}{of}: {_counts(classes)}"]
     if rows is None:
-        lines += [f"  {label}  {list(v.shape[1:])} {_range(v)}" for label, v in _tree.leaves(x)]
+        lines += [f"  {label}  {list(v.shape[1:])} {_range(v)}" for label, v in tree.leaves(x)]
         return "\n".join(lines)
     known = encoding.columns if encoding else tuple(Column(c) for c in columns)
     names = shown(c.name for c in known[:_COLUMNS])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _check
+from .._base import checks
 from ..errors import InputError, TangencyWarning
 from .cells import Form, is_missing, number, odd, oddity, shown
 from .encoding import Column, Encoding, Missing
@@ -228,8 +228,8 @@ def _matched(lines: Lines, known: Encoding, target: Which | None) -> tuple[int, 
     lacking = [repr(name) for name in needed if name not in lines.names]
     more = [repr(name) for name in lines.names if name not in needed] if known.every else []
     if lacking or more:
-        parts = [f"lacks {_check.some(lacking)}, which the training set has"] * bool(lacking)
-        parts += [f"has {_check.some(more)}, which the training set lacks"] * bool(more)
+        parts = [f"lacks {checks.some(lacking)}, which the training set has"] * bool(lacking)
+        parts += [f"has {checks.some(more)}, which the training set lacks"] * bool(more)
         fix = "Name the columns alike" if lacking else "Take them out, or read the training set with columns="
         raise InputError(f"{lines.file} {' and '.join(parts)}; needed: the same columns, in any order. {fix}.")
     label = lines.column(known.target.name, "target")
@@ -308,7 +308,7 @@ class _Found:
                 i = next(i for i, label in enumerate(labels) if label in new)
                 raise InputError(
                     f"{where(i, k)}: {cells[i]!r} is not in this column of the training set, which has "
-                    f"{_check.some(shown(column.words), 10)}.{_check.suggest(cells[i], column.words)} Correct it, or "
+                    f"{checks.some(shown(column.words), 10)}.{checks.suggest(cells[i], column.words)} Correct it, or "
                     "leave the line out, or leave the column out of both sets."
                 )
             return column.encoded(labels)
@@ -365,8 +365,8 @@ class _Found:
                 which = "the training set's classes" if self.asked else "the classes"
                 fix = " Leave the line out, or read it like a set that has this class." if self.asked else ""
                 raise InputError(
-                    f"{self.lines.where(i, k)}: {cell!r} is none of {which} {_check.some(shown(names), 10)}."
-                    f"{_check.suggest(cell, names)}{fix}"
+                    f"{self.lines.where(i, k)}: {cell!r} is none of {which} {checks.some(shown(names), 10)}."
+                    f"{checks.suggest(cell, names)}{fix}"
                 )
             y.append(found)
         return tuple(names), y

@@ -9,31 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _check, _tree
-from .._types import Float, Inputs, Int
+from .._base import checks, tree
+from .._base.types import Float, Inputs, Int
 from .._version import __version__
-from ..attribution import Attribution, summarize
 from ..datasets import Labelled, labelled, same_columns
-from ..eigen import top
+from ..engine import outputs as heads
+from ..engine.network import unwrapped
 from ..errors import DidNotConverge, InputError
-from ..forensics import flag
-from ..gram import Gram
-from ..kernel import Kernel
+from ..gram.gram import Gram
+from ..kernels.kernel import Kernel
+from ..linalg.eigen import top
 from ..models import outputs
-from ..network import unwrapped
-from ..surrogate import (
-    Faithfulness,
-    Kind,
-    LogitsOf,
-    Outputs,
-    Surrogate,
-    default_reg,
-    faithfulness,
-    fit,
-    heads,
-    log_odds,
-)
+from ..surrogate import Faithfulness, Kind, LogitsOf, Outputs, Surrogate, default_reg, faithfulness, fit, log_odds
 from ..surrogate.faithful import levelled, rounding
+from .attribution import Attribution, summarize
+from .forensics import flag
 from .named import OF_TWO, SUMS, TITLES, Grams, check_names, usable
 
 GIVEN = " Kernels were given, and are taken as they are; tg.decisions.logits_of makes logits for them."
@@ -192,26 +182,26 @@ def _data(model: nn.Module, train: Any, test: Any) -> tuple[Labelled, Labelled]:
     """Both sets, checked against each other."""
     if not isinstance(model, nn.Module):
         raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
-    _check.evaluation_mode(model)
+    checks.evaluation_mode(model)
     known = labelled(train, name="train")
     asked = labelled(test, classes=None if isinstance(test, Labelled) else known.classes, name="test")
     if len(asked) < 2:
         raise InputError("there is one test sample; needed: two or more, since faithfulness compares their order.")
     if asked.classes != known.classes:
         raise InputError(
-            f"the test set's classes are {_check.some(list(asked.classes))}, the training set's "
-            f"{_check.some(list(known.classes))}. Give both the same classes, in the same order."
+            f"the test set's classes are {checks.some(list(asked.classes))}, the training set's "
+            f"{checks.some(list(known.classes))}. Give both the same classes, in the same order."
         )
     if len(known.classes) < 2:
         raise InputError(f"there is one class only ({known.classes[0]!r}); a classifier needs two or more.")
     empty = [name for name, count in zip(known.classes, known.counts().tolist(), strict=True) if not count]
     if empty:
         raise InputError(
-            f"the training set has no sample of {_check.some(empty)}. Leave the class out of both sets "
+            f"the training set has no sample of {checks.some(empty)}. Leave the class out of both sets "
             "(Labelled.only), or add samples of it."
         )
     same_columns(known, asked)
-    left, right = ({k: v.shape[1:] for k, v in _tree.leaves(d.x)} for d in (known, asked))
+    left, right = ({k: v.shape[1:] for k, v in tree.leaves(d.x)} for d in (known, asked))
     if left != right:
         shapes = [", ".join(f"{k} {list(s)}" for k, s in side.items()) for side in (left, right)]
         raise InputError(f"a training sample has the shape {shapes[0]}, a test sample {shapes[1]}; needed: the same.")
@@ -278,9 +268,9 @@ def _placed(model: nn.Module, x: Inputs) -> Inputs:
     """The inputs where the model is, without their graph; refuses those of another type."""
     own = [p for p in model.parameters() if p.is_floating_point()]
     device = own[0].device if own else torch.device("cpu")
-    placed = _tree.transform(lambda v: v.detach().to(device), x)
+    placed = tree.transform(lambda v: v.detach().to(device), x)
     if own:
-        _check.same_place(placed, device, list(dict.fromkeys(p.dtype for p in own)))
+        checks.same_place(placed, device, list(dict.fromkeys(p.dtype for p in own)))
     return placed
 
 

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import _check, _tree
-from .._types import Inputs
-from ..combine import CosineKernel, cosine
+from .._base import checks, tree
+from .._base.types import Inputs
+from ..engine.features import default_layers
+from ..engine.network import unwrapped
 from ..errors import InputError, ModelError
-from ..features import default_layers
-from ..gram import DenseGram, Gram
-from ..kernel import Kernel
-from ..network import unwrapped
-from ..ntk import conjugate_kernel, embedding_kernel, pseudo_ntk, trace_ntk
+from ..gram.compute import compute
+from ..gram.gram import DenseGram, Gram
+from ..gram.shelf import Folder, shelf
+from ..kernels.combine import CosineKernel, cosine
+from ..kernels.kernel import Kernel
+from ..kernels.ntk import conjugate_kernel, embedding_kernel, pseudo_ntk, trace_ntk
 from ..projection import Projected, projected
-from ..tiles.run import compute
-from ..tiles.shelf import Folder, shelf
 
 TITLES = {
     "trNTK": "cosine of the tangent kernel's trace over outputs",
@@ -69,7 +69,7 @@ def usable(
 
     By default (without those in `without`) these are left out, and why is said.
     """
-    made, x, found, notes = _makers(model, {}), _tree.take(x, slice(0, TRIED)), dict[str, Kernel](), []
+    made, x, found, notes = _makers(model, {}), tree.take(x, slice(0, TRIED)), dict[str, Kernel](), []
     for name in dict.fromkeys(check_names(names)):
         if names is None and name in without:
             continue
@@ -133,7 +133,7 @@ def check_names(names: Sequence[str] | str | None) -> list[str]:
     for name in given:
         found = known.get(str(name).strip().lower())
         if found is None:
-            hint = _check.suggest(str(name), TITLES)
+            hint = checks.suggest(str(name), TITLES)
             raise InputError(f"there is no kernel {name!r}.{hint} Known: {', '.join(TITLES)}.")
         wanted.append(found)
     return wanted

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .. import _check
-from .._types import Float
+from .._base import checks
+from .._base.types import Float
 from ..errors import InputError
-from ..linearize import linearize
-from ..ntk import trace_ntk
+from ..kernels.ntk import trace_ntk
+from .linearize import linearize
 from .train import train as run
 
 
@@ -92,7 +92,7 @@ def linearization_quality(
     every: int = 10,
     norm: float = 1.0,
     readout: float = 1.0,
-    train: _check.Train = None,
+    train: checks.Train = None,
 ) -> LazyRun:
     """Train a copy of a network by gradient descent on ½ Σ_i (f(x_i) − y_i)² and measure what is bounded.
 
@@ -104,7 +104,7 @@ def linearization_quality(
     if y.shape[1] != 1:
         raise InputError(f"y has shape {tuple(y.shape)}; needed: one output per sample, [n].")
     moving = copy.deepcopy(model)
-    names = _check.trained(moving, train)
+    names = checks.trained(moving, train)
     for name, p in moving.named_parameters():
         p.requires_grad_(name in names)
     tangent = linearize(model, trainable=list(names))

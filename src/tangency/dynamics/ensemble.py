@@ -2,10 +2,10 @@
 
 import torch
 
-from .. import _check
-from ..eigen import spectrum
+from .._base import checks
 from ..errors import InputError
-from ..matrix import Matrix, between, flattened, square, targets
+from ..linalg.eigen import spectrum
+from ..linalg.matrix import Matrix, between, flattened, square, targets
 from ..regress.gp import Posterior
 from ..regress.model import Array
 
@@ -38,7 +38,7 @@ def ensemble(
     side = train.shape[: len(train.shape) // 2]
     y = targets(y, side, train.dtype, train.device)
     whole = spectrum(train, dtype=y.dtype, device=y.device)
-    values = whole.values + _check.nonnegative(reg, "reg")
+    values = whole.values + checks.nonnegative(reg, "reg")
     if t < 0 or float(values[-1]) <= whole.cutoff():
         raise InputError(
             f"t={t}, smallest eigenvalue of K + reg {float(values[-1]):.3g}; needed: t at least 0 and a K + reg that "
@@ -46,7 +46,7 @@ def ensemble(
         )
     grams = between(ntk[1]), prior, between(nngp[1]), between(nngp[2])
     k, own, q, new = (flattened(gram, y.dtype, y.device) for gram in grams)
-    done = -torch.expm1(-_check.nonnegative(lr, "lr") * _check.nonnegative(weight, "weight") * values * t)
+    done = -torch.expm1(-checks.nonnegative(lr, "lr") * checks.nonnegative(weight, "weight") * values * t)
     a = (k @ whole.vectors * (done / values)) @ whole.vectors.T
     mean = a @ y.reshape(a.shape[1], -1)
     cross = a @ q.T

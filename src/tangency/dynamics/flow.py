@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _check
-from .._types import Float
-from ..eigen import Spectrum, top
+from .._base import checks
+from .._base.types import Float
 from ..errors import InputError
-from ..matrix import Matrix, square
+from ..linalg.eigen import Spectrum, top
+from ..linalg.matrix import Matrix, square
 from ..regress.model import Array, Decomposable, Problem, weigh
 from .path import Path, moments
 
@@ -81,7 +81,7 @@ def flow(
 ) -> Flow:
     """f_t = f₀ + k(·, X) K⁻¹ (1 − e^{−lr·K·t}) (y − f₀): gradient flow on ½ Σ_i w_i ‖f(x_i) − y_i‖², at any time.
 
-    K [n, n] with y [n] or [n, q] (K⊗I), or full [n, c, n, c] with y [n, c]; a `Spectrum`, too (`tg.solve.top` follows
+    K [n, n] with y [n] or [n, q] (K⊗I), or full [n, c, n, c] with y [n, c]; a `Spectrum`, too (`tg.linalg.top` follows
     the fastest modes of a large Gram). `weights`: default 1, the sum of Cagnetta et al. 2023 (15); 1/n is the mean of
     Sutherland 2023; per sample as you like. Eigenvalues up to `cutoff`·λ_1 (n·ε) count as zero.
 
@@ -91,7 +91,7 @@ def flow(
     >>> path.train.shape, path.predict(torch.randn(2, 3).double() @ x.T).shape
     (torch.Size([3, 6]), torch.Size([3, 2]))
     """
-    lr = _check.nonnegative(lr, "lr")
+    lr = checks.nonnegative(lr, "lr")
     problem = Problem.of(K, y, f0, weights)
     whole = problem.spectrum()
     part = whole.kept(cutoff)

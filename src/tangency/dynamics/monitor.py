@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._types import Float, Inputs
+from .._base.types import Float, Inputs
 from ..errors import InputError
-from ..kernel import Empirical
-from ..tiles.run import compute
+from ..gram.compute import compute
+from ..kernels.kernel import Empirical
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _check
-from .._progress import bar
-from .._types import Float
+from .._base import checks
+from .._base.progress import bar
+from .._base.types import Float
 from ..errors import DidNotConverge, InputError
-from ..gram import Gram
-from ..matrix import Matrix, square, targets
+from ..gram.gram import Gram
+from ..linalg.matrix import Matrix, square, targets
 from ..regress.model import Array, apply, start
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -62,8 +62,8 @@ class _Problem:
         y = torch.as_tensor(y).detach()
         if y.dim() == 0 or len(y) != side[0]:
             raise InputError(f"there are {side[0]} samples and y has shape {tuple(y.shape)}; needed: [{side[0]}, …].")
-        _check.beside(y, gram.device, "y")
-        _check.finite(y, "y")
+        checks.beside(y, gram.device, "y")
+        checks.finite(y, "y")
         if f0 is None and not y.is_floating_point() and len(side) == 1:
             raise InputError("y holds classes, so f0 must say how many outputs there are: f0=torch.zeros(n, classes).")
         kind = torch.promote_types(gram.dtype, y.dtype)
@@ -127,7 +127,7 @@ def integrate(
     >>> path.train.shape, bool(path.loss[-1] < path.loss[0])
     (torch.Size([3, 6, 3]), True)
     """
-    solver, task, lr = _solve_ivp(), _Problem.of(K, y, loss, f0), _check.nonnegative(lr, "lr")
+    solver, task, lr = _solve_ivp(), _Problem.of(K, y, loss, f0), checks.nonnegative(lr, "lr")
     when = moments(times, task.f0)
     if bool(when.isinf().any()) or bool((when.diff() < 0).any()):
         raise InputError(f"times={when.tolist()}; needed: finite and in order. For t → ∞ see flow and ridgeless.")

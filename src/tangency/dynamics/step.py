@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import _check
-from .._types import Float, Inputs, Outputs
+from .._base import checks
+from .._base.types import Float, Inputs, Outputs
 from ..errors import InputError
-from ..kernel import Empirical
-from ..ntk import full_ntk
+from ..kernels.kernel import Empirical
+from ..kernels.ntk import full_ntk
 
 
 def one_step(
@@ -22,7 +22,7 @@ def one_step(
     *,
     loss: Callable[[Tensor, Tensor], Tensor],
     lr: float,
-    train: _check.Train = None,
+    train: checks.Train = None,
     outputs: Outputs = None,
 ) -> Tensor:
     """f(x; θ') − f(x; θ) ≈ −lr·Σ_i Θ(x, x_i) ∂L/∂f(x_i) [n, m, c]: the share of each of the m samples of an SGD step.
@@ -42,7 +42,7 @@ def one_step(
     if value.dim() != 0:
         raise InputError("the loss must give one number for the batch; use reduction='mean' or 'sum'.")
     (g,) = torch.autograd.grad(value, z)
-    return -_check.nonnegative(lr, "lr") * torch.einsum("ncmd,md->nmc", kernel(x, x_batch), g)
+    return -checks.nonnegative(lr, "lr") * torch.einsum("ncmd,md->nmc", kernel(x, x_batch), g)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ def learning_path(
     target: Tensor,
     *,
     lr: float,
-    train: _check.Train = None,
+    train: checks.Train = None,
     outputs: Outputs = None,
 ) -> Decomposition:
     """q^{t+1}(x) − q^t(x) = lr·A(x) K(x, x_u) (p(x_u) − q(x_u)) + O(lr²): one SGD step on the cross-entropy.
@@ -88,7 +88,7 @@ def learning_path(
     gap = target.to(q) - seen
     slope = torch.diag_embed(q) - q[:, :, None] * q[:, None]
     k = kernel(x, x_update)
-    shares = _check.nonnegative(lr, "lr") / len(gap) * torch.einsum("nbc,ncmd,md->nmb", slope, k, gap)
+    shares = checks.nonnegative(lr, "lr") / len(gap) * torch.einsum("nbc,ncmd,md->nmb", slope, k, gap)
     return Decomposition(slope, k, gap, shares, shares.sum(1))
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _check, _tree
-from .._progress import bar
-from .._types import Float, Inputs, Outputs
+from .._base import checks, tree
+from .._base.progress import bar
+from .._base.types import Float, Inputs, Outputs
+from ..engine.network import pick
 from ..errors import DidNotConverge, InputError
-from ..network import pick
 from .path import schedule
 
 Optimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
@@ -56,8 +56,8 @@ def train(
     >>> past.train.shape, bool(past.loss[-1] < past.loss[0])
     (torch.Size([31, 20, 1]), True)
     """
-    _check.inputs(x)
-    n = _tree.size(x)
+    checks.inputs(x)
+    n = tree.size(x)
     if len(y) != n:
         raise InputError(f"x has {n} samples and y has {len(y)}; needed: as many.")
     plan = [b if b is None else torch.as_tensor(b) for b in schedule(steps, batches)]
@@ -69,7 +69,7 @@ def train(
 
             def closure(rows: Tensor | None = rows) -> Tensor:
                 step_rule.zero_grad()
-                batch, target = (x, y) if rows is None else (_tree.take(x, rows), y[rows])
+                batch, target = (x, y) if rows is None else (tree.take(x, rows), y[rows])
                 value = loss(record.forward(batch), target)
                 value.backward()
                 return value
@@ -98,7 +98,7 @@ class _Record:
     kept: list[tuple[int, Tensor, Tensor | None, Tensor]] = field(default_factory=list)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        args, kwargs = _tree.arguments(inputs)
+        args, kwargs = tree.arguments(inputs)
         return pick(self.module(*args, **kwargs), self.outputs)
 
     def keep(self, number: int) -> None:

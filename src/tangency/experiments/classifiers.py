@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..gram.compute import compute
 from ..infinite import infinite_ntk
 from ..models import initialized, mlp
-from ..tiles.run import compute
 from .table import Row
 
 Array = np.ndarray

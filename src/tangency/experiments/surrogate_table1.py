@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..combine import cosine
 from ..datasets import Labelled, fashion_mnist, mnist
 from ..decisions import Grams
 from ..errors import InputError
-from ..gram import Gram
+from ..gram.gram import Gram
+from ..kernels.combine import cosine
+from ..kernels.ntk import trace_ntk
 from ..models import Recipe, initialized, mlp, outputs, small_cnn
 from ..models import fit as train
 from ..models.dense import Parametrization
-from ..ntk import trace_ntk
 from ..regress.newton import Dense, Task
 from ..surrogate import Surrogate, faithfulness, fit, kendall
 from .bundled import images

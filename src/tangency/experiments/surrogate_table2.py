@@ -8,14 +8,14 @@ multinomial loss, at two strengths of regularisation.
 import torch
 from torch import Tensor, nn
 
-from ..combine import cosine
 from ..datasets import Labelled, cifar10
 from ..decisions import TITLES, Grams, kernels
-from ..gram import Gram
-from ..kernel import Kernel
+from ..gram.gram import Gram
+from ..kernels.combine import cosine
+from ..kernels.kernel import Kernel
+from ..kernels.ntk import conjugate_kernel, embedding_kernel
 from ..models import Recipe, accuracy, initialized, outputs, resnet18
 from ..models import fit as train
-from ..ntk import conjugate_kernel, embedding_kernel
 from ..surrogate import default_reg, faithfulness, fit
 from .bundled import images
 from .table import Experiment, Kept, Options, Row, Table

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..datasets import Labelled, cifar10
 from ..decisions import Grams, kernels
-from ..forensics import YELLOW, Patch, detect, poison
-from ..gram import Gram
+from ..decisions.forensics import YELLOW, Patch, detect, poison
+from ..gram.gram import Gram
 from ..models import Recipe, accuracy, forensics_cnn, initialized, outputs
 from ..models import fit as train
 from ..surrogate import default_reg, faithfulness, fit

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import _json
+from .._base import strict_json
 from .._version import __version__
 from ..errors import InputError
-from ..kernel import digest
+from ..kernels.kernel import digest
 
 Row = dict[str, Any]
 
@@ -179,7 +179,7 @@ class Kept:
         if self.path is not None:
             new = self.path.with_suffix(".new")
             record = {"spec": self.spec, "network": self.made, "rows": self.rows}
-            new.write_text(_json.text(record, 1) + "\n", encoding="utf-8")
+            new.write_text(strict_json.text(record, 1) + "\n", encoding="utf-8")
             new.replace(self.path)
 
 

@@ -16,7 +16,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from .._progress import bar
+from .._base.progress import bar
 from ..datasets.table import fields, is_missing, number
 from ..errors import InputError
 from .classifiers import CLASSIFIERS, Array, Job, Plan, Split

@@ -1,6 +1,7 @@
 """Networks of infinite width: their Gaussian process and their tangent kernel, by recursion over the layers.
 
-`tg.infinite_ntk(module)` reads an nn.Module. Here are the layers themselves, to compose by hand, and what studies them:
+`tg.infinite_ntk(module)` reads an nn.Module. Here are the layers themselves, to compose by hand; `tg.studies` looks at
+how finite networks tend to them.
 
 >>> import torch, tangency as tg
 >>> from tangency.infinite import Conv, Flatten, Linear, Relu, Serial
@@ -9,10 +10,7 @@
 torch.Size([4, 4])
 """
 
-from .attend import SelfAttention
-from .compose import Concat, Product, Serial, Sum
-from .convergence import Convergence, Trained, Training, convergence
-from .duals import (
+from .activations.duals import (
     ABRelu,
     Abs,
     Cos,
@@ -34,9 +32,11 @@ from .duals import (
     Sin,
     Step,
 )
+from .activations.quadrature import HermiteExpansion, Quadrature
 from .finite import draw, empirical_nngp, empirical_ntk, readout_nngp
 from .kernel import Infinite
-from .layers import (
+from .layers.attend import SelfAttention
+from .layers.basic import (
     AvgPool,
     Conv,
     Dropout,
@@ -49,12 +49,11 @@ from .layers import (
     Linear,
     SumPool,
 )
+from .layers.compose import Concat, Product, Serial, Sum
+from .layers.recurrent import RNN
+from .layers.spatial import ConvTranspose, Index, Masked, PositionMatrix, Positions, Scale
+from .layers.twin import Twin
 from .make import infinite_nngp, infinite_ntk
-from .quadrature import HermiteExpansion, Quadrature
-from .recurrent import RNN
-from .spatial import ConvTranspose, Index, Masked, PositionMatrix, Positions, Scale
-from .trainability import Condition, Phase, Trainability, boundary, condition, phase, trainability
-from .twin import Twin
 
 __all__ = [
     "RNN",
@@ -62,10 +61,8 @@ __all__ = [
     "Abs",
     "AvgPool",
     "Concat",
-    "Condition",
     "Conv",
     "ConvTranspose",
-    "Convergence",
     "Cos",
     "Dropout",
     "Embedding",
@@ -88,7 +85,6 @@ __all__ = [
     "Linear",
     "Masked",
     "Monomial",
-    "Phase",
     "Polynomial",
     "PositionMatrix",
     "Positions",
@@ -106,19 +102,11 @@ __all__ = [
     "Step",
     "Sum",
     "SumPool",
-    "Trainability",
-    "Trained",
-    "Training",
     "Twin",
-    "boundary",
-    "condition",
-    "convergence",
     "draw",
     "empirical_nngp",
     "empirical_ntk",
     "infinite_nngp",
     "infinite_ntk",
-    "phase",
     "readout_nngp",
-    "trainability",
 ]

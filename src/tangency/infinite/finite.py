@@ -8,13 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .. import _check, _tree
-from .._types import Inputs
+from .._base import checks, tree
+from .._base.types import Inputs
 from ..errors import InputError
-from ..kernel import Empirical, Prepared
-from ..ntk import trace_ntk
-from .twin import Twin
-from .weights import Number, Parametrization, by_name, checked
+from ..kernels.kernel import Empirical, Prepared
+from ..kernels.ntk import trace_ntk
+from .layers.twin import Twin
+from .layers.weights import Number, Parametrization, by_name, checked
 
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
@@ -157,7 +157,7 @@ class Scaled:
         moving = [name for name, value in scale.items() if value]
         if not moving:
             raise InputError("all variances are 0, so no parameter counts. Give w_var > 0.")
-        return cls(trace_ntk(module, train=moving), scale, forward(module, _tree.take(x, slice(0, 1)))[0].numel())
+        return cls(trace_ntk(module, train=moving), scale, forward(module, tree.take(x, slice(0, 1)))[0].numel())
 
     def prepare(self, x: Inputs) -> Prepared:
         """The gradients of all parameters at x, as they are now."""
@@ -241,7 +241,7 @@ def readout_nngp(
 def readout(module: nn.Module, x: Inputs) -> tuple[str, ...]:
     """The parameters of the layer that is called last; refused if the outputs are not linear in them."""
     called: list[str] = []
-    few = _tree.take(x, slice(0, 2))
+    few = tree.take(x, slice(0, 2))
     holders = {name.rpartition(".")[0] for name, _ in module.named_parameters()}
 
     def note(path: str) -> Callable[..., None]:
@@ -257,7 +257,7 @@ def readout(module: nn.Module, x: Inputs) -> tuple[str, ...]:
     last = called[-1] if called else ""
     own = {name: p for name, p in module.named_parameters() if name.rpartition(".")[0] == last}
     with torch.no_grad():
-        args, kwargs = _tree.arguments(few)
+        args, kwargs = tree.arguments(few)
         changed = torch.func.functional_call(module, {name: -2 * p for name, p in own.items()}, args, kwargs)
     if not called or not torch.allclose(changed, -2 * outputs, rtol=1e-4, atol=1e-5 * float(outputs.abs().max())):
         raise InputError(
@@ -269,7 +269,7 @@ def readout(module: nn.Module, x: Inputs) -> tuple[str, ...]:
 
 def forward(module: nn.Module, x: Inputs) -> Tensor:
     """The module's outputs: one tensor, samples first."""
-    args, kwargs = _tree.arguments(x)
+    args, kwargs = tree.arguments(x)
     outputs = module(*args, **kwargs)
     if not isinstance(outputs, Tensor):
         raise InputError(f"the module returns a {type(outputs).__name__}; needed: one tensor of outputs.")
@@ -284,11 +284,11 @@ def materialized(factory: Callable[[int], Any], width: int, x: Inputs) -> nn.Mod
             f"module_factory({width}) returned {type(module).__name__}; needed: an nn.Module. Write "
             "lambda width: nn.Sequential(…)."
         )
-    device = next(v.device for _, v in _tree.leaves(x))
+    device = next(v.device for _, v in tree.leaves(x))
     module = module.to(device, torch.float64)
     with torch.no_grad():
-        forward(module, _tree.take(x, slice(0, 1)))
+        forward(module, tree.take(x, slice(0, 1)))
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
         raise InputError(f"module_factory({width}) has lazy layers that its forward does not use. Remove them.")
-    _check.evaluation_mode(module)
+    checks.evaluation_mode(module)
     return module

@@ -7,16 +7,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .. import _check, _tree
-from .._types import Inputs
+from .._base import checks, tree
+from .._base.types import Inputs
 from ..errors import InputError, ModelError
-from ..kernel import Kernel
-from .assemble import Tile, blocks, moment
-from .fields import Builder
-from .layers import Layer
-from .plan import Plan, near, portions, prepared, run
-from .state import Pairs, Side, State
-from .weights import Weights
+from ..kernels.kernel import Kernel
+from .layers.basic import Layer
+from .layers.weights import Weights
+from .moments.assemble import Tile, blocks, moment
+from .moments.fields import Builder
+from .moments.plan import Plan, near, portions, prepared, run
+from .moments.state import Pairs, Side, State
 
 # Pairs within a block are taken one by one where a sample's inputs are at most so many times its moments (heuristic).
 NARROW = 8
@@ -43,33 +43,33 @@ class Infinite(Kernel):
     seen: set[Any] = field(default_factory=set, repr=False)  # forms of inputs that were looked at, warnings given
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
-        _check.inputs(x, name)
-        x = _tree.transform(lambda v: v.double() if v.is_floating_point() else v, x)
-        for label, v in _tree.leaves(x):
-            _check.finite(v, name + label[1:])
+        checks.inputs(x, name)
+        x = tree.transform(lambda v: v.double() if v.is_floating_point() else v, x)
+        for label, v in tree.leaves(x):
+            checks.finite(v, name + label[1:])
         return x
 
     def read(self, x: Inputs) -> tuple[Builder, Plan]:
         """The network's operations for inputs of this shape; what of x alone is computed, is computed here."""
-        build = Builder(_tree.size(x), self.samples, self.seed, warned=self.seen)
+        build = Builder(tree.size(x), self.samples, self.seed, warned=self.seen)
         value = self.layer.grow(build, x, self.weights, "")
         return build, build.plan(value, self.twin)
 
     def prepare(self, x: Inputs, memory: int | None = None) -> Ready:
         build, plan = self.read(x)
         self._apart(x, build)
-        size = _tree.size(x)
+        size = tree.size(x)
         energy = build.energy
         if energy is None:  # only indices came in
-            energy = torch.zeros(size, dtype=torch.float64, device=next(v for _, v in _tree.leaves(x)).device)
+            energy = torch.zeros(size, dtype=torch.float64, device=next(v for _, v in tree.leaves(x)).device)
         return Ready(plan, prepared(plan, Side(build.known, size, energy)))
 
     def _apart(self, x: Inputs, build: Builder) -> None:
         """No sample may depend on another one of its batch; looked at once for every form of inputs."""
-        form = tuple((label, tuple(v.shape[1:])) for label, v in _tree.leaves(x))
-        if form in self.seen or _tree.size(x) < 2:
+        form = tuple((label, tuple(v.shape[1:])) for label, v in tree.leaves(x))
+        if form in self.seen or tree.size(x) < 2:
             return
-        one, _ = self.read(_tree.take(x, slice(0, 1)))
+        one, _ = self.read(tree.take(x, slice(0, 1)))
         for slot, v in build.known.items():
             alone, among = one.known[slot][..., 0].double(), v[..., 0].double()
             if not torch.allclose(alone, among, rtol=1e-9, atol=1e-12, equal_nan=True) or one.numbers != build.numbers:
@@ -181,8 +181,8 @@ class Infinite(Kernel):
         return {name: moment(a.plan, state, name) for name in want}
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
-        _, plan = self.read(_tree.take(x, slice(0, 1)))
-        inputs = sum(v[:1].numel() for _, v in _tree.leaves(x))
+        _, plan = self.read(tree.take(x, slice(0, 1)))
+        inputs = sum(v[:1].numel() for _, v in tree.leaves(x))
         return 8 * (inputs + plan.own() + 1), 8 * plan.cell()
 
     def spec(self) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .. import _check
+from .._base import checks
 from ..errors import InputError
-from .compose import as_layer
 from .kernel import Infinite
-from .twin import Twin
-from .weights import Number, Parametrization, Weights, checked, within
+from .layers.compose import as_layer
+from .layers.twin import Twin
+from .layers.weights import Number, Parametrization, Weights, checked, within
 
 Variance = Number | Literal["init"]
 
@@ -102,7 +102,7 @@ def _made(
         for what, given in (("w_var", w_var), ("b_var", b_var), ("lr", lr)):
             for key in given if isinstance(given, Mapping) else ():
                 if key not in known:
-                    raise InputError(f"{what}= names {key!r}, which is no layer.{_check.suggest(key, known)}")
+                    raise InputError(f"{what}= names {key!r}, which is no layer.{checks.suggest(key, known)}")
     weights = Weights(w_var, b_var, how, trained, lr, chosen=train is not None)
     layer = as_layer(network)
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
@@ -114,7 +114,7 @@ def _trained(network: Any, train: Any) -> Named:
     if isinstance(network, nn.Module):
         every = dict(network.named_parameters())
         frozen = train is None and not any(p.requires_grad for p in every.values())
-        names = tuple(every) if frozen or not every else _check.trained(network, train)
+        names = tuple(every) if frozen or not every else checks.trained(network, train)
         return Named(names)
     if train is None:
         return Named(None)

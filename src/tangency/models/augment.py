@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .._types import Float
+from .._base.types import Float
 from ..errors import InputError
 
 

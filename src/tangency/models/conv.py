@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._check import choice
+from .._base.checks import choice
 from ..errors import InputError
 from .dense import Parametrization, Scale, mlp, scaled, standard_normal
 

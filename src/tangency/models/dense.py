@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._check import choice
+from .._base.checks import choice
 
 Parametrization = Literal["standard", "ntk"]
 M = TypeVar("M", bound=nn.Module)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import _check, _tree
-from .._types import Inputs
+from .._base import checks, tree
+from .._base.types import Inputs
+from ..engine.network import only
+from ..engine.outputs import check_kind, ending
 from ..errors import InputError, TangencyWarning
-from ..network import only
-from ..surrogate.heads import check_kind, ending
 
 # Where a single output decides for the second class, by what it is or by the function that made it.
 THRESHOLD = {
@@ -33,12 +33,12 @@ def outputs(model: nn.Module, x: Inputs, *, batch: int = 1024) -> Tensor:
     torch.Size([5, 2])
     """
     x = tensors(x)
-    _check.inputs(x)
+    checks.inputs(x)
     if batch < 1:
         raise InputError(f"batch={batch}; needed: at least 1 sample.")
     model, device = inside(model), place(model)
     with evaluating(model), torch.no_grad():
-        parts = [forward(model, _tree.transform(lambda v: v.to(device), part)) for part in _tree.split(x, batch)]
+        parts = [forward(model, tree.transform(lambda v: v.to(device), part)) for part in tree.split(x, batch)]
     return torch.cat(parts)
 
 
@@ -54,7 +54,7 @@ def accuracy(model: nn.Module, x: Any, y: Any = None, *, batch: int = 1024, outp
     True
     """
     x, y = pair(x, y)
-    _check.inputs(x)
+    checks.inputs(x)
     same_number(x, y)
     if outputs_are is not None:
         check_kind(outputs_are)
@@ -85,7 +85,7 @@ def last(model: nn.Module, x: Inputs) -> str | None:
     """The name of the sigmoid or softmax that the model is seen to end in, by its first two samples; None if none."""
     model, device = inside(model), place(model)
     with evaluating(model):
-        return ending(model, _tree.transform(lambda v: v.to(device), _tree.take(x, slice(0, 2))))
+        return ending(model, tree.transform(lambda v: v.to(device), tree.take(x, slice(0, 2))))
 
 
 def pair(x: Any, y: Any, whose: str = "") -> tuple[Inputs, Tensor]:
@@ -145,12 +145,12 @@ def place(model: nn.Module) -> torch.device:
 
 def forward(model: nn.Module, x: Inputs) -> Tensor:
     """The model's outputs for one batch: a tensor, or the `logits` or the one tensor of what it returns."""
-    args, kwargs = _tree.arguments(x)
+    args, kwargs = tree.arguments(x)
     try:
         returned = model(*args, **kwargs)
     except RuntimeError as e:
         first = next((p for p in model.parameters() if p.is_floating_point()), None)
-        wrong = _check.misfit(e, x, "x", None if first is None else first.dtype)
+        wrong = checks.misfit(e, x, "x", None if first is None else first.dtype)
         if wrong is None:
             raise
         raise wrong from e
@@ -189,7 +189,7 @@ def predictions(found: Tensor, at: float = 0.0) -> Tensor:
 
 def same_number(x: Inputs, y: Tensor, name: str = "y") -> None:
     """As many labels as samples."""
-    n = _tree.size(x)
+    n = tree.size(x)
     if y.dim() == 0 or len(y) != n:
         raise InputError(f"x has {n} samples and {name} has {y.numel() if y.dim() == 0 else len(y)}; needed: as many.")
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._check import finite
+from .._base.checks import finite
 from ..errors import InputError
 from .evaluate import check_classes, count
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._check import choice, nonnegative, suggest
+from .._base.checks import choice, nonnegative, suggest
 from ..errors import InputError
 from .losses import LOSSES
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _check, _tree
-from .._progress import bar
-from .._types import Float, Inputs
+from .._base import checks, tree
+from .._base.progress import bar
+from .._base.types import Float, Inputs
 from ..errors import DidNotConverge, InputError, TangencyWarning
 from .augment import flip_crop
 from .evaluate import (
@@ -134,7 +134,7 @@ def prepared(model: nn.Module, x: Any, y: Any, recipe: Recipe, seed: int, test: 
     check_precision(recipe, parameters[0])
     x, y = data(x, y, parameters[0], "")
     with evaluating(model), torch.no_grad(), norms(model) as per_sample:
-        found = forward(model, _tree.take(x, slice(0, 2)))
+        found = forward(model, tree.take(x, slice(0, 2)))
     labels = y.long() if are_classes(y) else None
     if callable(recipe.loss):
         targets, value = y, recipe.loss
@@ -219,15 +219,15 @@ def data(x: Any, y: Any, parameter: Tensor, whose: str) -> tuple[Inputs, Tensor]
     x, y = pair(x, y, whose)
     if isinstance(given, list) and isinstance(x, Tensor) and x.is_floating_point():  # a list of numbers has no type
         x = x.to(parameter.dtype)
-    _check.inputs(x, f"{whose}x")
+    checks.inputs(x, f"{whose}x")
     same_number(x, y, f"{whose}y")
-    for label, v in _tree.leaves(x):
+    for label, v in tree.leaves(x):
         if v.is_floating_point() and v.dtype != parameter.dtype:
             raise InputError(
                 f"{whose}{label} is {v.dtype}, the parameters are {parameter.dtype}. Cast one: x.to({parameter.dtype})."
             )
-        _check.finite(v, f"{whose}{label}")
-    return _tree.transform(lambda v: v.to(parameter.device), x), y.to(parameter.device)
+        checks.finite(v, f"{whose}{label}")
+    return tree.transform(lambda v: v.to(parameter.device), x), y.to(parameter.device)
 
 
 def check_precision(recipe: Recipe, parameter: Tensor) -> None:
@@ -310,7 +310,7 @@ class _Run:
 
     def step(self, rows: Tensor) -> Tensor:
         """One step on these samples: the sums of their losses and of those that were right before it."""
-        batch = self.augmented(_tree.take(self.x, rows))
+        batch = self.augmented(tree.take(self.x, rows))
         with self.autocast():
             found = forward(self.model, batch)
         found = found.float() if found.dtype in HALVES.values() else found

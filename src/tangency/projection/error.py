@@ -7,10 +7,10 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from .. import _check
-from .._types import Float, Inputs
+from .._base import checks
+from .._base.types import Float, Inputs
 from ..errors import InputError
-from ..kernel import Kernel
+from ..kernels.kernel import Kernel
 from .kernel import Projected
 
 # Kinds whose variance follows from the kernel alone.
@@ -101,7 +101,7 @@ def projection_error(kernel: Kernel, projected: Projected, x: Inputs) -> Project
     different = [k for k in was if k != "method" and was[k] != now.get(k)]
     if different:
         raise InputError(
-            f"the projected kernel was made from another one: {_check.some(different)} differ. Give the kernel that "
+            f"the projected kernel was made from another one: {checks.some(different)} differ. Give the kernel that "
             "was passed to tg.projected."
         )
     layers = _by_group(projected, x)

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _check
-from .._types import Inputs
+from .._base import checks
+from .._base.types import Inputs
 from ..errors import InputError, StoreError
-from ..gram import DenseGram
-from ..kernel import Kernel, all_finite
-from ..tiles.run import compute
-from ..tiles.source import Source
-from ..tiles.store import StoredGram, opened
+from ..gram.compute import compute
+from ..gram.gram import DenseGram
+from ..gram.source import Source
+from ..gram.store import StoredGram, opened
+from ..kernels.kernel import Kernel, all_finite
 from .kernel import MARK, Projected, Rows, origin, same_origin
 from .project import BATCH
 
@@ -196,7 +196,7 @@ def nearest(
     """
     queries, features = _tensor(queries), _tensor(features)
     n = _comparable(queries, features)
-    _check.positive(count, "count", "a number of neighbours")
+    checks.positive(count, "count", "a number of neighbours")
     if count > n:
         raise InputError(f"count={count}, but there are {n} samples to choose from.")
     left = _rows(queries.tensor() if isinstance(queries, StoredFeatures) else queries, "query", 0, cosine)

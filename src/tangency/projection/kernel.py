@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _check, _tree
-from .._types import Float, Inputs
-from ..blocks import Dense
-from ..contract import Sum
+from .._base import checks, tree
+from .._base.types import Float, Inputs
+from ..engine.blocks import Dense
+from ..engine.contraction import Sum
+from ..engine.features import Features, Jacobian
 from ..errors import InputError, NonFiniteError, PerformanceWarning, PrecisionLoss
-from ..features import Features, Jacobian
-from ..kernel import BLOCK, Empirical, Kernel
-from ..sketch.factored import Kronecker, RandomMask
-from ..sketch.kinds import Gaussian, Hadamard, Rademacher, Sketch, Sparse
-from ..tiles.manifest import differences
-from ..tiles.witness import code, recoded
+from ..gram.manifest import differences
+from ..gram.witness import code, recoded
+from ..kernels.kernel import BLOCK, Empirical, Kernel
 from .project import Budget, Projector
+from .sketches.factored import Kronecker, RandomMask
+from .sketches.kinds import Gaussian, Hadamard, Rademacher, Sketch, Sparse
 
 KINDS: dict[str, type[Sketch]] = {
     kind.kind: kind for kind in (Sparse, Rademacher, Gaussian, Hadamard, Kronecker, RandomMask)
@@ -81,7 +81,7 @@ class Projected(Kernel):
         if key is None:
             return self.base.ready(x, name)
         same_origin(key[len(MARK) :], self._key, name)
-        return _tree.transform(lambda v: v.to(self.device), x)
+        return tree.transform(lambda v: v.to(self.device), x)
 
     def alike(self, x: Inputs, y: Inputs) -> None:
         if features_key(x) is None and features_key(y) is None:
@@ -89,7 +89,7 @@ class Projected(Kernel):
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
         if features_key(x) is not None:
-            (value,) = (v for _, v in _tree.leaves(x))
+            (value,) = (v for _, v in tree.leaves(x))
             return value[0].numel() * value.element_size(), 0
         kept, transient = self.projector.footprint(x)
         return (kept if self.storage is None else kept * self.storage.itemsize // 4), transient
@@ -108,7 +108,7 @@ class Projected(Kernel):
 
     def prepare(self, x: Inputs, memory: int | None = None) -> Rows:
         if features_key(x) is not None:
-            (value,) = (v for _, v in _tree.leaves(x))
+            (value,) = (v for _, v in tree.leaves(x))
             return Rows(value if value.dim() == 3 else value[:, None], self._sketch)
         return Rows(self._stored(self.projector(x, memory)), self._sketch)
 
@@ -123,7 +123,7 @@ class Projected(Kernel):
         return total.result()
 
     def diag(self, x: Inputs) -> Tensor:
-        parts = _tree.split(self.ready(x), BLOCK)
+        parts = tree.split(self.ready(x), BLOCK)
         return torch.cat([self.prepared_diag(self.prepare(part)) for part in parts])
 
     def prepared_diag(self, a: Rows) -> Tensor:
@@ -222,7 +222,7 @@ def same_origin(made: str, own: str, name: str) -> None:
         return
     different = [f"{field} {then!r}, not {now!r}" for field, (then, now) in found.items()]
     raise InputError(
-        f"{name} holds features of another kernel: {_check.some(different)}. Features can be multiplied only with "
+        f"{name} holds features of another kernel: {checks.some(different)}. Features can be multiplied only with "
         "features of the same projection of the same model; compute them again."
     )
 
@@ -271,7 +271,7 @@ def projected(
         dim = _rows_of(budget, dim)
     elif budget not in ("global", "layer"):
         raise InputError(f"budget={budget!r}; needed: 'global', 'layer', or a dict from layers to dimensions.")
-    _check.positive(dim, "dim", "a number of dimensions")
+    checks.positive(dim, "dim", "a number of dimensions")
     try:
         number = operator.index(str(seed) if isinstance(seed, bool) else seed)  # type: ignore[arg-type]
     except TypeError:
@@ -303,12 +303,12 @@ def _base(kernel: object) -> Empirical:
 
 
 def _sketch(kind: str, nonzeros: int | None) -> Sketch:
-    made = KINDS[_check.choice(kind, "kind", KINDS)]
+    made = KINDS[checks.choice(kind, "kind", KINDS)]
     if nonzeros is None:
         return made()
     if made is not Sparse:
         raise InputError(f"nonzeros={nonzeros} is for kind='sparse'; kind={kind!r} has none to choose.")
-    _check.positive(nonzeros, "nonzeros", "a number of entries per column")
+    checks.positive(nonzeros, "nonzeros", "a number of entries per column")
     return Sparse(nonzeros)
 
 
@@ -316,7 +316,7 @@ def _rows_of(budget: Mapping[str, int], dim: int) -> int:
     if not budget or not all(isinstance(name, str) for name in budget):
         raise InputError(f"budget={dict(budget)!r}; needed: dimensions by the names of parameters or modules.")
     for name, rows in budget.items():
-        _check.positive(rows, f"budget[{name!r}]", "a number of dimensions")
+        checks.positive(rows, f"budget[{name!r}]", "a number of dimensions")
     total = sum(budget.values())
     if dim not in (10240, total):
         raise InputError(f"dim={dim}, but budget= adds up to {total}. Leave dim out, or make them agree.")

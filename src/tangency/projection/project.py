@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _tree
-from .._types import Inputs
-from ..blocks import Block
+from .._base import tree
+from .._base.types import Inputs
+from ..engine.blocks import Block
+from ..engine.features import Features, Jacobian, free_for_batch
 from ..errors import InputError, NonFiniteError
-from ..features import Features, Jacobian, free_for_batch
-from ..sketch.kinds import Place, Sketch
-from ..sketch.random import Stream
+from .sketches.kinds import Place, Sketch
+from .sketches.random import Stream
 
 Budget = str | Mapping[str, int]
 # On a CPU, samples in a batch and bytes that it may take: no more, whatever the memory, and always so many (the last
@@ -52,7 +52,7 @@ class Projector:
     known: dict[Any, dict[str, tuple[int, ...]]] = field(default_factory=dict, repr=False)  # shapes of activations
 
     def __call__(self, x: Inputs, memory: int | None = None) -> Tensor:
-        if _tree.needs_grad(x):
+        if tree.needs_grad(x):
             raise InputError(
                 "x requires a gradient, and projected features are not differentiable in x. Use the exact kernel, or "
                 "x.detach()."
@@ -62,7 +62,7 @@ class Projector:
             parts: list[Tensor] = []
             for some in self._batches(x, memory):
                 parts.append(self._project(some, sum(map(len, parts)), groups, places))
-            return torch.cat(parts)[: _tree.size(x)]
+            return torch.cat(parts)[: tree.size(x)]
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
         """Bytes: (per sample, of the features in 32 bits or more; while they are made)."""
@@ -74,15 +74,15 @@ class Projector:
 
     def _batches(self, x: Inputs, memory: int | None) -> Iterator[list[Inputs]]:
         """Batches of one size, a few at a time."""
-        each, n, device = self._each(x), _tree.size(x), self._device
+        each, n, device = self._each(x), tree.size(x), self._device
         if device.type == "cuda":
             room = memory or free_for_batch(device)
-            yield from ([part] for part in _tree.split(x, _power(room // each, CUDA_BATCH)))
+            yield from ([part] for part in tree.split(x, _power(room // each, CUDA_BATCH)))
             return
         size = self._batch(x)
         together = max(1, min(TOGETHER, (memory or 4 * BYTES) // (size * each))) if self.sketch.shared else 1
         for start in range(0, n, size * together):
-            some = list(_tree.split(_tree.take(x, slice(start, min(start + size * together, n))), size))
+            some = list(tree.split(tree.take(x, slice(start, min(start + size * together, n))), size))
             yield [*some[:-1], _filled(some[-1], size)]
 
     def _each(self, x: Inputs) -> int:
@@ -104,7 +104,7 @@ class Projector:
                 found.append(self.features(x, None, _never))
             except NonFiniteError as e:
                 raise e.shifted(start) from None
-            start += _tree.size(x)
+            start += tree.size(x)
         like = next(iter(found[0].values())).tensors()[-1]
         outs = [self._zeros(next(iter(f.values())), like) for f in found]
         room = ROOM[like.device.type]
@@ -118,7 +118,7 @@ class Projector:
                         self.sketch.add(views, blocks, places[name], self.joint, room)
                 for out in outs:
                     out[:, group.rows] *= self.sketch.factor(group.count)
-        n = [_tree.size(x) for x in batches]
+        n = [tree.size(x) for x in batches]
         return torch.cat([out.unflatten(0, (m, -1)) for out, m in zip(outs, n, strict=True)])
 
     def _zeros(self, block: Block, like: Tensor) -> Tensor:
@@ -160,9 +160,9 @@ class Projector:
                     "of stored activations alone their layers are not known. Call k.features(x) once first."
                 )
             return next(iter(self.known.values()))
-        key = _tree.signature(x)
+        key = tree.signature(x)
         if key not in self.known:
-            one = self.features(_tree.take(x, slice(0, 1)), None, _never)
+            one = self.features(tree.take(x, slice(0, 1)), None, _never)
             self.known[key] = {name: (block.tensors()[0][0].numel(),) for name, block in one.items()}
         return self.known[key]
 
@@ -224,7 +224,7 @@ def _power(most: int, limit: int) -> int:
 
 def _filled(x: Inputs, size: int) -> Inputs:
     """x with its last sample repeated until there are `size`."""
-    missing = size - _tree.size(x)
+    missing = size - tree.size(x)
     if missing == 0:
         return x
-    return _tree.transform(lambda v: torch.cat([v, v[-1:].expand(missing, *v.shape[1:])]), x)
+    return tree.transform(lambda v: torch.cat([v, v[-1:].expand(missing, *v.shape[1:])]), x)

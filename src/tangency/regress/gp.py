@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import _check
-from .._types import Float
-from ..eigen import Spectrum
+from .._base import checks
+from .._base.types import Float
 from ..errors import DidNotConverge, InputError
-from ..factor import factor, substitute
-from ..gram import Gram
-from ..matrix import Matrix, between, flattened
+from ..gram.gram import Gram
+from ..linalg.eigen import Spectrum
+from ..linalg.factor import factor, substitute
+from ..linalg.matrix import Matrix, between, flattened
 from .model import Array, KernelModel, Problem
 
 
@@ -70,7 +70,7 @@ def gaussian_process(K: Matrix, y: Array, *, noise: float, f0: Array | None = No
     torch.Size([3])
     """
     problem = Problem.of(K, y, f0)
-    noise = _check.nonnegative(noise, "noise")
+    noise = checks.nonnegative(noise, "noise")
     if isinstance(problem.matrix, Spectrum):
         raise InputError("a Gaussian process takes the Gram itself, not its spectrum.")
     t = problem.target
@@ -83,7 +83,7 @@ def gaussian_process(K: Matrix, y: Array, *, noise: float, f0: Array | None = No
         -0.5 * float((t * a).sum()) - q * float(lower.diagonal().log().sum()) - 0.5 * n * q * math.log(2 * math.pi)
     )
     found = GaussianProcess(model, noise, likelihood, lower)
-    if not residual <= (limit := 1e-6 if t.dtype == torch.float64 else 1e-3):  # as of tg.solve.linear
+    if not residual <= (limit := 1e-6 if t.dtype == torch.float64 else 1e-3):  # as of tg.linalg.solve
         raise DidNotConverge(
             f"Cholesky left the relative residual {residual:.2e}; needed: {limit:.0e}. K is ill-conditioned beside the "
             f"noise: give a larger noise= (it was {noise:g}), or y in float64; .solution holds what was found.",

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import _check
-from .._types import Float
-from ..eigen import Spectrum, spectrum
+from .._base import checks
+from .._base.types import Float
 from ..errors import DidNotConverge, InputError
-from ..matrix import Matrix, square
+from ..linalg.eigen import Spectrum, spectrum
+from ..linalg.matrix import Matrix, square
 from .model import Array, Decomposable, KernelModel, same_shape, sample_weights
 from .newton import Answer, Dense, Task
 
@@ -85,7 +85,7 @@ def logistic(
     given = K if isinstance(K, Spectrum) else square(K)
     side = given.shape[: len(given.shape) // 2]
     labels = one_hot_labels(y, side, classes, given.device)
-    reg = _check.nonnegative(reg, "reg")
+    reg = checks.nonnegative(reg, "reg")
     _biased(labels, weights, bias)
     whole = given if isinstance(given, Spectrum) else spectrum(given, dtype=torch.float64, device=labels.device)
     part = whole.kept(cutoff)
@@ -119,10 +119,10 @@ def logistic_features(
     phi = torch.as_tensor(features).detach().double()
     if phi.dim() not in (2, 3) or 0 in phi.shape:
         raise InputError(f"features have shape {tuple(phi.shape)}; needed: [n, p] or [n, c, p].")
-    _check.finite(phi, "features")
+    checks.finite(phi, "features")
     labels = one_hot_labels(y, phi.shape[:-1], classes, phi.device)
     _biased(labels, weights, bias)
-    task = _task(phi, labels, f0, weights, _check.nonnegative(reg, "reg"), bias)
+    task = _task(phi, labels, f0, weights, checks.nonnegative(reg, "reg"), bias)
     answer = task.newton(tol, max_steps)
     return _model(task, answer, answer.theta, tol, f0 is not None)
 
@@ -130,13 +130,13 @@ def logistic_features(
 def one_hot_labels(y: Array, side: torch.Size, classes: int | None, device: torch.device | None) -> Tensor:
     """[n, 1] of class 1's probability for two classes in one logit, else [n, c] probabilities."""
     y = torch.as_tensor(y).detach()
-    _check.beside(y, device, "y")
+    checks.beside(y, device, "y")
     if classes is not None and (not isinstance(classes, int) or classes < 2):
         raise InputError(f"classes={classes!r}; needed: how many there are, at least 2, or None to count those of y.")
     if y.is_complex():
         raise InputError(f"y is {y.dtype}; needed: classes as integers [n], or probabilities [n, c].")
     if y.is_floating_point():
-        _check.finite(y, "y")
+        checks.finite(y, "y")
         sums = y.sum(1) if y.dim() == 2 else y.new_zeros(())
         if y.dim() != 2 or y.shape[1] < 2 or bool((y < 0).any()) or bool(((sums - 1).abs() > 1e-4).any()):
             raise InputError(
@@ -179,7 +179,7 @@ def every_class(labels: Tensor, w: Tensor, fix: str) -> None:
     counts = (w * both_columns(labels)).sum(0)
     empty = (counts == 0).nonzero()[:, 0].tolist()
     if empty:
-        names = _check.some([str(c) for c in empty])
+        names = checks.some([str(c) for c in empty])
         raise InputError(f"y has no sample (of positive weight) of class {names} (of {len(counts)}). {fix}")
 
 

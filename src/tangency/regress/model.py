@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _check
-from .._types import Float
-from ..eigen import Spectrum, spectrum
+from .._base import checks
+from .._base.types import Float
 from ..errors import InputError
-from ..gram import Gram
-from ..matrix import Matrix, between, square, targets
+from ..gram.gram import Gram
+from ..linalg.eigen import Spectrum, spectrum
+from ..linalg.matrix import Matrix, between, square, targets
 
 Array = Tensor | np.ndarray
 Decomposable = Matrix | Spectrum
@@ -81,7 +81,7 @@ def apply(cross: Matrix, coefficients: Tensor, full: bool) -> Tensor:
             f"[{'m, d' if full else 'm'}, {', '.join(map(str, of_training))}]: tg.compute(kernel, x_new, x_train)."
         )
     if cross.device is not None:
-        _check.beside(coefficients, cross.device, "the model", "cross")
+        checks.beside(coefficients, cross.device, "the model", "cross")
     if features:
         return cross.dense().to(coefficients) @ coefficients
     return (cross @ coefficients.flatten()).reshape(cross.shape[:2]) if full else cross @ coefficients
@@ -166,7 +166,7 @@ def same_shape(f0: Array, y: Tensor, name: str) -> Tensor:
     f0 = torch.as_tensor(f0).detach()
     if f0.shape != y.shape:
         raise InputError(f"{name} has shape {tuple(f0.shape)}; needed: {tuple(y.shape)}.")
-    _check.finite(f0, name)
+    checks.finite(f0, name)
     return f0.to(y)
 
 
@@ -192,7 +192,7 @@ def sample_weights(weights: Any, n: int, like: Tensor) -> Tensor | None:
         w = w.expand(n)
     if w.shape != (n,):
         raise InputError(f"weights have shape {tuple(w.shape)}; needed: one number per sample, [{n}].")
-    _check.finite(w, "weights")
+    checks.finite(w, "weights")
     if bool((w < 0).any()) or not bool((w > 0).any()):
         raise InputError(f"weights from {float(w.min()):g} to {float(w.max()):g}; needed: at least 0, and not all 0.")
     return w

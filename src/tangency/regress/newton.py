@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._progress import bar
+from .._base.progress import bar
 from ..errors import DidNotConverge, InputError
-from ..solve import conjugate
+from ..linalg.systems import conjugate
 
 # Below this loss per sample the classes are separated: without reg there is no answer, only a direction to infinity.
 SEPARATED = 1e-7

@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 
-from .. import _check
-from ..eigen import Spectrum
+from .._base import checks
 from ..errors import InputError
-from ..gram import Gram
-from ..matrix import Matrix, targets
-from ..solve import Solver, linear
+from ..gram.gram import Gram
+from ..linalg.eigen import Spectrum
+from ..linalg.matrix import Matrix, targets
+from ..linalg.systems import Solver, solve
 from .model import Array, Decomposable, KernelModel, Problem, same_shape, sample_weights
 
 
@@ -27,7 +27,7 @@ def ridge(
 
     K [n, n] with y [n] or [n, q] (one fit per column, K⊗I), or a full kernel [n, c, n, c] with y [n, c]. `reg` is
     absolute: Nλ where the loss is a mean. `reg=0` needs a K that can be inverted; else see `ridgeless`.
-    `method`, `tol`: as for `tg.solve.linear`.
+    `method`, `tol`: as for `tg.linalg.solve`.
 
     >>> import tangency as tg
     >>> model, x, y = torch.nn.Linear(3, 1).double(), torch.randn(8, 3).double(), torch.randn(8).double()
@@ -37,10 +37,10 @@ def ridge(
     torch.Size([2])
     """
     problem = Problem.of(K, y, f0, weights)
-    reg = _check.nonnegative(reg, "reg")
+    reg = checks.nonnegative(reg, "reg")
     if isinstance(problem.matrix, Spectrum):
         raise InputError("ridge takes the Gram itself; with a spectrum at hand use ridgeless or cross_validate.")
-    found = linear(problem.matrix, problem.target, reg=reg, method=method, tol=tol)
+    found = solve(problem.matrix, problem.target, reg=reg, method=method, tol=tol)
     return problem.model(found.value, reg=reg, method=found.method, steps=found.steps, residual=found.residual)
 
 
@@ -97,10 +97,10 @@ def least_squares(
     phi = torch.as_tensor(features).detach()
     if phi.dim() not in (2, 3) or not phi.is_floating_point() or 0 in phi.shape:
         raise InputError(f"features have shape {tuple(phi.shape)}, {phi.dtype}; needed: real [n, p] or [n, c, p].")
-    _check.finite(phi, "features")
-    reg = _check.nonnegative(reg, "reg")
+    checks.finite(phi, "features")
+    reg = checks.nonnegative(reg, "reg")
     rounding = max(phi.shape[:-1].numel(), phi.shape[-1]) * torch.finfo(phi.dtype).eps
-    cutoff = rounding if cutoff is None else _check.fraction(cutoff, "cutoff")
+    cutoff = rounding if cutoff is None else checks.fraction(cutoff, "cutoff")
     y = targets(y, phi.shape[:-1], phi.dtype, phi.device)
     rows = phi.shape[:-1].numel()
     flat, kind = y.reshape(rows, -1), y.dtype

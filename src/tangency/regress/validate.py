@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._progress import bar
-from .._types import Float
-from ..eigen import Spectrum, spectrum
+from .._base.progress import bar
+from .._base.types import Float
 from ..errors import InputError, NotPositiveDefinite, TangencyWarning
-from ..matrix import Matrix, between, square, targets
+from ..linalg.eigen import Spectrum, spectrum
+from ..linalg.matrix import Matrix, between, square, targets
 from .model import Array, Decomposable, Problem, same_shape
 
 # Eigenvalues up to this many times what rounding K, and decomposing it, leave of λ_1 count as zero (heuristic).
@@ -60,7 +60,7 @@ def cross_validate(K: Decomposable, y: Array, regs: Sequence[float] | Array, *, 
     problem = Problem.of(K, y, f0)
     whole = problem.spectrum()
     if not whole.complete:
-        raise InputError(f"only {len(whole)} eigenpairs were given; needed: all of them (tg.solve.spectrum).")
+        raise InputError(f"only {len(whole)} eigenpairs were given; needed: all of them (tg.linalg.spectrum).")
     grid, (limit, entry) = _regs(regs, whole), _rounding(whole)
     values = torch.where(whole.values.abs() <= limit, 0, whole.values)
     inside = whole.vectors.T @ problem.target  # [r, q]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _check
-from .._json import plain
+from .._base import checks
+from .._base.strict_json import plain
 from .._version import __version__
 from ..datasets.files import path as usable
 from ..decisions import Decisions
@@ -59,7 +59,7 @@ def build(decisions: Decisions, *, limit: int | str | None = "8MB") -> str:
     >>> len(build(found, limit="1MB")) < 1_000_000
     True
     """
-    most = _check.memory(limit, "limit")
+    most = checks.memory(limit, "limit")
     _usable(decisions)
     looks = medium(decisions.test, decisions.train)
     k = max(v.attribution.similar.shape[1] for v in decisions.views)
@@ -192,11 +192,11 @@ def _usable(d: Decisions) -> None:
         raise InputError("shown names a test sample twice; needed: each once.")
     names = [v.name for v in d.views]
     if len(set(names)) < len(names):
-        raise InputError(f"two views have one name: {_check.some(names)}; needed: different names.")
+        raise InputError(f"two views have one name: {checks.some(names)}; needed: different names.")
     for what, logits in [("the network", d.logits), *((v.name, v.logits) for v in d.views)]:
         if len(logits) != m:
             raise InputError(f"{what} has logits of {len(logits)} samples; there are {m} test samples.")
-        _check.finite(logits, f"the logits of {what}")
+        checks.finite(logits, f"the logits of {what}")
     for v in d.views:
         if len(v.attribution.outputs) != s:
             raise InputError(f"{v.name} explains {len(v.attribution.outputs)} samples; shown names {s}. Give as many.")

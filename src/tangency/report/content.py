@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._json import plain
+from .._base.strict_json import plain
 from ..decisions import Decisions, View
 from ..surrogate import Faithfulness, MonotoneMap, log_odds
 from . import pack

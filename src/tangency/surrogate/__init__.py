@@ -1,5 +1,6 @@
 """Kernel machines that stand in for a network, and how faithful they are."""
 
+from tangency.engine.outputs import Kind, LogitsOf, Outputs
 from tangency.surrogate.faithful import (
     Faithfulness,
     Interval,
@@ -10,7 +11,6 @@ from tangency.surrogate.faithful import (
     log_odds,
     monotone,
 )
-from tangency.surrogate.heads import Kind, LogitsOf, Outputs
 from tangency.surrogate.model import Surrogate, default_reg, fit
 
 __all__ = [

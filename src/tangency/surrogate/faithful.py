@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import _check
-from .._types import Float
+from .._base import checks
+from .._base.types import Float
+from ..engine.outputs import NEARLY, Kind, check_kind, sums_to_one
 from ..errors import InputError, TangencyWarning
 from ..regress.model import Array
-from .heads import NEARLY, Kind, check_kind, sums_to_one
 
 # Numbers that are ranked at a time when bootstrapping (heuristic: some 10 arrays of this many must fit a cache or so).
 BATCH = 2_000_000
@@ -37,7 +37,7 @@ def kendall(a: Array, b: Array, *, ties: float = 0.0) -> Tensor:
             "more in the last dimension."
         )
     for name, v in (("a", a), ("b", b)):
-        _check.beside(v, a.device, name, "a")
+        checks.beside(v, a.device, name, "a")
         if v.is_floating_point() and bool(v.isnan().any()):
             where = tuple(v.isnan().nonzero()[0].tolist())
             raise InputError(f"{name}[{', '.join(map(str, where))}] is NaN; needed: numbers that can be ordered.")
@@ -178,8 +178,8 @@ def monotone(u: Tensor, v: Tensor, bins: int = 30) -> MonotoneMap:
             f"u has shape {tuple(u.shape)}, v {tuple(v.shape)}, bins={bins}; needed: one number u and one v for each "
             "sample, [n] twice, and at least one group."
         )
-    _check.finite(u, "u")
-    _check.finite(v, "v")
+    checks.finite(u, "u")
+    checks.finite(v, "v")
     at, which, counts = torch.unique(u, return_inverse=True, return_counts=True)  # equal u stay together
     group = ((counts.cumsum(0) - counts) * bins // len(u))[which]
     sizes, sum_u, sum_v = (
@@ -285,7 +285,7 @@ def faithfulness(
             "[m, c] twice, and m classes as integers."
         )
     for name, other in (("surrogate", q), ("y", y)):
-        _check.beside(other, p.device, name, "network")
+        checks.beside(other, p.device, name, "network")
     if int(y.min()) < 0 or int(y.max()) >= p.shape[1]:
         raise InputError(f"y has classes from {int(y.min())} to {int(y.max())}; needed: 0 to {p.shape[1] - 1}.")
     if not 0 < level < 1 or resamples < 2:
@@ -342,10 +342,10 @@ def _read(given: Array, name: str, kind: Kind) -> tuple[Tensor, Tensor]:
         )
     v = v.double()
     if kind == "logits":
-        _check.finite(v, name)
+        checks.finite(v, name)
         return torch.softmax(v, 1), v
     p = v if kind == "probabilities" else v.exp()
-    _check.finite(p, name)
+    checks.finite(p, name)
     sums = p.sum(1)
     worst = int((sums - 1).abs().argmax())
     if bool((p < 0).any()) or not sums_to_one(p):

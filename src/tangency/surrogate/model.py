@@ -7,13 +7,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .. import _check
-from .._progress import bar
-from .._types import Float
-from ..eigen import spectrum, top
+from .._base import checks
+from .._base.progress import bar
+from .._base.types import Float
 from ..errors import DidNotConverge, InputError
-from ..gram import DenseGram, Gram
-from ..matrix import Matrix, square
+from ..gram.gram import DenseGram, Gram
+from ..linalg.eigen import spectrum, top
+from ..linalg.matrix import Matrix, square
 from ..regress.logistic import LogisticModel, both_columns, every_class, logistic, one_hot_labels
 from ..regress.model import Array, apply, sample_weights
 from ..regress.newton import Answer, Chances, Design, Lead, Task, losses
@@ -118,7 +118,7 @@ def fit(
     every_class(labels, w, ABSENT)
     if reg is None:
         reg = default_reg(gram, penalty)
-    if not _check.nonnegative(reg, "reg") > 0:
+    if not checks.nonnegative(reg, "reg") > 0:
         raise InputError(
             "reg=0; needed: a positive reg. Networks separate their training data, and then there is none."
         )

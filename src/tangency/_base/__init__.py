@@ -1,0 +1,1 @@
+"""What every room stands on: types, trees of inputs, checks, progress, memory."""

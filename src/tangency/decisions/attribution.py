@@ -1,0 +1,231 @@
+"""Which training samples made a decision: A(x, x_i)^c = W_ci κ(x, x_i) + b_c / N, so that Σ_i A is the logit.
+
+The same holds for every kernel machine here: a surrogate, logistic regression, and regression, whose coefficients are
+the representer weights (there is no bias, and where a model starts from f₀, Σ_i A = f − f₀). Yeh et al. 2018; Engel et
+al. 2024, (3).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .._base import checks
+from .._base.progress import bar
+from .._base.types import Float, Int
+from ..errors import InputError
+from ..gram.gram import Gram
+from ..linalg.matrix import Matrix, between
+from ..regress.logistic import LogisticModel
+from ..regress.model import Array, KernelModel
+from ..surrogate.model import Surrogate
+
+Model = Surrogate | LogisticModel | KernelModel
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """Attributions of m decisions, each to q of its logits, summarised over N training samples of t classes.
+
+    `outputs`: which logits. `totals`: Σ_i A, the model's logit. `boxes`: of A over the training samples of each class:
+    lower whisker, lower quartile, median, upper quartile, upper whisker, mean; whiskers reach the last sample within
+    1.5 quartile ranges (Tukey). `outliers`: how many lie beyond; `fliers`: the f farthest of these, padded with NaN.
+    `similar`: the k training samples with the largest κ. `helpful` and `harmful`: those that raise and lower the logit
+    most, in order, with A in `help` and `harm`.
+    """
+
+    outputs: Int[Tensor, "m q"]
+    totals: Float[Tensor, "m q"]
+    boxes: Float[Tensor, "m q t 6"]
+    outliers: Int[Tensor, "m q t"]
+    fliers: Float[Tensor, "m q t f"]
+    similar: Int[Tensor, "m k"]
+    similarity: Float[Tensor, "m k"]
+    helpful: Int[Tensor, "m q k"]
+    help: Float[Tensor, "m q k"]
+    harmful: Int[Tensor, "m q k"]
+    harm: Float[Tensor, "m q k"]
+
+    def __repr__(self) -> str:
+        (m, q), k = self.outputs.shape, self.similar.shape[1]
+        return f"Attribution({m} decisions, {q} logits each, {self.boxes.shape[2]} classes, {k} nearest)"
+
+
+def attributions(model: Model, cross: Matrix, outputs: Array | None = None) -> Float[Tensor, "m q n"]:
+    """A(x, x_i)^c = W_ci κ(x, x_i) + b_c / N, for m samples whose Gram with the N training samples is `cross` [m, N].
+
+    `model`: fitted on a Gram (not through features). `outputs`: which logits of each, [m, q] (default: all). Cost:
+    m·q·N numbers; `summarize` holds few at a time.
+
+    >>> import tangency as tg
+    >>> x, y = torch.randn(60, 3).double(), torch.randint(3, (60,))
+    >>> fit = tg.surrogate.fit(x @ x.T, y)
+    >>> cross = torch.randn(5, 3).double() @ x.T
+    >>> torch.allclose(attributions(fit, cross).sum(-1), fit.logits(cross))
+    True
+    """
+    gram, terms = _checked(model, cross)
+    return terms.of_rows(gram.dense(), _outputs(outputs, gram.shape[0], terms))
+
+
+def summarize(
+    model: Model,
+    cross: Matrix,
+    *,
+    outputs: Array | None = None,
+    labels: Array | None = None,
+    classes: int | None = None,
+    k: int = 8,
+    fliers: int = 8,
+    memory: int | str = "256MB",
+    progress: bool = True,
+) -> Attribution:
+    """Box plots by class, outliers, the k most similar, helpful and harmful training samples of each decision.
+
+    `cross` [m, N] may lie on disk; it is read by bands of rows that take about `memory`. `outputs`: which logits,
+    [m, q] (default: all). `labels`: the classes of the training samples (default: one box for all).
+
+    >>> import tangency as tg
+    >>> x, y = torch.randn(60, 3).double(), torch.randint(3, (60,))
+    >>> fit = tg.surrogate.fit(x @ x.T, y)
+    >>> tg.decisions.summarize(fit, torch.randn(5, 3).double() @ x.T, labels=y, k=3)
+    Attribution(5 decisions, 3 logits each, 3 classes, 3 nearest)
+    """
+    gram, terms = _checked(model, cross)
+    m, n = gram.shape
+    groups = _groups(labels, classes, n, terms.bias.device)
+    chosen = _outputs(outputs, m, terms)
+    for name, value, most in (("k", k, n), ("fliers", fliers, None)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+            raise InputError(f"{name}={value!r}; needed: a whole number from 1" + (f" to {most}." if most else "."))
+    budget = checks.memory(memory) or 1
+    rows = max(1, budget // (8 * n * (3 * chosen.shape[1] + 2)))
+    parts: list[Attribution] = []
+    with bar(m, "attributions", "sample", show=progress) as step:
+        for band, block in _bands(gram, rows):
+            parts.append(_summary(terms, block, chosen[band], groups, k, fliers))
+            step(len(block))
+    names = Attribution.__dataclass_fields__
+    return Attribution(**{name: torch.cat([getattr(p, name) for p in parts]) for name in names})
+
+
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """What the terms of a kernel machine are made of: W [N, c] and b [c]."""
+
+    weights: Tensor
+    bias: Tensor
+
+    @staticmethod
+    def of(model: Model) -> "_Terms":
+        if isinstance(model, Surrogate):
+            return _Terms(model.weights, model.bias)
+        core, bias = (model.model, model.bias) if isinstance(model, LogisticModel) else (model, None)
+        if core.full:
+            raise InputError(
+                "the model has a full kernel, whose samples act on all outputs at once; attributions need one "
+                "similarity for each pair of samples: fit with tg.trace_ntk, tg.pseudo_ntk, …"
+            )
+        weights = core.coefficients if core.coefficients.dim() == 2 else core.coefficients[:, None]
+        return _Terms(weights, weights.new_zeros(weights.shape[1]) if bias is None else bias.reshape(-1))
+
+    def of_rows(self, kernel: Tensor, outputs: Tensor) -> Tensor:
+        """A [b, q, N] for rows [b, N] of κ."""
+        wide = torch.promote_types(kernel.dtype, self.weights.dtype)
+        w, b, k = self.weights.to(wide), self.bias.to(wide), kernel.to(self.weights.device, wide)
+        return w.T[outputs] * k[:, None] + (b[outputs] / len(w))[..., None]
+
+
+def _checked(model: Model, cross: Matrix) -> tuple[Gram, _Terms]:
+    if not isinstance(model, (Surrogate, LogisticModel, KernelModel)):
+        raise InputError(
+            f"model is a {type(model).__name__}; needed: what tg.surrogate.fit, tg.regress.logistic or "
+            "tg.regress.ridge returns."
+        )
+    gram, terms = between(cross), _Terms.of(model)
+    n = len(terms.weights)
+    if len(gram.shape) != 2 or gram.shape[1] != n or not gram.shape[0]:
+        raise InputError(
+            f"cross has shape {tuple(gram.shape)}; needed: new samples by the {n} training samples, [m, {n}]: "
+            "tg.compute(kernel, x_new, x_train)."
+        )
+    if gram.device is not None:
+        checks.beside(terms.bias, gram.device, "the model", "cross")
+    return gram, terms
+
+
+def _outputs(outputs: Array | None, m: int, terms: _Terms) -> Tensor:
+    c = len(terms.bias)
+    if outputs is None:
+        return torch.arange(c, device=terms.bias.device).expand(m, c)
+    chosen = torch.as_tensor(outputs)
+    if chosen.dim() != 2 or len(chosen) != m or not chosen.shape[1] or chosen.is_floating_point():
+        raise InputError(f"outputs has shape {tuple(chosen.shape)}, {chosen.dtype}; needed: whole numbers [{m}, q].")
+    if int(chosen.min()) < 0 or int(chosen.max()) >= c:
+        raise InputError(f"outputs goes from {int(chosen.min())} to {int(chosen.max())}; needed: from 0 to {c - 1}.")
+    return chosen.long().to(terms.bias.device)
+
+
+def _groups(labels: Array | None, classes: int | None, n: int, device: torch.device) -> list[Tensor]:
+    """Numbers of the training samples of each class."""
+    if labels is None:
+        return [torch.arange(n, device=device)]
+    y = torch.as_tensor(labels)
+    if y.shape != (n,) or y.is_floating_point():
+        raise InputError(f"labels has shape {tuple(y.shape)}, {y.dtype}; needed: a class for each of the {n} samples.")
+    y = y.to(device)
+    count = classes or int(y.max()) + 1
+    if int(y.min()) < 0 or int(y.max()) >= count:
+        raise InputError(f"labels has classes from {int(y.min())} to {int(y.max())}; needed: from 0 to {count - 1}.")
+    groups = [(y == t).nonzero()[:, 0] for t in range(count)]
+    empty = [str(t) for t, g in enumerate(groups) if not len(g)]
+    if empty:
+        raise InputError(f"labels has no sample of class {checks.some(empty)} (of {count}), so there is no box for it.")
+    return groups
+
+
+def _bands(gram: Gram, rows: int) -> Iterator[tuple[slice, Tensor]]:
+    m = gram.shape[0]
+    for start in range(0, m, rows):
+        band = slice(start, min(m, start + rows))
+        yield band, gram[band]
+
+
+def _summary(terms: _Terms, kernel: Tensor, outputs: Tensor, groups: list[Tensor], k: int, fliers: int) -> Attribution:
+    checks.finite(kernel, "cross")
+    kernel = kernel.to(terms.weights.device)
+    a = terms.of_rows(kernel, outputs)
+    boxes, outliers, far = (torch.stack(p, 2) for p in zip(*(_box(a[..., g], fliers) for g in groups), strict=True))
+    similarity, similar = kernel.topk(k)
+    most, least = a.topk(k), a.topk(k, largest=False)
+    return Attribution(
+        outputs, a.sum(-1), boxes, outliers, far, similar, similarity,
+        most.indices, most.values, least.indices, least.values,
+    )  # fmt: skip
+
+
+def _box(a: Tensor, fliers: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Whiskers, quartiles, median and mean of [b, q, n] over n, [b, q, 6]; how many lie beyond; the farthest."""
+    ordered = a.sort(-1).values
+    n = ordered.shape[-1]
+    at = torch.tensor([0.25, 0.5, 0.75], dtype=a.dtype, device=a.device) * (n - 1)
+    below = at.floor().long()
+    quartiles = torch.lerp(ordered[..., below], ordered[..., (below + 1).clamp_max(n - 1)], at - below)
+    low, _, high = quartiles.unbind(-1)
+    reach = 1.5 * (high - low)
+    first = torch.searchsorted(ordered, (low - reach)[..., None].contiguous())
+    last = torch.searchsorted(ordered, (high + reach)[..., None].contiguous(), right=True) - 1
+    ends = [ordered.gather(-1, end.clamp(0, n - 1)) for end in (first, last)]
+    # With few samples a quartile may lie beyond the last one within reach: a whisker never ends inside its box.
+    tips = [torch.minimum(ends[0], low[..., None]), torch.maximum(ends[1], high[..., None])]
+    boxes = torch.cat([tips[0], quartiles, tips[1], a.mean(-1, keepdim=True)], -1)
+    f = min(fliers, n)
+    tails = torch.cat([ordered[..., :f], ordered[..., n - f :]], -1)  # the farthest are among these
+    beyond = torch.maximum(ends[0] - tails, tails - ends[1])
+    if 2 * f > n:  # the two tails overlap: count nothing twice
+        beyond[..., f : 3 * f - n] = 0
+    far = beyond.topk(f, -1)
+    values = torch.where(far.values > 0, tails.gather(-1, far.indices), torch.nan)
+    pad = values.new_full((*values.shape[:-1], fliers - f), torch.nan)
+    return boxes, (first + n - 1 - last)[..., 0], torch.cat([values, pad], -1)

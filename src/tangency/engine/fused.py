@@ -1,0 +1,94 @@
+"""Passes over memory that torch makes slowly or in several, fused by Triton for 16-bit factors on a GPU.
+
+Each function has its meaning in plain torch beside it; the kernels are used only where `available` says so.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@cache
+def _triton() -> Any:
+    """The module with the kernels, or None where there is no Triton."""
+    try:
+        from . import fused_triton as kernels
+
+        return kernels
+    except ImportError:
+        return None
+
+
+def available(v: Tensor) -> bool:
+    return v.device.type == "cuda" and not v.requires_grad and _triton() is not None
+
+
+def dot_positions(d: Tensor, x: Tensor) -> Tensor:
+    """Σ_t d[n, t, o] · x[n, t, o] in 32 bits → [n, o]."""
+    if not available(d):
+        return (d.float() * x).sum(1)
+    n, t, o = d.shape
+    out = torch.empty(n, o, dtype=torch.float32, device=d.device)
+    block = min(64, _power(o))
+    grid = (n, -(-o // block))
+    _triton().dot[grid](d, x, out, t, o, *d.stride(), *x.stride(), BLOCK_T=64, BLOCK_O=block)
+    return out
+
+
+def sum_products(a: Tensor, d: Tensor, n: int, t: int, m: int, s: int) -> Tensor:
+    """Σ_{t,s} a[n·t, m·s] · d[n·t, m·s] → [n, m], both contiguous, in one pass over each."""
+    if a.dtype != torch.float32 or not available(a) or s > 4096:
+        return a.mul_(d).view(n * t, m, s).sum(2).view(n, t, m).sum(1)
+    out = torch.empty(n, m, dtype=torch.float32, device=a.device)
+    wide = _power(s)
+    columns = max(1, 1024 // wide)
+    grid = (-(-m // columns), n)
+    _triton().products[grid](a, d, out, t, m, s, WIDE=wide, COLUMNS=columns)
+    return out
+
+
+def scale_channels(d: Tensor, scale: Tensor) -> Tensor:
+    """d[n, o, …] · scale[o]."""
+    last = d.dim() == 4 and d.is_contiguous(memory_format=torch.channels_last)
+    if not (available(d) and last):
+        return d * scale.to(d.dtype).view(-1, *[1] * (d.dim() - 2))
+    out = torch.empty_like(d)
+    block = 4096
+    _triton().scale_last[(-(-d.numel() // block),)](d, scale, out, d.numel(), d.shape[1], BLOCK=block)
+    return out
+
+
+class BatchNorm(torch.autograd.Function):
+    """F.batch_norm in evaluation mode with a cheap derivative in x, the only one that is needed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Any, bias: Any, eps: float) -> Tensor:
+        scale = torch.rsqrt(var.float() + eps)
+        ctx.save_for_backward(scale if weight is None else scale * weight)
+        return F.batch_norm(x, mean, var, weight, bias, eps=eps)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> Any:
+        (scale,) = ctx.saved_tensors
+        return scale_channels(d, scale), None, None, None, None, None
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """F.batch_norm for a model in evaluation mode that is differentiated in its input only."""
+    return BatchNorm.apply(input, running_mean, running_var, weight, bias, eps)
+
+
+def _power(v: int) -> int:
+    return 1 << (v - 1).bit_length()

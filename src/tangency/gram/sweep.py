@@ -1,0 +1,212 @@
+"""Making tiles: prepare a group of row blocks once, let the column blocks pass by.
+
+On a GPU the next column block is prepared on a stream of its own while the present one is contracted, and a column
+block that is slow to make and quick to copy is kept in pinned host memory for the next sweep.
+"""
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._base.types import Inputs
+from ..errors import NonFiniteError
+from ..kernels.kernel import Kernel, Prepared
+from .plan import Task, TilePlan
+
+Load = Callable[[int, int], Inputs]  # (side, block) → inputs as the kernel takes them
+# Bytes per second from pinned host memory to a GPU, and for a first copy into memory that must be pinned (heuristics).
+HOST_BANDWIDTH, PINNING = 2.5e10, 2e9
+# The part of the machine's free memory that kept blocks may take (heuristic).
+HOST_SHARE = 0.4
+
+
+class Sweep:
+    """The tiles of a plan, a task at a time."""
+
+    def __init__(self, kernel: Kernel, load: Load, cut: TilePlan) -> None:
+        self.kernel, self.load, self.cut = kernel, load, cut
+        self.rows: dict[int, Prepared] = {}
+        cuda = kernel.device is not None and kernel.device.type == "cuda"
+        self._side = Stream(kernel.device) if cuda else None
+        sweeps = -(-cut.grid[0] // cut.group)
+        self._host = Host(kernel.device, uses=sweeps // 2) if cuda and sweeps > 2 and not kernel.by_rows else None
+
+    def tiles(self, task: Task) -> Iterator[tuple[int, int, Tensor]]:
+        """(i, j, tile) of every tile of the task. A GPU may still be at work on a tile, and nobody has looked at it."""
+        self.rows = {i: a for i, a in self.rows.items() if i in task.rows}
+        if self._side is not None:
+            self._side.follow()
+        for i in task.rows:
+            if i not in self.rows:
+                self.rows[i] = self._block(0, i)
+        if self._host is not None and self.cut.symmetric:
+            self._host.forget_below(min(task.rows) + self.cut.group)
+        passing = self._columns([j for j, _ in task.columns if not self._held(j)])
+        for j, rows in task.columns:
+            b = self.rows[j] if self._held(j) else next(passing)
+            for i in rows:
+                yield i, j, self.kernel.pair(self.rows[i], b, self.cut.workspace)
+        passing.close()
+
+    def diagnose(self, i: int, j: int) -> NonFiniteError:
+        """What made tile (i, j) not finite. Cost: prepares both sides again."""
+        for side, k in ((0, i), (self._columns_side, j)):
+            prepared = self._prepare(side, k)
+            try:
+                self.kernel.diagnose(prepared)
+            except NonFiniteError as e:
+                return e.shifted(self.cut.block(k, side).start)
+        return NonFiniteError(
+            f"the kernel overflowed in tile {i}, {j} although all gradients are finite; use a wider dtype.", 0, ""
+        )
+
+    @property
+    def _columns_side(self) -> int:
+        return 0 if self.cut.symmetric else 1
+
+    def _held(self, j: int) -> bool:
+        return self.cut.symmetric and j in self.rows
+
+    def _columns(self, blocks: list[int]) -> Generator[Prepared, None, None]:
+        """The column blocks in turn; on a GPU the next is begun when the contraction of the present one has been."""
+        ahead = None
+        for k, j in enumerate(blocks):
+            b = self._block(self._columns_side, j) if ahead is None else ahead
+            if self._side is None:
+                yield b
+                del b
+                continue
+            self._side.join()
+            yield b
+            contracted = self._side.mark()
+            ahead = self._side.run(self._block, self._columns_side, blocks[k + 1]) if k + 1 < len(blocks) else None
+            # The memory of b goes back to the side stream's pool: nothing may be put there before b was used.
+            self._side.wait(contracted)
+            del b
+
+    def _block(self, side: int, k: int) -> Prepared:
+        if self._host is None:
+            return self._prepare(side, k)
+        return self._host.get((side, k), lambda: self._inputs(side, k), lambda x: self._prepare(side, k, x))
+
+    def _inputs(self, side: int, k: int) -> Inputs:
+        """The block's samples, of which the kernel knows all it must find out first: what follows can be timed."""
+        inputs = self.load(side, k)
+        self.kernel.footprint(inputs)
+        return inputs
+
+    def _prepare(self, side: int, k: int, inputs: Inputs | None = None) -> Prepared:
+        inputs = self.load(side, k) if inputs is None else inputs
+        try:
+            return self.kernel.prepare(inputs, self.cut.capture)
+        except NonFiniteError as e:
+            raise e.shifted(self.cut.block(k, side).start) from None
+
+
+class Stream:
+    """A second queue of work for a GPU."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        # First in line: its many small kernels slip in where the contraction's few large ones leave room.
+        self.device, self.stream = device, torch.cuda.Stream(device, priority=-1)
+
+    def run(self, f: Callable[..., Prepared], *args: Any) -> Prepared:
+        """f with everything that it launches and allocates on this stream."""
+        with torch.cuda.stream(self.stream):
+            return f(*args)
+
+    def follow(self) -> None:
+        """This stream waits for all that the main one has been given."""
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def join(self) -> None:
+        """The main stream waits for all that this one has been given."""
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+    def mark(self) -> torch.cuda.Event:
+        return torch.cuda.current_stream(self.device).record_event()
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        self.stream.wait_event(event)
+
+
+class Host:
+    """Prepared blocks in pinned host memory, if the second one shows that copying beats preparing again over the `uses`
+    that it will find on average (the first one is slow for other reasons).
+
+    First come, first kept: sweeps pass the same blocks in the same order, where throwing out the oldest would throw out
+    the one needed next.
+    """
+
+    def __init__(self, device: torch.device | None, uses: int, room: int | None = None) -> None:
+        self.device, self.uses = device, uses
+        self.room = int(HOST_SHARE * _available()) if room is None else room
+        self.kept: dict[tuple[int, int], Prepared] = {}
+        self.worth: bool | None = None  # not known yet
+        self._made = 0
+
+    def get(self, key: tuple[int, int], load: Callable[[], Inputs], prepare: Callable[[Inputs], Prepared]) -> Prepared:
+        if key in self.kept:
+            return moved(self.kept[key], lambda t: t.to(self.device, non_blocking=True))
+        if self.worth is False:
+            return prepare(load())
+        inputs = load()
+        _synchronize()
+        start = time.perf_counter()
+        made = prepare(inputs)
+        _synchronize()
+        seconds, size = time.perf_counter() - start, _bytes(made)
+        self._made += 1
+        if self.worth is None and self._made > 1:
+            self.worth = self.uses * (seconds - size / HOST_BANDWIDTH) > size / PINNING
+        if self.worth and size <= self.room:
+            self.room -= size
+            self.kept[key] = moved(made, _pinned)
+        return made
+
+    def forget_below(self, block: int) -> None:
+        """Blocks that no later sweep will meet."""
+        for key in [key for key in self.kept if key[1] < block]:
+            self.room += _bytes(self.kept.pop(key))
+
+
+def moved(prepared: Prepared, f: Callable[[Tensor], Tensor]) -> Prepared:
+    """A prepared batch with every tensor in it replaced."""
+    if isinstance(prepared, Tensor):
+        return f(prepared)
+    if isinstance(prepared, dict):
+        return {k: moved(v, f) for k, v in prepared.items()}
+    if isinstance(prepared, (tuple, list)):
+        return type(prepared)(moved(v, f) for v in prepared)
+    if is_dataclass(prepared) and not isinstance(prepared, type):
+        return replace(prepared, **{k.name: moved(getattr(prepared, k.name), f) for k in fields(prepared) if k.init})
+    return prepared
+
+
+def _bytes(prepared: Prepared) -> int:
+    sizes: list[int] = []
+
+    def count(t: Tensor) -> Tensor:
+        sizes.append(t.numel() * t.element_size())
+        return t
+
+    moved(prepared, count)
+    return sum(sizes)
+
+
+def _pinned(t: Tensor) -> Tensor:
+    return torch.empty_like(t, device="cpu", pin_memory=torch.cuda.is_available()).copy_(t)
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()
+
+
+def _available() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -1,0 +1,127 @@
+"""A task that another process can do: everything it needs travels with it, and doing it twice does no harm.
+
+The kernel is packed once (`pack`); a worker unpacks it once and keeps it, with the row blocks of its last task.
+"""
+
+import io
+import pickle
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._base import tree
+from .._base.types import Inputs
+from ..errors import InputError, ModelError
+from ..kernels.kernel import Kernel, all_finite
+from .plan import Task, TilePlan
+from .source import batch
+from .sweep import Sweep
+from .witness import Sample, changed, precision, witness
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all tasks of a run share."""
+
+    kernel: bytes
+    cut: TilePlan
+    samples: list[Sample]
+    witness: dict[str, Any]  # what the kernel gives for them where it was packed
+    run: str  # another one for every run: what a worker holds comes from the inputs of that run
+
+    @staticmethod
+    def of(kernel: Kernel, cut: TilePlan, samples: list[Sample], seen: dict[str, Any]) -> "Job":
+        alone = [replace(s, x=tree.transform(lambda v: v.cpu(), s.x)) for s in samples]
+        return Job(pack(kernel), cut, alone, seen, secrets.token_hex(16))
+
+    def kernel_here(self) -> Kernel:
+        """The kernel, if it computes here what it does there: a class comes by its name, from files that may differ."""
+        kernel = unpack(self.kernel)
+        other = changed(self.witness, witness(kernel, self.samples), precision(kernel.spec()))
+        if other:
+            name, (there, here) = next(iter(other.items()))
+            raise ModelError(
+                f"the kernel gives other numbers on a worker: {name} is {here} there and {there} here. The worker "
+                "imports the model's classes and functions anew: a file that was changed since, or a global that was "
+                "set while the program ran, is another there. Keep such values in the model."
+            )
+        return kernel
+
+
+Tiles = list[tuple[int, int, np.ndarray]]
+_held = threading.local()  # a sweep is one thread's: the workers of an executor may be threads of one process
+
+
+def perform(job: Job, task: Task, inputs: Mapping[tuple[int, int], Inputs]) -> Tiles:
+    """The tiles of a task, from the inputs of its blocks (side, block)."""
+    if getattr(_held, "run", None) != job.run:
+        _held.sweep = None  # one job at a time: a worker's memory is planned for one
+        _held.sweep = Sweep(job.kernel_here(), lambda side, k: {}, job.cut)
+        _held.run = job.run
+    sweep: Sweep = _held.sweep
+    kernel = sweep.kernel
+
+    def load(side: int, k: int) -> Inputs:
+        block = job.cut.block(k, side)
+        return batch(kernel, inputs[side, k], f"x{side + 1}", block.stop - block.start)
+
+    sweep.load = load
+    with torch.no_grad():
+        found = [(i, j, tile.cpu()) for i, j, tile in sweep.tiles(task)]
+        for i, j, tile in found:
+            if not all_finite(tile):
+                raise sweep.diagnose(i, j)
+    return [(i, j, tile.numpy()) for i, j, tile in found]
+
+
+def pack(kernel: Kernel) -> bytes:
+    """The kernel as bytes. Tensors on a GPU travel by way of the CPU to the receiver's own GPU."""
+    try:
+        from cloudpickle import CloudPickler as Base
+    except ImportError:
+        Base = pickle.Pickler  # type: ignore[misc,assignment,unused-ignore]
+
+    class Packer(Base):  # type: ignore[misc,valid-type,unused-ignore]
+        def reducer_override(self, thing: Any) -> Any:
+            if type(thing) is Tensor and _far(thing):
+                return _arrive, (_leave(thing),)
+            override = getattr(super(), "reducer_override", None)
+            return NotImplemented if override is None else override(thing)
+
+    buffer = io.BytesIO()
+    try:
+        Packer(buffer, protocol=5).dump(kernel)
+    except (pickle.PicklingError, AttributeError, TypeError) as e:
+        raise InputError(
+            f"the kernel cannot be sent to other processes: {e}. Define the model and its functions in a module that "
+            "can be imported, or pip install cloudpickle."
+        ) from e
+    return buffer.getvalue()
+
+
+def unpack(packed: bytes) -> Kernel:
+    try:
+        return pickle.loads(packed)
+    except (AttributeError, ImportError) as e:  # without cloudpickle, what a script defines is sent by name alone
+        raise InputError(
+            f"a worker cannot unpack the kernel: {e}. Define the model and its functions in a module that the workers "
+            "can import too, or pip install cloudpickle."
+        ) from e
+
+
+def _far(t: Tensor) -> bool:
+    return t.device.type == "cuda"
+
+
+def _leave(t: Tensor) -> Tensor:
+    return t.detach().cpu()
+
+
+def _arrive(t: Tensor) -> Tensor:
+    return t.cuda()

@@ -1,0 +1,1 @@
+"""Gaussian moments of activations."""

@@ -1,0 +1,363 @@
+"""The layers of wide networks, to be composed by hand: `Serial(Linear(w_var=2), Relu(), Linear())`.
+
+They follow torch's conventions: Linear acts on the last axis, Conv has its channels on the first axis after the batch.
+Each knows the finite module that it is the limit of. What is read from an nn.Module becomes the same layers.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import InputError
+from ...kernels.kernel import describe, digest
+from ..activations.duals import Dual
+from ..moments.fields import Builder, Field
+from ..moments.ops import Affine, Normalize, Weigh
+from ..moments.ops import Dropout as DropoutOp
+from ..moments.positions import Apart, Patch, Pool, Total
+from .weights import Weights
+
+Pair = int | tuple[int, ...]
+
+
+class Layer(ABC):
+    """One layer: how it makes the moments of its output from those of its input, and its finite form."""
+
+    @abstractmethod
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        """The value after this layer, its operations added to the plan."""
+
+    @abstractmethod
+    def module(self, width: int) -> nn.Module:
+        """The finite network of this width (input sizes are found at the first call, as torch's lazy modules do)."""
+
+    def spec(self) -> Any:
+        """What decides its numbers besides the weights' options, as JSON values."""
+        own = {f.name: described(getattr(self, f.name)) for f in fields(self) if f.compare}  # type: ignore[arg-type]
+        return {"layer": type(self).__name__, **own}
+
+    def numbers(self, weights: Weights) -> dict[str, Any]:
+        """Variances and rates by layer, where they can be told without an input."""
+        return {}
+
+
+def described(value: Any) -> Any:
+    """A layer's field as a JSON value; functions by their code, tensors by their digest."""
+    if isinstance(value, Layer):
+        return value.spec()
+    if isinstance(value, Dual):
+        fn = getattr(value, "fn", None)
+        return {**value.spec(), **({} if fn is None else {"fn": describe(fn)})}
+    if isinstance(value, (tuple, list)):
+        return [described(v) for v in value]
+    if isinstance(value, Tensor):
+        return digest({"": value})
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+
+
+def each(value: Pair, dims: int, what: str = "size") -> tuple[int, ...]:
+    found = (value,) * dims if isinstance(value, int) else tuple(value)
+    if len(found) != dims:
+        raise InputError(f"{what}={value} for {dims} axes; needed: a number, or one for each axis.")
+    return found
+
+
+def takes(build: Builder, needed: int | None, given: int) -> None:
+    """A module's own input size, if it is known."""
+    if needed is not None and needed != given:
+        raise InputError(f"{build.where}: takes {needed} features or channels; it was given {given}.")
+
+
+@dataclass(frozen=True)
+class Linear(Layer):
+    """Wx + b on the last axis. w_var and b_var: its own, else the kernel's; `width`: the finite layer's, if fixed."""
+
+    w_var: float | None = None
+    b_var: float | None = None
+    bias: bool = True
+    width: int | None = None
+    of: nn.Module | None = field(default=None, repr=False, compare=False)  # the module it was read from
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+        f = build.field(value, -1)
+        takes(build, getattr(self.of, "in_features", None), f.width)
+        tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
+        op = weights.layer(name, f.width, bias=self.bias, own=(self.w_var, self.b_var), tensors=tensors)
+        return build.affine(f, self.width or f.width, op)
+
+    def module(self, width: int) -> nn.Module:
+        return nn.LazyLinear(self.width or width, bias=self.bias)
+
+
+@dataclass(frozen=True)
+class Conv(Layer):
+    """A convolution over one to three axes, with shared weights or (`local`) weights of each position's own."""
+
+    size: tuple[int, ...]
+    stride: Pair = 1
+    padding: Pair | str = 0
+    dilation: Pair = 1
+    groups: int = 1
+    circular: bool = False
+    w_var: float | None = None
+    b_var: float | None = None
+    bias: bool = True
+    width: int | None = None
+    local: bool = False
+    of: nn.Module | None = field(default=None, repr=False, compare=False)
+
+    def _pads(self, dims: int) -> tuple[tuple[int, int], ...]:
+        if isinstance(self.padding, str):
+            if self.padding == "valid":
+                return ((0, 0),) * dims
+            if self.padding != "same" or each(self.stride, dims) != (1,) * dims:
+                raise InputError(f"padding={self.padding!r}; needed: 'valid', 'same' (with stride 1), or numbers.")
+            reach = [d * (k - 1) for d, k in zip(each(self.dilation, dims), self.size, strict=True)]
+            return tuple((r // 2, r - r // 2) for r in reach)
+        return tuple((p, p) for p in each(self.padding, dims, "padding"))
+
+    def grow(
+        self, build: Builder, value: Any, weights: Weights, name: str, names: tuple[str, str] = ("weight", "bias")
+    ) -> Field:
+        dims = len(self.size)
+        f = build.field(value, 0)
+        takes(build, getattr(self.of, "in_channels", None), f.width)
+        if len(f.grid) != dims:
+            raise InputError(f"{build.where}: a convolution over {dims} axes was given values of shape {f.shape}.")
+        joined = ("parts", f.node) in build.made
+        if self.groups > 1 and (isinstance(value, Tensor) or f.width == self.groups or joined):
+            raise build.unsupported(
+                "has groups that see few channels each, so its outputs are not alike and Gaussian in the limit.",
+                "Give each group infinitely many channels (groups > 1 with several channels each, not on the input).",
+            )
+        stride, dilation = each(self.stride, dims, "stride"), each(self.dilation, dims, "dilation")
+        op = Patch(self.size, stride, self._pads(dims), dilation, self.circular)
+        grid = op.grid(f.grid)
+        if min(grid) < 1:
+            raise InputError(f"{build.where}: windows of {self.size} do not fit into positions {f.grid}.")
+        patched = build.same(op, f, shape=(f.width, *grid))
+        build.mask = None if build.mask is None else centres(build.mask, op.size, op.stride, op.padding, grid)
+        tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
+        patch = prod(self.size)
+        fan_in, own = f.width // self.groups * patch, (self.w_var, self.b_var)
+        affine = weights.layer(name, fan_in, patch=patch, bias=self.bias, own=own, tensors=tensors, names=names)
+        found = build.affine(patched, self.width or f.width, affine)
+        return build.same(Apart(), found) if self.local else found
+
+    def module(self, width: int) -> nn.Module:
+        if self.local:
+            raise InputError("torch has no locally connected layer; build the finite one with unfold.")
+        kinds: tuple[Any, ...] = (nn.LazyConv1d, nn.LazyConv2d, nn.LazyConv3d)
+        mode = "circular" if self.circular else "zeros"
+        return kinds[len(self.size) - 1](
+            self.width or width, self.size, self.stride, self.padding, self.dilation, self.groups, self.bias, mode
+        )
+
+
+def centres(
+    mask: Tensor,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    pads: tuple[tuple[int, int], ...],
+    grid: tuple[int, ...],
+) -> Tensor:
+    """The mask after windows: that of the position at each window's place (k − 1)//2."""
+    for axis, (k, s, p, m) in enumerate(zip(size, stride, pads, grid, strict=True)):
+        at = torch.arange(m, device=mask.device) * s - p[0] + (k - 1) // 2
+        inside = (at >= 0) & (at < mask.shape[axis + 1])
+        taken = mask.index_select(axis + 1, at.clamp(0, mask.shape[axis + 1] - 1))
+        mask = taken & inside.view(-1, *[1] * (mask.dim() - axis - 2))
+    return mask
+
+
+@dataclass(frozen=True)
+class Embedding(Layer):
+    """Rows of a table for integer inputs; the entries have variance w_var."""
+
+    w_var: float | None = None
+    width: int | None = None
+    count: int | None = None  # rows of the finite table
+    padding: int | None = None
+    of: nn.Module | None = field(default=None, repr=False, compare=False)
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+        if not isinstance(value, Tensor) or value.is_floating_point():
+            raise InputError(f"{build.where}: an Embedding takes integer inputs; it was given {_kind(value)}.")
+        rows = self.count if self.count is not None else getattr(self.of, "num_embeddings", None)
+        if rows is not None and (int(value.min()) < 0 or int(value.max()) >= rows):
+            raise InputError(f"{build.where}: indices {int(value.min())} to {int(value.max())} into {rows} rows.")
+        f = build.table(value, self.width or 1, self.padding)
+        tensor = getattr(self.of, "weight", None)
+        if tensor is not None and self.padding is not None:
+            tensor = torch.cat([tensor[: self.padding], tensor[self.padding + 1 :]])
+        op = weights.layer(name, 1, bias=False, own=(self.w_var, None), tensors=(tensor, None))
+        return build.affine(f, self.width or 1, op)
+
+    def module(self, width: int) -> nn.Module:
+        if self.count is None:
+            raise InputError("Embedding.module needs count=, the number of rows of its table.")
+        return nn.Embedding(self.count, self.width or width, padding_idx=self.padding)
+
+
+@dataclass(frozen=True)
+class AvgPool(Layer):
+    """The mean over windows (`SumPool`: the sum). `edges`: means over what lies inside only."""
+
+    size: tuple[int, ...]
+    stride: Pair | None = None
+    padding: Pair = 0
+    edges: bool = False
+    circular: bool = False
+    ceil: bool = False
+    mean: bool = True
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        dims = len(self.size)
+        f = build.field(value, 0)
+        if len(f.grid) != dims:
+            raise InputError(f"{build.where}: pooling over {dims} axes was given values of shape {f.shape}.")
+        stride = each(self.stride or self.size, dims, "stride")
+        pads = tuple((p, p) for p in each(self.padding, dims, "padding"))
+        op = Pool(self.size, stride, pads, self.mean, self.edges, self.circular, self.ceil)
+        grid = op.grid(f.grid)
+        build.mask = None if build.mask is None else centres(build.mask, self.size, stride, pads, grid)
+        return build.same(op, f, shape=(f.width, *grid))
+
+    def module(self, width: int) -> nn.Module:
+        if self.circular:
+            raise InputError("torch has no pooling with circular borders; pad before it.")
+        kinds: tuple[Any, ...] = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+        pool = kinds[len(self.size) - 1](self.size, self.stride, self.padding, self.ceil, not self.edges)
+        return pool if self.mean else nn.Sequential(pool, Times(prod(self.size)))
+
+
+def SumPool(  # noqa: N802 (a layer like the others)
+    size: tuple[int, ...], stride: Pair | None = None, padding: Pair = 0, circular: bool = False
+) -> AvgPool:
+    """The sum over windows."""
+    return AvgPool(size, stride, padding, circular=circular, mean=False)
+
+
+@dataclass(frozen=True)
+class GlobalAvgPool(Layer):
+    """The mean over all positions; `channel`: the axis of the channels (0: after the batch, as for Conv; -1: last)."""
+
+    channel: int = 0
+    mean: bool = True
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+        f = build.field(value, self.channel)
+        axes = tuple(range(len(f.grid)))
+        if build.mask is None:
+            return build.same(Total(axes, self.mean), f, shape=(f.width,), channel=0)
+        count, build.mask = build.mask.flatten(1).sum(1), None
+        if bool((count == 0).any()):
+            raise InputError(f"{build.where}: a sample has no real position left to pool.")
+        found = build.same(Total(axes, False), f, shape=(f.width,), channel=0)
+        return build.same(Weigh(build.slot(1 / count.double())), found) if self.mean else found
+
+    def module(self, width: int) -> nn.Module:
+        return Reduce(self.channel, self.mean)
+
+
+def GlobalSumPool(channel: int = 0) -> GlobalAvgPool:  # noqa: N802
+    """The sum over all positions."""
+    return GlobalAvgPool(channel, mean=False)
+
+
+@dataclass(frozen=True)
+class Flatten(Layer):
+    """Positions become channels."""
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        if isinstance(value, Tensor):
+            return value.flatten(1)
+        f = build.settled(value)
+        build.mask = None
+        return build.flatten(f, tuple(range(len(f.grid))))
+
+    def module(self, width: int) -> nn.Module:
+        return nn.Flatten()
+
+
+@dataclass(frozen=True)
+class Dropout(Layer):
+    """As at training: channels dropped with probability `rate`, the others divided by 1 − rate."""
+
+    rate: float
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        if isinstance(value, Tensor):
+            raise build.unsupported(
+                "drops inputs, which are not infinitely many.", "Put it after a layer with weights."
+            )
+        f = build.settled(value)
+        if not 0 <= self.rate < 1:
+            raise InputError(f"{build.where}: Dropout({self.rate}); needed: at least 0, below 1.")
+        return build.same(DropoutOp(1 - self.rate), f, gaussian=False) if self.rate else f
+
+    def module(self, width: int) -> nn.Module:
+        return nn.Dropout(self.rate)
+
+
+@dataclass(frozen=True)
+class LayerNorm(Layer):
+    """Normalised over the channels, and over all positions too if `positions`; `affine`: a trained scale and shift."""
+
+    channel: int = -1
+    positions: bool = False
+    eps: float = 1e-5
+    affine: bool = False
+    shift: bool = True  # RMSNorm has a scale alone
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+        f = build.field(value, self.channel)
+        if not f.gaussian:
+            raise build.unsupported(
+                "normalises values that are not Gaussian in the limit.", "Put a Linear or Conv layer before the norm."
+            )
+        axes = tuple(range(len(f.grid))) if self.positions else ()
+        mask = build.slot(build.mask.double().movedim(0, -1)) if axes and build.mask is not None else None
+        f = build.same(Normalize(axes, self.eps, mask), f)
+        if not self.affine:
+            return f
+        scale, shift = weights.rates(name)
+        shift = shift if self.shift else 0.0
+        f = build.same(Affine(1.0, 0.0, 0.0, shift), f) if shift else f
+        return replace(f, gain=scale)
+
+    def module(self, width: int) -> nn.Module:
+        if self.positions or self.channel != -1:
+            return nn.GroupNorm(1, width, eps=self.eps, affine=self.affine)
+        return nn.LayerNorm(width, eps=self.eps, elementwise_affine=self.affine)
+
+
+class Times(nn.Module):
+    """A constant multiple."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class Reduce(nn.Module):
+    """The mean or sum over all positions."""
+
+    def __init__(self, channel: int, mean: bool) -> None:
+        super().__init__()
+        self.channel, self.mean = channel, mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        axes = [k for k in range(1, x.dim()) if k != 1 + self.channel % (x.dim() - 1)]
+        return x.mean(axes) if self.mean else x.sum(axes)
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype} values" if isinstance(value, Tensor) else "hidden values"

@@ -1,0 +1,176 @@
+"""Simple recurrent networks: the same weights at every time, so the moments of two times know of one another."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import InputError
+from ..activations.duals import Dual, Relu
+from ..activations.facts import centered
+from ..activations.quadrature import recognize
+from ..moments.few import doubt
+from ..moments.fields import Builder, Field
+from ..moments.ops import Affine, Dropout, Op
+from ..moments.state import Here, Need, State
+from ..reading.modules import reads
+from .basic import Layer
+from .weights import Weights
+
+
+@dataclass(frozen=True)
+class Recur(Op):
+    """h_t = φ(W x_t + U h_{t−1} + b): each pair of times (t, t') from the pair before, (t − 1, t' − 1).
+
+    Alemohammad, Wang, Balestriero and Baraniuk 2021, 'The recurrent neural tangent kernel'.
+    """
+
+    dual: Dual
+    inputs: Affine
+    hidden: Affine
+    backward: bool = False
+    own: ClassVar[Need] = Need.DIAGONAL
+
+    def alone(self) -> bool:
+        return not self.dual.exact
+
+    def __call__(self, states: Sequence[State], here: Here) -> State:
+        (s,) = states
+        s = self._turned(s)
+        alone = here.pairs.same and not s.whole
+        left, right = (self._variances(v.flip(0) if self.backward else v) for v in here.own())
+        covs: list[Tensor] = []
+        ntks: list[Tensor] = []
+        for t in range(s.grid[0]):
+            cov, ntk = self._before(s, t, covs, ntks, here.tangent)
+            if alone:
+                value, slope = self.dual.own(cov, slope=here.tangent)
+            else:
+                p, q = here.pairs.spread(left[t : t + 1], right if s.whole else right[t : t + 1], 1, whole=False)
+                value, slope = self.dual.both(cov, p, q, slope=here.tangent)
+            covs.append(value)
+            if here.tangent:
+                assert ntk is not None
+                assert slope is not None
+                ntks.append(ntk * slope)
+        joined = torch.stack(covs) if s.whole else torch.cat(covs)
+        tangent = (torch.stack(ntks) if s.whole else torch.cat(ntks)) if ntks else None
+        return self._turned(replace(s, cov=joined, ntk=tangent, gap=None))
+
+    def _before(
+        self, s: State, t: int, covs: list[Tensor], ntks: list[Tensor], tangent: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The moments before φ at time t, with all times t' (whole) or with t itself: [T' or 1, *pairs]."""
+        i, h = self.inputs, self.hidden
+        x = s.cov[t] if s.whole else s.cov[t : t + 1]
+        last = self._shifted(covs[-1], s.whole) if covs else None
+        cov = x * i.w_var + (i.b_var + h.b_var)
+        cov = cov if last is None else cov + h.w_var * last
+        if not tangent:
+            return cov, None
+        ntk = x * i.w_rate + (i.b_rate + h.b_rate)
+        if s.ntk is not None:
+            ntk = ntk + i.w_var * (s.ntk[t] if s.whole else s.ntk[t : t + 1])
+        if last is not None:
+            ntk = ntk + h.w_rate * last + h.w_var * self._shifted(ntks[-1], s.whole)
+        return cov, ntk
+
+    def _shifted(self, v: Tensor, whole: bool) -> Tensor:
+        """Each time t' takes what time t' − 1 had; before the first there was nothing."""
+        return torch.cat([torch.zeros_like(v[:1]), v[:-1]]) if whole else v
+
+    def _variances(self, own: Tensor) -> Tensor:
+        """Of the values before φ: [T, n]."""
+        found: list[Tensor] = []
+        for x in own:
+            v = x * self.inputs.w_var + (self.inputs.b_var + self.hidden.b_var)
+            if found:
+                v = v + self.hidden.w_var * self.dual.own(found[-1], slope=False)[0]
+            found.append(v)
+        return torch.stack(found)
+
+    def _turned(self, s: State) -> State:
+        if not self.backward:
+            return s
+        return s.map(lambda v: v.flip((0, 1) if s.whole else (0,)))
+
+
+@dataclass(frozen=True)
+class RNN(Layer):
+    """φ(W x_t + U h_{t−1} + b) over the positions of [batch, time, channels]; all times' hidden values come out."""
+
+    dual: Dual = field(default_factory=Relu)
+    bidirectional: bool = False
+    w_var: float | None = None
+    b_var: float | None = None
+    bias: bool = True
+    width: int | None = None
+    suffix: str = "_l0"
+    of: nn.Module | None = field(default=None, repr=False, compare=False)
+
+    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+        f = build.field(value, -1)
+        if len(f.grid) != 1:
+            raise InputError(f"{build.where}: a recurrent layer takes [batch, time, channels]; it was given {f.shape}.")
+        width = self.width or f.width
+        ways = self.ways(build, f, weights, name, width)
+        return ways[0] if len(ways) == 1 else build.concat_channels(ways)
+
+    def ways(self, build: Builder, f: Field, weights: Weights, name: str, width: int) -> list[Field]:
+        """The hidden values of each direction."""
+        both = (False, True) if self.bidirectional else (False,)
+        return [self._way(build, f, weights, name, width, back) for back in both]
+
+    def _way(self, build: Builder, f: Field, weights: Weights, name: str, width: int, back: bool) -> Field:
+        end = self.suffix + ("_reverse" if back else "")
+        numbers = []
+        for kind, fan_in in (("ih", f.width), ("hh", width)):
+            names = (f"weight_{kind}{end}", f"bias_{kind}{end}")
+            tensors = (getattr(self.of, names[0], None), getattr(self.of, names[1], None) if self.bias else None)
+            own = (self.w_var, self.b_var)
+            numbers.append(weights.layer(name, fan_in, bias=self.bias, own=own, tensors=tensors, names=names))
+        law = doubt(build.nodes, build.known, f.node, f.few, numbers[0], build.where)
+        build.doubted(replace(f, doubt=law))
+        node = build.add(Recur(self.dual, numbers[0], numbers[1], back), (f,), f.grid)
+        return Field(node, (*f.grid, width), 1, gaussian=False, centered=centered(self.dual), sources=frozenset([node]))
+
+    def module(self, width: int) -> nn.Module:
+        raise InputError("an RNN's finite form needs its input size: nn.RNN(inputs, width, batch_first=True).")
+
+
+@dataclass(frozen=True)
+class Finals:
+    """nn.RNN's second output: the last hidden values, by layer and direction."""
+
+    fields: tuple[Field, ...]
+
+    def __getitem__(self, k: int) -> Field:
+        return self.fields[k]
+
+    def squeeze(self, dim: int = 0) -> Field:
+        if len(self.fields) != 1 or dim != 0:
+            raise InputError(f"squeeze({dim}) of {len(self.fields)} final values; index them: h[-1].")
+        return self.fields[0]
+
+
+@reads(nn.RNN)
+def _rnn(m: nn.RNN, build: Builder, weights: Weights, name: str, args: Any) -> tuple[Any, Finals]:
+    if not m.batch_first:
+        raise build.unsupported("has its batch on axis 1.", "Use batch_first=True.")
+    if (len(args) > 1 and args[1] is not None) or args.named.get("hx") is not None:
+        raise build.unsupported("is given a first hidden value.", "Leave it out: it is zero.")
+    if getattr(m, "proj_size", 0):
+        raise build.unsupported("projects its hidden values.", "Use proj_size=0, and a Linear layer after it.")
+    dual = recognize(nn.ReLU() if m.nonlinearity == "relu" else nn.Tanh())
+    assert dual is not None
+    value, finals = args[0], []
+    for k in range(m.num_layers):
+        layer = RNN(dual, m.bidirectional, bias=m.bias, width=m.hidden_size, suffix=f"_l{k}", of=m)
+        ways = layer.ways(build, build.field(value, -1), weights, name, m.hidden_size)
+        finals += [build.take(w, 0, (0 if back else w.shape[0] - 1,), drop=True) for back, w in enumerate(ways)]
+        value = ways[0] if len(ways) == 1 else build.concat_channels(ways)
+        if m.dropout and m.training and k + 1 < m.num_layers:
+            value = build.same(Dropout(1 - m.dropout), value)
+    return value, Finals(tuple(finals))

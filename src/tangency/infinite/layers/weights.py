@@ -1,0 +1,134 @@
+"""How weights are drawn and how fast they move: variances, parametrisation, what is trained, learning rates."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from ..._base import checks
+from ...errors import InputError
+from ..moments.ops import Affine
+from ..reading.initial import Detected, Law, detect
+
+Parametrization = Literal["ntk", "standard"]
+Number = float | Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What decides the numbers of every layer with weights.
+
+    A mapping goes by the names of modules or parameters; the longest that fits counts, "" is for all others. `record`
+    collects what was decided, by layer.
+    """
+
+    w_var: Number | Literal["init"] = 2.0
+    b_var: Number = 0.0
+    parametrization: Parametrization = "ntk"
+    trained: Callable[[str], bool] = field(default=lambda name: True)
+    lr: Number = 1.0
+    record: dict[str, Any] = field(default_factory=dict)
+    chosen: bool = False  # whether train= was given
+
+    def layer(
+        self,
+        name: str,
+        fan_in: int,
+        *,
+        patch: int = 1,
+        bias: bool = True,
+        own: tuple[float | None, float | None] = (None, None),
+        tensors: tuple[Tensor | None, Tensor | None] = (None, None),
+        names: tuple[str, str] = ("weight", "bias"),
+    ) -> Affine:
+        """The numbers of one layer whose window of `patch` positions is summed before it."""
+        w_name, b_name = (dotted(name, n) for n in names)
+        w_var, b_var, note, laws = self._variances(w_name, b_name, fan_in, own, tensors, bias)
+        lr_w, lr_b = self.rate(w_name), self.rate(b_name) if bias else 0.0
+        standard = self.parametrization == "standard"
+        w_rate, b_rate = (fan_in, 1.0) if standard else (w_var, b_var)
+        self.record[name or names[0]] = {"w_var": w_var, "b_var": b_var, "lr": [lr_w, lr_b], "fan_in": fan_in, **note}
+        return Affine(w_var / patch, b_var, lr_w * w_rate / patch, lr_b * b_rate, laws)
+
+    def _variances(
+        self,
+        w_name: str,
+        b_name: str,
+        fan_in: int,
+        own: tuple[float | None, float | None],
+        tensors: tuple[Tensor | None, Tensor | None],
+        bias: bool,
+    ) -> tuple[float, float, dict[str, str], tuple[Law, Law]]:
+        note: dict[str, str] = {}
+        of_weight: Law = "normal"
+        of_bias: Law = "normal"
+        if self.w_var == "init":
+            if tensors[0] is None:
+                raise InputError("w_var='init' reads a module's weights; layers have none. Give numbers.")
+            found: Detected = detect(tensors[0])
+            w_var, note["init"], of_weight = found.variance * fan_in, found.label, found.law
+            b_var = 0.0
+            if tensors[1] is not None:
+                other = detect(tensors[1], tensors[0])
+                b_var, note["bias init"], of_bias = other.variance, other.label, other.law
+        else:
+            w_var = by_name(self.w_var, w_name, "w_var")
+            b_var = by_name(self.b_var, b_name, "b_var") if bias else 0.0
+        if own[0] is not None:
+            w_var, of_weight = own[0], "normal"
+        if own[1] is not None:
+            b_var, of_bias = own[1], "normal"
+        return w_var, b_var if bias else 0.0, note, (of_weight, of_bias if bias else "normal")
+
+    def value(self, name: str, tensor: Tensor, factor: float = 1.0) -> Affine:
+        """The numbers of a parameter, or a multiple of it, that is used as a value."""
+        found = detect(tensor)
+        lr = self.rate(name)
+        rate = 1.0 if self.parametrization == "standard" else found.variance
+        self.record[name] = {"variance": found.variance, "lr": lr, "init": found.label}
+        return Affine(found.variance * factor**2, 0.0, lr * rate * factor**2, laws=(found.law, "normal"))
+
+    def rate(self, name: str) -> float:
+        """A parameter's learning rate, 0 if it is frozen: how fast one of order 1 moves (a norm's scale or shift)."""
+        return by_name(self.lr, name, "lr") if self.trained(name) else 0.0
+
+    def rates(self, name: str) -> tuple[float, float]:
+        """Those of a norm's scale and shift."""
+        return self.rate(dotted(name, "weight")), self.rate(dotted(name, "bias"))
+
+
+def dotted(*parts: str) -> str:
+    """The name of a part within a part; the network itself has none."""
+    return ".".join(part for part in parts if part)
+
+
+def within(name: str, key: str) -> bool:
+    """Whether `name` is `key`, or lies in it."""
+    return name == key or name.startswith(key + ".")
+
+
+def by_name(given: Any, name: str, what: str) -> float:
+    """A number, or that of the longest name in a mapping which `name` begins with."""
+    if not isinstance(given, Mapping):
+        return float(given)
+    fits = [key for key in given if key == "" or within(name, key)]
+    if not fits:
+        raise InputError(
+            f"{what}= gives no number for {name}; it has {checks.some([repr(k) for k in given])}. Add one, or '' for "
+            "all others."
+        )
+    return float(given[max(fits, key=len)])
+
+
+def checked(w_var: Any, b_var: Any, parametrization: str | None, lr: Any) -> Parametrization:
+    """The options, before any work; the parametrisation that they mean."""
+    for what, given in (("w_var", w_var), ("b_var", b_var), ("lr", lr)):
+        if isinstance(given, str) and what == "w_var":
+            checks.choice(given, "w_var", ["init"], ", a number, or a mapping from layer names to numbers")
+            continue
+        for key, value in given.items() if isinstance(given, Mapping) else [(None, given)]:
+            checks.nonnegative(value, what if key is None else f"{what}[{key!r}]")
+    if parametrization is None:
+        return "standard" if w_var == "init" else "ntk"
+    return checks.choice(parametrization, "parametrization", get_args(Parametrization))  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""Second moments of hidden values, and how operations change them."""

@@ -1,0 +1,1 @@
+"""From an nn.Module to layers of infinite width."""

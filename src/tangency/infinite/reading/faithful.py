@@ -1,0 +1,212 @@
+"""Whether a module does what its class says. What would change that unseen is refused by name, never passed over.
+
+Hooks, weights that are made of other parameters (weight norm, pruning), and code of an instance's own run in a module's
+call, but are no part of the layer that its class is read as.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...errors import InputError, UnsupportedModule
+from ..layers.weights import dotted
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_GLOBAL = tuple("_global" + name for name in _HOOKS)
+
+# torch's own reparametrisations: the class that makes the weight, its public name, and what takes it off again.
+_MADE_BY = {
+    "torch.nn.utils.weight_norm.WeightNorm": ("torch.nn.utils.weight_norm", "torch.nn.utils.remove_weight_norm"),
+    "torch.nn.utils.spectral_norm.SpectralNorm": (
+        "torch.nn.utils.spectral_norm",
+        "torch.nn.utils.remove_spectral_norm",
+    ),
+    **{
+        f"torch.nn.utils.parametrizations._{kind}": (f"torch.nn.utils.parametrizations.{name}", "")
+        for kind, name in (
+            ("WeightNorm", "weight_norm"),
+            ("SpectralNorm", "spectral_norm"),
+            ("Orthogonal", "orthogonal"),
+        )
+    },
+}
+
+
+def check(module: nn.Module, name: str) -> None:
+    """Refuse a module whose call is more than its forward(), or whose weights are made elsewhere."""
+    where = f"{name or 'the module'} ({_kind(module)})"
+    if any(isinstance(p, nn.UninitializedParameter) for p in module._parameters.values()):
+        raise InputError(f"{where}: is lazy and has no weights yet. Call the model once first.")
+    _check_wrapped(module, where)
+    _check_made(module, name, where)
+    for own, every, what in zip(
+        _HOOKS, _GLOBAL, ("forward pre-", "forward ", "backward pre-", "backward "), strict=True
+    ):
+        if found := list(getattr(module, own, {}).values()):
+            raise UnsupportedModule(
+                f"{where}: has a {what}hook, {described(found[0])}, which may change what it computes; the limit is "
+                "that of the layers alone. Remove it (the handle's .remove()), or write what it does into forward()."
+            )
+        if found := list(getattr(hooks, every, {}).values()):
+            raise UnsupportedModule(
+                f"{where}: torch has a global {what}hook, {described(found[0])}, which may change what modules "
+                "compute. Remove it (the handle's .remove())."
+            )
+
+
+def _check_wrapped(module: nn.Module, where: str) -> None:
+    """Modules around another one, whose forward() fx cannot enter."""
+    inner = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+    if type(module).__name__ in inner and isinstance(getattr(module, inner[type(module).__name__], None), nn.Module):
+        raise UnsupportedModule(f"{where}: wraps another module. Give that one: model.{inner[type(module).__name__]}.")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedModule(
+            f"{where}: is TorchScript, whose forward() torch.fx cannot read. Give the nn.Module that it was made of."
+        )
+
+
+def check_leaf(module: nn.Module, name: str) -> None:
+    """Refuse a layer of torch's, or one inside it, that is not read as what it is."""
+    for part, m in module.named_modules():
+        label = dotted(name, part)
+        check(m, label)
+        where = f"{label or 'the module'} ({_kind(m)})"
+        if "forward" in vars(m):
+            raise UnsupportedModule(
+                f"{where}: its forward was replaced on the instance, so it is not a {_kind(m)} any more. Write a class "
+                "with that forward."
+            )
+        if m is not module and not _plain(m) and (_of_torch(m) or any(True for _ in m.parameters())):
+            raise UnsupportedModule(
+                f"{where}: is a class of its own inside {name or 'the module'} ({_kind(module)}), which is read as "
+                "torch has it. Use torch's own layers there, or write the outer module's forward yourself."
+            )
+        _check_names(m, label, where)
+
+
+def check_root(module: nn.Module) -> None:
+    """What tracing would pass over at the outermost module alone: its own __call__, its instance's own forward."""
+    check(module, "")
+    if type(module).__call__ is not nn.Module.__call__ and not isinstance(module, torch.fx.GraphModule):
+        raise UnsupportedModule(
+            f"the module ({_kind(module)}): has a __call__ of its own, which would be passed over. Put the module into "
+            "another one whose forward() calls it, or move what it does into forward()."
+        )
+    if "forward" in vars(module) and not isinstance(module, torch.fx.GraphModule):
+        raise UnsupportedModule(
+            f"the module ({_kind(module)}): its forward was replaced on the instance; that of the class would be read. "
+            "Write a class with that forward."
+        )
+
+
+def exact(module: nn.Module) -> bool:
+    """Whether its class is torch's own, with nothing overridden."""
+    kind = type(module)
+    return kind is getattr(nn, kind.__name__, None) or kind is NonDynamicallyQuantizableLinear
+
+
+def _plain(module: nn.Module) -> bool:
+    return exact(module) or isinstance(module, parametrize.ParametrizationList)
+
+
+def _of_torch(module: nn.Module) -> bool:
+    """Whether it derives from one of torch's layers."""
+    return any(k is not nn.Module and k.__module__.startswith("torch.nn.modules") for k in type(module).__mro__)
+
+
+def _check_made(module: nn.Module, name: str, where: str) -> None:
+    """Weights made by a parametrization, or by a hook before forward()."""
+    if isinstance(module, parametrize.ParametrizationList):  # a weight is asked for without its module being called
+        owner, _, attribute = name.rpartition(".parametrizations.")
+        raise _made(where, dotted(owner, attribute), module, attribute)
+    if parametrize.is_parametrized(module):
+        attribute, by = next(iter(module.parametrizations.items()))  # type: ignore[operator,union-attr]
+        raise _made(where, dotted(name, attribute), by, attribute)
+    for hook in module._forward_pre_hooks.values():
+        by = f"{type(hook).__module__}.{type(hook).__name__}"
+        made = str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None))
+        if by in _MADE_BY:
+            called, fix = _MADE_BY[by]
+            raise _reparametrized(where, dotted(name, made), called, f"{fix}(module)")
+        if by.startswith("torch.nn.utils.prune."):
+            fix = f'torch.nn.utils.prune.remove(module, "{made}")'
+            raise _reparametrized(where, dotted(name, made), by, fix)
+
+
+def _made(where: str, weight: str, by: Any, attribute: str) -> UnsupportedModule:
+    kinds = [f"{type(p).__module__}.{type(p).__name__}" for p in by]
+    called = ", ".join(_MADE_BY.get(k, (k, ""))[0] for k in kinds)
+    fix = f'torch.nn.utils.parametrize.remove_parametrizations(module, "{attribute}")'
+    return _reparametrized(where, weight, called, fix)
+
+
+def _reparametrized(where: str, weight: str, called: str, fix: str) -> UnsupportedModule:
+    return UnsupportedModule(
+        f"{where}: {weight} is made by {called} of other parameters, whose infinite-width limit is not known here. "
+        f"Take it off first: {fix}, which leaves a plain weight."
+    )
+
+
+def _check_names(m: nn.Module, name: str, where: str) -> None:
+    """The parameters that its class reads, under their names, and no others."""
+    names = set(_parameters(m))
+    if more := sorted(set(m._parameters) - names):
+        raise UnsupportedModule(
+            f"{where}: has the parameter {dotted(name, more[0])}, which {_kind(m)} does not know, so what is done with "
+            "it cannot be told. Remove it, or write a class whose forward uses it."
+        )
+    for own in names:
+        value = m._parameters[own] if own in m._parameters else getattr(m, own, None)
+        if value is not None and not isinstance(value, nn.Parameter) and isinstance(value, (Tensor, torch.fx.Proxy)):
+            held = "a buffer" if own in m._buffers else "an attribute or a tensor in its place"
+            raise UnsupportedModule(
+                f"{where}: {dotted(name, own)} is {held}, not a parameter, so what it is made of and whether it is "
+                f"trained cannot be told. Make it a parameter: module.{own} = nn.Parameter(…); requires_grad_(False) "
+                "or train= freezes it."
+            )
+
+
+def _parameters(m: nn.Module) -> Iterator[str]:
+    if isinstance(m, nn.RNNBase):
+        yield from m._flat_weights_names
+    elif isinstance(m, nn.MultiheadAttention):
+        yield from ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias")
+        yield from ("bias_k", "bias_v")
+    elif isinstance(m, nn.RNNCellBase):
+        yield from ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    else:
+        yield from ("weight", "bias")
+
+
+def _kind(module: nn.Module) -> str:
+    """Its class; that which was parametrized, where torch made one of it."""
+    kind = type(module)
+    made = kind.__module__ == "torch.nn.utils.parametrize" and kind.__name__.startswith("Parametrized")
+    return kind.__bases__[0].__name__ if made else kind.__name__
+
+
+def described(hook: Any) -> str:
+    name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
+    return f"{getattr(hook, '__module__', None) or type(hook).__module__}.{name}"
+
+
+class Settled(TorchDispatchMode):
+    """Within it, drawing random numbers is refused: the value of one draw would be taken for the network's."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise UnsupportedModule(
+                f"{self.where}: draws random numbers ({func}), and one draw is not the network. Draw them beforehand "
+                "and keep them as a buffer, use nn.Dropout, or model.eval()."
+            )
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,204 @@
+"""Kernels made of kernels: sums, multiples, cosines."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._base.types import Inputs
+from ..errors import InputError
+from .kernel import Kernel, Prepared
+
+
+@dataclass(frozen=True, eq=False)
+class _Combined(Kernel):
+    """What all combinators share: they ask their first kernel about inputs."""
+
+    @property
+    @abstractmethod
+    def inner(self) -> tuple[Kernel, ...]: ...
+
+    def ready(self, x: Inputs, name: str = "x") -> Inputs:
+        return self.inner[0].ready(x, name)
+
+    def alike(self, x: Inputs, y: Inputs) -> None:
+        self.inner[0].alike(x, y)
+
+    @property
+    def device(self) -> torch.device | None:
+        return self.inner[0].device
+
+    def outputs(self, x: Inputs) -> Tensor | None:
+        each = [k.outputs(x) for k in self.inner]
+        found = [out.flatten(1) for out in each if out is not None]
+        return torch.cat(found, 1) if found else None
+
+    def footprint(self, x: Inputs) -> tuple[int, int]:
+        each = [k.footprint(x) for k in self.inner]
+        return sum(kept for kept, _ in each) + 8, max(transient for _, transient in each)
+
+
+@dataclass(frozen=True, eq=False)
+class SumKernel(_Combined):
+    """k₁ + k₂ + …"""
+
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def inner(self) -> tuple[Kernel, ...]:
+        return self.kernels
+
+    def prepare(self, x: Inputs, memory: int | None = None) -> Prepared:
+        return tuple(k.prepare(x, memory) for k in self.kernels)
+
+    def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
+        parts = [
+            k.pair(left, left if a is b else right, workspace)
+            for k, left, right in zip(self.kernels, a, b, strict=True)
+        ]
+        if len({p.shape for p in parts}) > 1:
+            raise InputError(
+                f"kernels of different shapes cannot be added: {[tuple(p.shape) for p in parts]}. Add traces to traces."
+            )
+        return torch.stack(parts).sum(0)
+
+    def diagnose(self, a: Prepared) -> None:
+        for k, each in zip(self.kernels, a, strict=True):
+            k.diagnose(each)
+
+    def diag(self, x: Inputs) -> Tensor:
+        return torch.stack([k.diag(x) for k in self.kernels]).sum(0)
+
+    def parts(self, x: Inputs, y: Inputs | None = None) -> dict[str, Tensor]:
+        return {f"{j}.{name}": p for j, k in enumerate(self.kernels) for name, p in k.parts(x, y).items()}
+
+    def spec(self) -> dict[str, Any]:
+        return {"kernel": "sum", "of": [k.spec() for k in self.kernels]}
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleKernel(_Combined):
+    """factor · k"""
+
+    kernel: Kernel
+    factor: float
+
+    @property
+    def inner(self) -> tuple[Kernel, ...]:
+        return (self.kernel,)
+
+    def prepare(self, x: Inputs, memory: int | None = None) -> Prepared:
+        return self.kernel.prepare(x, memory)
+
+    def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
+        return self.kernel.pair(a, b, workspace) * self.factor
+
+    def diagnose(self, a: Prepared) -> None:
+        self.kernel.diagnose(a)
+
+    def diag(self, x: Inputs) -> Tensor:
+        return self.kernel.diag(x) * self.factor
+
+    def parts(self, x: Inputs, y: Inputs | None = None) -> dict[str, Tensor]:
+        return {name: p * self.factor for name, p in self.kernel.parts(x, y).items()}
+
+    def spec(self) -> dict[str, Any]:
+        return {"kernel": "scale", "factor": self.factor, "of": self.kernel.spec()}
+
+
+@dataclass(frozen=True, eq=False)
+class CosineKernel(_Combined):
+    """k(x, y) / √(k(x, x) k(y, y)); the diagonal of a batch with itself is exactly 1."""
+
+    kernel: Kernel
+
+    @property
+    def inner(self) -> tuple[Kernel, ...]:
+        return (self.kernel,)
+
+    def prepare(self, x: Inputs, memory: int | None = None) -> Prepared:
+        inner = self.kernel.prepare(x, memory)
+        norms = self.kernel.prepared_diag(inner).sqrt()
+        if bool((norms.detach() == 0).any()):
+            sample = int((norms.detach() == 0).nonzero()[0, 0])
+            raise InputError(
+                f"k(x, x) = 0 for sample {sample} of this batch, so its cosine is undefined. Leave it out, or use the "
+                "kernel without cosine."
+            )
+        return inner, norms
+
+    def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
+        same = a is b
+        left, right = a[1], b[1]
+        k = self.kernel.pair(a[0], a[0] if same else b[0], workspace)
+        k = k / (left.view(*left.shape, *[1] * right.dim()) * right)  # by the product: symmetric to the last bit
+        if same:
+            size = left.numel()
+            eye = torch.eye(size, dtype=torch.bool, device=k.device).view(k.shape)
+            k = torch.where(eye, torch.ones_like(k), k)
+        return k
+
+    def diagnose(self, a: Prepared) -> None:
+        self.kernel.diagnose(a[0])
+
+    def diag(self, x: Inputs) -> Tensor:
+        return torch.ones_like(self.kernel.diag(x))
+
+    def spec(self) -> dict[str, Any]:
+        return {"kernel": "cosine", "of": self.kernel.spec()}
+
+
+def add(*kernels: Kernel | Sequence[Kernel]) -> SumKernel:
+    """k₁ + k₂ + … of kernels on the same inputs.
+
+    >>> import tangency as tg
+    >>> k, x = tg.trace_ntk(torch.nn.Linear(3, 2)), torch.randn(4, 3)
+    >>> torch.allclose(tg.sum(k, k)(x), 2 * k(x))
+    True
+    """
+    flat: list[Any] = []
+    for k in kernels:
+        flat.extend(k if isinstance(k, (list, tuple)) else [k])
+    if not flat or not all(isinstance(k, Kernel) for k in flat):
+        raise InputError(f"tg.sum takes one or more kernels; it was given {[type(k).__name__ for k in flat]}.")
+    return SumKernel(tuple(flat))
+
+
+def scale(kernel: Kernel, factor: float) -> ScaleKernel:
+    """factor · k, factor ≥ 0.
+
+    >>> import tangency as tg
+    >>> k, x = tg.trace_ntk(torch.nn.Linear(3, 2)), torch.randn(4, 3)
+    >>> torch.allclose(tg.scale(k, 0.5)(x), k(x) / 2)
+    True
+    """
+    _is_kernel(kernel, "tg.scale")
+    if not (isinstance(factor, (int, float)) and 0 <= factor < float("inf")):
+        raise InputError(f"factor={factor!r}; a kernel can be scaled by a finite number ≥ 0 only.")
+    return ScaleKernel(kernel, float(factor))
+
+
+def cosine(kernel: Kernel) -> CosineKernel:
+    """k(x, y) / √(k(x, x) k(y, y)): self-similarity exactly 1. Of `trace_ntk` it is the trNTK.
+
+    >>> import tangency as tg
+    >>> tg.cosine(tg.trace_ntk(torch.nn.Linear(3, 2)))(torch.randn(2, 3)).diagonal()
+    tensor([1., 1.])
+    """
+    _is_kernel(kernel, "tg.cosine")
+    if type(kernel).prepared_diag is Kernel.prepared_diag:
+        raise InputError(
+            f"tg.cosine takes an empirical or infinite kernel; it was given a {type(kernel).__name__}. Take the cosine "
+            "first."
+        )
+    return CosineKernel(kernel)
+
+
+def _is_kernel(kernel: object, where: str) -> None:
+    if not isinstance(kernel, Kernel):
+        raise InputError(
+            f"{where} takes a kernel; it was given a {type(kernel).__name__}. Make one: tg.trace_ntk(model)."
+        )

@@ -1,0 +1,189 @@
+"""The kernels of a finite network, as users call them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch  # noqa: F401 - for the examples
+from torch import Tensor, nn
+
+from .._base import checks
+from .._base.types import Outputs, Params
+from ..engine.cost import Method, check_method
+from ..engine.features import Hidden, Jacobian, default_layers, layer_names
+from ..engine.network import Head, Network, head_arity
+from ..errors import InputError
+from .kernel import Empirical
+
+
+def _tangent(name: str, model: nn.Module, *, trace: bool, method: Method, **options: Any) -> Empirical:
+    """What the tangent kernels share: a network, checked, and its Jacobian."""
+    network = Network.of(model, **options)
+    check_method(method, network.train)
+    return Empirical(name, Jacobian(network), trace=trace, method=method)
+
+
+def full_ntk(
+    model: nn.Module,
+    *,
+    params: Params | None = None,
+    train: checks.Train = None,
+    outputs: Outputs = None,
+    dtype: object = None,
+    method: Method = None,
+) -> Empirical:
+    """Θ(x, y)[n, c, m, d] = ⟨∂f_c(x_n)/∂θ, ∂f_d(y_m)/∂θ⟩, so that reshape(n·c, m·d) is J Jᵀ.
+
+    `params`: a state dict, for the kernel at a checkpoint. `train`: which parameters count, by name, module, predicate
+    or a list of these (default: those with requires_grad). `outputs`: picks the tensor out of what the model returns.
+    `dtype`: float64, float32, and on CUDA 'tf32' and float16. `method`: forces 'expand' or 'in place',
+    on every layer or, as a dict, on the parameters that it names.
+
+    >>> model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    >>> full_ntk(model)(x).shape
+    torch.Size([4, 2, 4, 2])
+    """
+    return _tangent(
+        "full ntk", model, trace=False, method=method, params=params, train=train, outputs=outputs, dtype=dtype
+    )
+
+
+def trace_ntk(
+    model: nn.Module,
+    *,
+    params: Params | None = None,
+    train: checks.Train = None,
+    outputs: Outputs = None,
+    dtype: object = None,
+    method: Method = None,
+) -> Empirical:
+    """trNTK⁰(x, y)[n, m] = Σ_c ⟨∂f_c(x)/∂θ, ∂f_c(y)/∂θ⟩, a sum over outputs; `cosine` of it is trNTK.
+
+    Options as for `full_ntk`. Engel et al. 2024, "Faithful and efficient explanations…", (4).
+
+    >>> model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    >>> k = trace_ntk(model)
+    >>> torch.allclose(k(x), 2 * (1 + x @ x.T), atol=1e-5)  # a linear model: Σ_c (1 + x·x')
+    True
+    """
+    return _tangent(
+        "trace ntk", model, trace=True, method=method, params=params, train=train, outputs=outputs, dtype=dtype
+    )
+
+
+def pseudo_ntk(
+    model: nn.Module,
+    *,
+    params: Params | None = None,
+    train: checks.Train = None,
+    outputs: Outputs = None,
+    dtype: object = None,
+    method: Method = None,
+) -> Empirical:
+    """pNTK(x, y)[n, m] = ⟨∂F(x)/∂θ, ∂F(y)/∂θ⟩ with F = Σ_c f_c/√C: one backward pass whatever C is.
+
+    Options as for `full_ntk`. Mohamadi, Bae & Sutherland 2023, "A fast, well-founded approximation to the eNTK".
+
+    >>> model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    >>> torch.allclose(pseudo_ntk(model)(x), 1 + x @ x.T, atol=1e-5)
+    True
+    """
+    return _tangent(
+        "pseudo ntk",
+        model,
+        trace=True,
+        method=method,
+        params=params,
+        train=train,
+        outputs=outputs,
+        head=_mean_head,
+        dtype=dtype,
+    )
+
+
+def _mean_head(out: Tensor) -> Tensor:
+    flat = out.flatten(1) if out.dim() > 1 else out[:, None]
+    return flat.sum(1) / flat.shape[1] ** 0.5
+
+
+def head_ntk(
+    model: nn.Module,
+    head: Head,
+    *,
+    params: Params | None = None,
+    train: checks.Train = None,
+    outputs: Outputs = None,
+    dtype: object = None,
+    method: Method = None,
+) -> Empirical:
+    """k(x, y)[n, m] = Σ_h ⟨∂h(f(x))/∂θ, ∂h(f(y))/∂θ⟩ for any differentiable function h of the outputs.
+
+    `head` is an output's number, a pair (a, b) for f_a − f_b, or a function from outputs [n, …] to [n] or [n, c]. One
+    that takes more arguments (a loss takes labels) gets the last elements of the inputs: `k((x, labels))`.
+    Other options as for `full_ntk`.
+
+    >>> model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    >>> head_ntk(model, (0, 1))(x).shape
+    torch.Size([4, 4])
+    """
+    if head is None:
+        raise InputError("head=None; needed: an output's number, a pair of them, or a function of the outputs.")
+    if isinstance(head, tuple) and (len(head) != 2 or not all(isinstance(j, int) for j in head)):
+        raise InputError(f"head={head!r}; a tuple must be two output numbers (a, b) for f_a − f_b.")
+    head_arity(head)
+    return _tangent(
+        "head ntk",
+        model,
+        trace=True,
+        method=method,
+        params=params,
+        train=train,
+        outputs=outputs,
+        head=head,
+        dtype=dtype,
+    )
+
+
+def conjugate_kernel(
+    model: nn.Module,
+    *,
+    layer: str | None = None,
+    bias: bool = True,
+    params: Params | None = None,
+    outputs: Outputs = None,
+    dtype: object = None,
+) -> Empirical:
+    """CK(x, y)[n, m] = 1 + z(x)·z(y), z the last hidden layer (the input of the last linear or convolutional one).
+
+    `layer` names a module whose output is z instead; `bias=False` leaves the 1 out. Cost: one forward pass.
+    Qadeer et al., "Efficient kernel surrogates…", (29); Fan & Wang 2020.
+
+    >>> model, x = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)), torch.randn(4, 3)
+    >>> z = model[0](x)
+    >>> torch.allclose(conjugate_kernel(model)(x), 1 + z @ z.T, atol=1e-5)
+    True
+    """
+    network = Network.of(model, params=params, train=lambda name, p: True, outputs=outputs, dtype=dtype)
+    layers = None if layer is None else layer_names(network.model, layer)
+    return Empirical("conjugate kernel", Hidden(network, layers, bias), trace=True)
+
+
+def embedding_kernel(
+    model: nn.Module,
+    *,
+    layers: Sequence[str] | str | None = None,
+    params: Params | None = None,
+    outputs: Outputs = None,
+    dtype: object = None,
+) -> Empirical:
+    """Em(x, y)[n, m] = Σ_l z_l(x)·z_l(y) over the outputs z_l of the chosen modules.
+
+    By default the model's children but the last. `k.parts` gives each layer's Gram matrix. Cost: one forward pass.
+
+    >>> model, x = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)), torch.randn(4, 3)
+    >>> z = model[0](x)
+    >>> torch.allclose(embedding_kernel(model, layers="0")(x), z @ z.T, atol=1e-5)
+    True
+    """
+    network = Network.of(model, params=params, train=lambda name, p: True, outputs=outputs, dtype=dtype)
+    chosen = default_layers(network.model) if layers is None else layers
+    return Empirical("embedding kernel", Hidden(network, layer_names(network.model, chosen), bias=False), trace=True)

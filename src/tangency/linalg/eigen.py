@@ -1,0 +1,194 @@
+"""Eigenpairs of a Gram matrix: all of them in memory, or the largest by products with it, which may stream from disk.
+
+What a `Spectrum` says is measured: its residual is max_i ‖K v_i − λ_i v_i‖ / max_i |λ_i|.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._base import checks
+from .._base.progress import bar
+from .._base.types import Float
+from ..errors import DidNotConverge, InputError, MemoryBudgetError, NotPositiveDefinite
+from .matrix import Matrix, flattened, size, square
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """K ≈ Σ_i λ_i v_i v_iᵀ, largest λ first; `complete` if these are all. Goes wherever a Gram is decomposed."""
+
+    values: Float[Tensor, " k"]
+    vectors: Float[Tensor, "n k"]  # n·c rows for a full kernel
+    shape: torch.Size  # of the Gram
+    method: str
+    steps: int
+    residual: float
+    eps: float  # rounding of the type that K came in, below which its eigenvalues say nothing
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def complete(self) -> bool:
+        return self.vectors.shape[0] == len(self.values)
+
+    def cutoff(self, relative: float | None = None) -> float:
+        """The eigenvalue up to which numbers are rounding: `relative`·λ_1, by default n·ε·λ_1, ε of K's own type."""
+        if relative is None:
+            relative = self.vectors.shape[0] * self.eps
+        return checks.fraction(relative, "cutoff") * float(self.values[0].clamp_min(0))
+
+    def kept(self, relative: float | None = None) -> "Spectrum":
+        """Only what lies above the cutoff; refuses a matrix with eigenvalues as far below zero (indefinite)."""
+        limit = self.cutoff(relative)
+        # What computing K leaves below zero is rounding, too; and a Gram in float64 may have been computed in float32.
+        slack = max(limit, (1e-6 if self.eps < 1e-10 else 1e-3) * float(self.values[0]))
+        if float(self.values[-1]) < -slack:
+            raise NotPositiveDefinite(
+                f"K is indefinite: its smallest eigenvalue is {float(self.values[-1]):.3g}, its largest "
+                f"{float(self.values[0]):.3g}, so it is no Gram matrix of a kernel. Check how it was made; in float32, "
+                "compute the kernel with dtype='float64'."
+            )
+        count = int((self.values > limit).sum())
+        if not count:
+            raise NotPositiveDefinite("K has no positive eigenvalue. Check the inputs, and which parameters count.")
+        return replace(self, values=self.values[:count], vectors=self.vectors[:, :count])
+
+    def to(self, dtype: torch.dtype) -> "Spectrum":
+        return replace(self, values=self.values.to(dtype), vectors=self.vectors.to(dtype))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        return (
+            f"Spectrum({len(self)} of {self.vectors.shape[0]} eigenpairs, λ from {float(self.values[0]):.4g} to "
+            f"{float(self.values[-1]):.4g}, {self.method}, residual {self.residual:.1e})"
+        )
+
+
+def spectrum(K: Matrix, *, dtype: torch.dtype | None = None, device: Any = None) -> Spectrum:
+    """All eigenpairs K = Σ_i λ_i v_i v_iᵀ, by torch.linalg.eigh, on K's device (or `device`, for one on disk).
+
+    `dtype`: float64 for more digits than K's own type carries. Cost: about 9 n³ operations, 4 n² numbers.
+
+    >>> import tangency as tg
+    >>> K = torch.diag(torch.tensor([1.0, 4.0, 9.0]))
+    >>> tg.linalg.spectrum(K).values
+    tensor([9., 4., 1.])
+    """
+    gram = square(K)
+    where = torch.device(device) if device is not None else gram.device or torch.device("cpu")
+    kind = dtype or gram.dtype
+    n = size(gram.shape)
+    need = 4 * n * n * torch.empty(0, dtype=kind).element_size()
+    if where.type == "cpu" and need > checks.machine_memory():
+        raise MemoryBudgetError(
+            f"all eigenpairs of a {n} x {n} matrix take about {need / 1e9:.3g} GB, more than this machine has "
+            f"({checks.machine_memory() / 1e9:.3g}). Ask for the largest: tg.linalg.top(K, k)."
+        )
+    k = flattened(gram, kind, where)
+    values, vectors = torch.linalg.eigh(k)
+    values, vectors = values.flip(0), vectors.flip(1)
+    scale = values.abs().max().clamp_min(torch.finfo(kind).tiny)
+    worst = 0.0
+    for start in range(0, n, 1024):
+        part = slice(start, start + 1024)
+        off = k @ vectors[:, part] - vectors[:, part] * values[part]
+        worst = max(worst, float(off.norm(dim=0).max() / scale))
+    found = Spectrum(values, vectors, gram.shape, "eigh", 1, worst, torch.finfo(gram.precision).eps)
+    return _trusted(found, 1e3 * torch.finfo(kind).eps * n**0.5)
+
+
+def top(
+    K: Matrix,
+    k: int,
+    *,
+    tol: float | None = None,
+    block: int | None = None,
+    max_steps: int = 200,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Spectrum:
+    """The k largest eigenpairs, by block Krylov iteration with restarts: each step is one product of K with a block.
+
+    A step reads an on-disk Gram once. Stops when ‖K v − λ v‖ ≤ `tol`·λ_1 for each pair (default: 1e-8 in float64, 1e-5
+    in float32). `block`: columns of a product (default: k, between 16 and 512). Musco & Musco 2015, "Randomized block
+    Krylov methods…"; restarts as in Davidson's method. Cost: n²·block a step, and n·(5k + 10·block) numbers.
+
+    >>> import tangency as tg
+    >>> K = torch.diag(torch.arange(1.0, 101.0))
+    >>> [round(float(v)) for v in tg.linalg.top(K, 3).values]
+    [100, 99, 98]
+    """
+    gram = square(K)
+    n = size(gram.shape)
+    if not isinstance(k, int) or not 1 <= k <= n:
+        raise InputError(f"k={k!r}; needed: a number of eigenpairs from 1 to {n}, the size of the matrix.")
+    where = torch.device(device) if device is not None else gram.device or torch.device("cpu")
+    kind = dtype or gram.dtype
+    tol = (1e-8 if kind == torch.float64 else 1e-5) if tol is None else tol
+    if max_steps < 1 or (block is not None and block < 1):
+        raise InputError(f"max_steps={max_steps}, block={block}; needed: at least 1.")
+    b = min(n, block or min(max(k, 16), 512))
+    generator = torch.Generator().manual_seed(seed)
+    # At least k columns to begin with: fewer would see but as many copies of an eigenvalue.
+    fresh = torch.randn(n, max(b, k), generator=generator, dtype=kind).to(where)
+    basis, image = fresh[:, :0], fresh[:, :0]  # Q and K Q
+    values = residuals = vectors = fresh[0, :0]
+    with bar(None, f"top {k} eigenpairs", "pass", show=progress) as step:
+        for steps in range(1, max_steps + 1):
+            fresh = _orthonormal(fresh, basis)
+            basis, image = torch.cat([basis, fresh], 1), torch.cat([image, (gram @ fresh).to(kind)], 1)
+            values, s = _ritz(basis, image)
+            want = min(len(values), k + b)
+            vectors = basis @ s[:, :want]
+            off = image @ s[:, :want] - vectors * values[:want]
+            residuals = off.norm(dim=0) / values.abs().max().clamp_min(torch.finfo(kind).tiny)
+            step(note=f"residual {float(residuals[:k].max()):.1e}")
+            done = (basis.shape[1] >= k and bool((residuals[:k] <= tol).all())) or basis.shape[1] == n
+            if done or steps == max_steps:
+                break
+            if basis.shape[1] + b > 2 * k + 4 * b:
+                basis, image = vectors, image @ s[:, :want]
+            room = min(b, n - basis.shape[1])
+            fresh = off[:, (residuals > tol).nonzero()[:room, 0]]
+            if not fresh.shape[1]:  # an invariant space, smaller than k: the rest of K is elsewhere
+                fresh = torch.randn(n, room, generator=generator, dtype=kind).to(where)
+    worst, eps = float(residuals[:k].max()), torch.finfo(gram.precision).eps
+    found = Spectrum(values[:k], vectors[:, :k], gram.shape, f"block Krylov, {b} columns", steps, worst, eps)
+    return _trusted(found, max(tol, n * torch.finfo(kind).eps) if basis.shape[1] == n else tol)
+
+
+def _ritz(basis: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+    h = basis.T @ image
+    values, s = torch.linalg.eigh((h + h.T) / 2)
+    return values.flip(0), s.flip(1)
+
+
+def _orthonormal(block: Tensor, basis: Tensor) -> Tensor:
+    """An orthonormal basis of what the block adds; projecting twice is enough (Giraud et al. 2005)."""
+    for _ in range(2):
+        block = block - basis @ (basis.T @ block)
+        block = torch.linalg.qr(block).Q
+    return block
+
+
+def _trusted(found: Spectrum, tol: float) -> Spectrum:
+    if not found.residual <= tol:
+        raise DidNotConverge(
+            f"{found.method} reached the residual {found.residual:.2e} in {found.steps} step(s); asked for: {tol:.1e}. "
+            "Allow more max_steps, a larger block or a larger tol, or use float64; .solution holds what was found.",
+            found,
+        )
+    return found

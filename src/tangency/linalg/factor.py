@@ -1,0 +1,119 @@
+"""Cholesky factors L Lᵀ = K + reg·I, in memory or, where n² numbers are too many for it, in a file."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .._base.progress import bar
+from ..errors import MemoryBudgetError, NotPositiveDefinite
+from ..gram.gram import Gram
+from .matrix import flattened, size
+
+
+def factor(gram: Gram, reg: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """L; `NotPositiveDefinite` names the pivot where there is none. Takes n² numbers."""
+    a = flattened(gram, dtype, device).T  # columns lie in sequence: LAPACK then works in place
+    a.diagonal().add_(reg)
+    own = a.diagonal().clone()
+    info = _in_place(a)
+    _check_pivots(gram, reg, a, own, info, 0)
+    return a
+
+
+def substitute(lower: Tensor, y: Tensor) -> Tensor:
+    """(L Lᵀ)⁻¹ y."""
+    half = torch.linalg.solve_triangular(lower, y, upper=False)
+    return torch.linalg.solve_triangular(lower.T, half, upper=True)
+
+
+class DiskFactor:
+    """L in a file, made and used by panels of columns, on any device. The file goes with the object.
+
+    Memory: two panels, 2·n·panel numbers. Disk: n²/2 numbers; making L reads n³/(6·panel).
+    """
+
+    def __init__(self, gram: Gram, reg: float, like: Tensor, folder: str | Path, panel: int, progress: bool) -> None:
+        self.n, self.like = size(gram.shape), like
+        c = self.n // gram.shape[0]  # a panel holds whole samples
+        step = max(1, panel // c) * c
+        self.panels = [slice(start, min(self.n, start + step)) for start in range(0, self.n, step)]
+        # One panel after the other, each [n − start, width] by rows: its lower rows are one stretch of the file.
+        sizes = [(self.n - p.start) * (p.stop - p.start) * like.element_size() for p in self.panels]
+        self.places = [sum(sizes[:k]) for k in range(len(sizes))]
+        free = shutil.disk_usage(folder).free
+        if sum(sizes) > free:
+            raise MemoryBudgetError(
+                f"the factor takes {sum(sizes) / 1e9:.3g} GB and {folder} has {free / 1e9:.3g} GB free. Give a "
+                "folder on another disk, or use method=tg.linalg.CG()."
+            )
+        self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as this object
+        with bar(len(self.panels), "Cholesky on disk", "panel", show=progress) as tick:
+            for k in range(len(self.panels)):
+                self._make(gram, reg, k)
+                tick()
+
+    def _make(self, gram: Gram, reg: float, k: int) -> None:
+        start, stop, c = self.panels[k].start, self.panels[k].stop, self.n // gram.shape[0]
+        part = gram.select(slice(start // c, None), slice(start // c, stop // c))
+        p = flattened(part, self.like.dtype, self.like.device)
+        p.diagonal().add_(reg)
+        own = p.diagonal().clone()
+        for before in range(k):
+            left = self._read(before, start)
+            p -= left @ left[: stop - start].T
+        corner = p[: stop - start].T.contiguous().T  # columns in sequence, as LAPACK takes it
+        _check_pivots(gram, reg, corner, own, _in_place(corner), start)
+        p[: stop - start] = corner
+        p[stop - start :] = torch.linalg.solve_triangular(corner, p[stop - start :].T, upper=False).T
+        self.file.seek(self.places[k])
+        self.file.write(p.cpu().numpy().data)
+
+    def _read(self, k: int, start: int) -> Tensor:
+        """The rows of a panel from `start` on."""
+        width, first = self.panels[k].stop - self.panels[k].start, self.panels[k].start
+        rows = torch.empty(self.n - start, width, dtype=self.like.dtype)
+        self.file.seek(self.places[k] + (start - first) * width * rows.element_size())
+        self.file.readinto(rows.numpy().data)
+        return rows.to(self.like.device)
+
+    def solve(self, y: Tensor) -> Tensor:
+        """(L Lᵀ)⁻¹ y, two passes over the file."""
+        x = y.clone()
+        for k, p in enumerate(self.panels):
+            column, width = self._read(k, p.start), p.stop - p.start
+            x[p] = torch.linalg.solve_triangular(column[:width], x[p], upper=False)
+            x[p.stop :] -= column[width:] @ x[p]
+        for k, p in reversed(list(enumerate(self.panels))):
+            column, width = self._read(k, p.start), p.stop - p.start
+            r = x[p] - column[width:].T @ x[p.stop :]
+            x[p] = torch.linalg.solve_triangular(column[:width].T, r, upper=True)
+        return x
+
+
+def _in_place(a: Tensor) -> int:
+    info = torch.zeros((), dtype=torch.int32, device=a.device)
+    torch.linalg.cholesky_ex(a, out=(a, info))
+    return int(info)
+
+
+def _check_pivots(gram: Gram, reg: float, lower: Tensor, own: Tensor, info: int, first: int) -> None:
+    """Refuse a pivot of rounding alone: no larger than the errors of n sums of K_ii's size (heuristic: 30·√n·ε)."""
+    n, dtype = size(gram.shape), lower.dtype
+    eps = torch.finfo(dtype).eps if reg > 0 else max(torch.finfo(t).eps for t in (dtype, gram.precision))
+    small = (lower.diagonal().square() <= 30 * n**0.5 * eps * own)[: info - 1 if info else None]
+    pivot = int(small.nonzero()[0]) if bool(small.any()) else info - 1
+    if pivot < 0:
+        return
+    pivot += first
+    c = n // gram.shape[0]
+    sample = f"sample {pivot // c}" + (f", output {pivot % c}" if c > 1 else "")
+    raise NotPositiveDefinite(
+        f"K + {reg:g}·I is not positive definite in {str(dtype).removeprefix('torch.')}: pivot {pivot} ({sample}) is "
+        "not positive beyond rounding, so this row depends on those before it (a duplicate, more rows than features) "
+        f"or K is indefinite. Give a larger reg (a start: {1e-6 * float(own.abs().max()):.1g}), take the "
+        "pseudo-inverse with tg.regress.ridgeless or method=tg.linalg.Eigh(), or compute the kernel in float64.",
+        pivot,
+    )

@@ -1,0 +1,183 @@
+"""The kinds of random projection that need no gradient formed: of the factors (Kronecker), of single entries (mask)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...engine.blocks import Block, Dense, Outer
+from .kinds import Place, Sketch, Sparse, below
+from .pieces import ordered, output
+from .random import FIRST, PICK, REST, SHIFT, Stream, entries, signs
+
+
+def _by_output(block: Block, stream: Stream, joint: bool) -> list[tuple[Block, Stream]]:
+    """The block with its words; where outputs are projected together, each output with its own."""
+    if not joint:
+        return [(block, stream)]
+    return [(output(block, c), replace(stream, output=c)) for c in range(block.c)]
+
+
+@dataclass(frozen=True)
+class Kronecker(Sketch):
+    """Signs on either side of the weight's gradient: B G Aᵀ with B [k₁, o] and A [k₂, i], k₁ k₂ ≤ k.
+
+    From G = Σ_t δ_t ⊗ a_t it is Σ_t (B δ_t) ⊗ (A a_t), so G is never formed. Its variance falls with k₁ and k₂, the
+    sides, not with k. A side that is no longer than its number of rows is kept, but for signs. Vectors (biases) are
+    projected as by `Sparse`. What is shorter than k rows begins at a random row and goes round.
+    """
+
+    kind = "kronecker"
+
+    def add(self, outs: Sequence[Tensor], blocks: Sequence[Block], place: Place, joint: bool, room: int) -> None:
+        if len(place.shape) < 2:
+            return Sparse().add(outs, blocks, place, joint, room)
+        k, sizes = outs[0].shape[1], (place.shape[0], math.prod(place.shape[1:]))
+        sides = split(k, *sizes)
+        for out, block in zip(outs, blocks, strict=True):
+            for some, stream in _by_output(block, place.stream, joint):
+                made = _both_sides(some, stream, sizes, sides).flatten(2).flatten(0, 1).to(out.dtype)
+                to = int(below(stream.words(SHIFT, 1, 0, 1, torch.device("cpu")), k))
+                before = min(made.shape[1], k - to)
+                out[:, to : to + before] += made[:, :before]
+                out[:, : made.shape[1] - before] += made[:, before:]
+        return None
+
+
+def split(k: int, o: int, i: int) -> tuple[int, int]:
+    """(k₁, k₂) with k₁ k₂ ≤ k, as equal as o and i allow."""
+    first = min(o, max(1, math.isqrt(k)))
+    rest = min(i, k // first)
+    return min(o, k // rest), rest
+
+
+def _both_sides(block: Block, stream: Stream, sizes: tuple[int, int], sides: tuple[int, int]) -> Tensor:
+    """[n, c, k₁, k₂]."""
+    block = _in_order(block)
+    like = block.tensors()[-1]
+    like = like.float() if like.dtype == torch.float16 else like
+    rest = _side(stream, REST, sizes[1], sides[1], like)
+    lift = block.uses[0].lift if isinstance(block, Outer) else None
+    if isinstance(block, Outer) and block.indexed and sides[0] < sizes[0]:
+        made = _looked_up(block, stream, sides[0], rest)
+    elif isinstance(block, Outer) and lift is not None and lift.taps is not None:
+        first = _side(stream, FIRST, sizes[0], sides[0], like)
+        a, d = block.a().to(like.dtype), block.d().to(like.dtype)  # [n, t, g, i], [n, c, t, g, o]
+        if rest.dim() == 1:  # kept: in the weight's own order
+            a = _aligned(ordered(a, lift.taps) * rest)
+        else:
+            a = _aligned(_apply(a, rest.unflatten(0, (-1, lift.taps)).transpose(0, 1).flatten(0, 1)))
+        by_group = first.unflatten(0, (a.shape[2], -1))
+        each = [_apply(d[:, :, :, g], by_group[g]) for g in range(a.shape[2])]
+        if first.dim() == 1 and len(each) > 1:  # groups keep their own channels
+            made = torch.cat([torch.einsum("ncto,nti->ncoi", e, a[:, :, g]) for g, e in enumerate(each)], 2)
+        else:
+            made = torch.einsum("nctgo,ntgi->ncoi", torch.stack(each, 3), a)
+        made = made[..., : sides[1]]
+    else:
+        first = _side(stream, FIRST, sizes[0], sides[0], like)
+        g = block.expand().unflatten(2, sizes)
+        return _apply(_apply(g, rest).transpose(-1, -2), first).transpose(-1, -2)
+    return _scaled(made, block.scale)
+
+
+def _in_order(block: Block) -> Block:
+    """The block with entries in the parameter's own order: factors of a part of it are multiplied out."""
+    return Dense(block.expand()) if isinstance(block, Outer) and block.slot is not None else block
+
+
+def _looked_up(block: Outer, stream: Stream, k: int, rest: Tensor) -> Tensor:
+    """An embedding: B δ is the column of B that belongs to the row that was looked up."""
+    a, d = block.a(), block.d()[:, :, :, 0].to(rest.dtype)  # [n, t], [n, c, t, o]
+    present = torch.unique(a[a >= 0])
+    if not len(present):
+        return d.new_zeros(len(d), d.shape[1], k, rest.shape[-1] if rest.dim() == 2 else len(rest))
+    words = stream.at(FIRST, -(-k // 64), present)
+    table = entries(words, False, rest.new_empty(len(present), k)) / math.sqrt(k)
+    first = table[torch.searchsorted(present, a.clamp_min(0))] * (a >= 0)[..., None]
+    return torch.einsum("nto,ncti->ncoi", first, _apply(d, rest))
+
+
+def _side(stream: Stream, use: int, size: int, k: int, like: Tensor) -> Tensor:
+    """[size, k], or signs [size] where nothing is left out."""
+    if k >= size:
+        return signs(stream, use, 0, 0, size, like)
+    words = stream.words(use, -(-k // 64), 0, size, like.device)
+    return entries(words, False, like.new_empty(size, k)) / math.sqrt(k)
+
+
+def _apply(v: Tensor, side: Tensor) -> Tensor:
+    """v times a side, sample by sample: what one product of all rounds to depends on a sample's place in the batch."""
+    if side.dim() == 1:
+        return v * side
+    wide = _aligned(side)
+    made = torch.bmm(v.reshape(len(v), -1, v.shape[-1]), wide.expand(len(v), *wide.shape))
+    return made[..., : side.shape[1]].reshape(*v.shape[:-1], -1)
+
+
+def _aligned(v: Tensor) -> Tensor:
+    """Rows of whole cache lines: rounding depends on how they lie in memory, too."""
+    return F.pad(v, (0, -v.shape[-1] % 16))
+
+
+def _scaled(v: Tensor, scale: Tensor | None) -> Tensor:
+    return v if scale is None else v * scale[:, None, None, None]
+
+
+@dataclass(frozen=True)
+class RandomMask(Sketch):
+    """k entries of the gradient: the entries are cut into k equal runs, and one is picked of each. Cost: k·t.
+
+    Row r is ±√(length of run r) at the entry picked. Cheapest, and unbiased, but its error depends on how unequal the
+    entries are.
+    """
+
+    kind = "random-mask"
+
+    def add(self, outs: Sequence[Tensor], blocks: Sequence[Block], place: Place, joint: bool, room: int) -> None:
+        size = math.prod(place.shape)
+        for out, block in zip(outs, blocks, strict=True):
+            for some, stream in _by_output(block, place.common, joint):
+                picks, weights = _picks(stream, out.shape[1], place.total, out)
+                rows = ((picks >= place.first) & (picks < place.first + size) & (weights != 0)).nonzero()[:, 0]
+                if len(rows):
+                    values = _values(some, picks[rows] - place.first)
+                    out[:, rows] += (values.flatten(0, 1) * weights[rows]).to(out.dtype)
+
+
+def _picks(stream: Stream, k: int, total: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Which entry each row is, and with what factor: its word's upper half picks, its lowest bit is the sign."""
+    r = torch.arange(k, device=like.device)
+    low = r * total // k
+    length = (r + 1) * total // k - low
+    words = stream.words(PICK, 1, 0, k, like.device)[0]
+    picks = low + ((((words >> 32) & 0xFFFFFFFF) * length) >> 32)
+    return picks, ((words & 1) * 2 - 1) * length.to(like.dtype).sqrt()
+
+
+def _values(block: Block, columns: Tensor) -> Tensor:
+    """Single entries of the gradients: [n, c, len(columns)]."""
+    block = _in_order(block)
+    if isinstance(block, Dense):
+        g = block.g[:, :, columns].float() if block.g.dtype == torch.float16 else block.g[:, :, columns]
+        return g if block.scale is None else g * block.scale[:, None, None]
+    lift = block.uses[0].lift if isinstance(block, Outer) else None
+    if isinstance(block, Outer) and block.indexed:
+        d = block.d()[:, :, :, 0].float() if block.dtype == torch.float16 else block.d()[:, :, :, 0]
+        hit = (block.a()[:, :, None] == columns // d.shape[-1]).to(d.dtype)
+        made = torch.einsum("ntk,nctk->nck", hit, d[..., columns % d.shape[-1]])
+        return made if block.scale is None else made * block.scale[:, None, None]
+    if not isinstance(block, Outer) or lift is None or lift.taps is None:
+        return block.expand()[:, :, columns]
+    _, _, i, o = block.sizes()
+    channel, inner = columns // i, columns % i
+    inner = (inner % lift.taps) * (i // lift.taps) + inner // lift.taps
+    group = channel // o
+    a, d = block.a(), block.d()
+    if d.dtype == torch.float16:
+        a, d = a.float(), d.float()
+    made = torch.einsum("ntk,nctk->nck", a[:, :, group, inner], d[:, :, :, group, channel % o])
+    return made if block.scale is None else made * block.scale[:, None, None]

@@ -1,0 +1,123 @@
+"""The gradients of one parameter, a piece at a time, so that all of them never lie in memory at once."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...engine.blocks import Block, Dense, Mixed, Outer, Use, formed, gradient, scatter
+from ...engine.rules import Linear
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Columns start … of a parameter's gradients; with `index`, those of the weight's rows that it numbers."""
+
+    g: Tensor  # [n, c, q]
+    start: int = 0
+    index: Tensor | None = None
+    scale: Tensor | None = None
+
+    def columns(self) -> Tensor:
+        """The number of each column in the parameter, where `index` says which rows they belong to."""
+        assert self.index is not None
+        wide = self.g.shape[2] // len(self.index)
+        return (self.index[:, None] * wide + torch.arange(wide, device=self.g.device)).flatten()
+
+
+def pieces(block: Block, room: int, compact: bool = True) -> Iterator[Piece]:
+    """All of a block. `room`: bytes that a piece may take. `compact`: of an embedding, only rows that occur."""
+    if isinstance(block, Mixed):
+        for b in block.blocks:
+            yield from pieces(b, room, compact)
+    elif isinstance(block, Dense):
+        yield Piece(block.g, scale=block.scale)
+    elif isinstance(block, Outer) and block.slot is not None:
+        if block.slot.contiguous:
+            for piece in pieces(replace(block, slot=None), room, compact=False):
+                yield replace(piece, start=piece.start + block.slot.offset)
+        else:
+            yield Piece(block.expand())
+    elif isinstance(block, Outer) and block.indexed:
+        yield from _rows(block, room) if compact else _vocabulary(block, room)
+    elif isinstance(block, Outer) and block.uses[0].lift.taps is not None:
+        yield from _channels(block, room)
+    elif isinstance(block, Outer) and all(isinstance(u.lift, Linear) for u in block.uses):
+        yield from _columns(block, room)
+    else:
+        dense = formed(block)
+        yield Piece(dense.expand() if not isinstance(dense, Dense) else dense.g, scale=getattr(dense, "scale", None))
+
+
+def output(block: Block, c: int) -> Block:
+    """The gradients of one output alone."""
+    one = slice(c, c + 1)
+    if isinstance(block, Mixed):
+        return Mixed(tuple(output(b, c) for b in block.blocks))
+    if isinstance(block, Outer):
+        return replace(block, uses=tuple(Use(u.lift, u.x, u.d[:, one]) for u in block.uses))
+    assert isinstance(block, Dense)
+    return replace(block, g=block.g[:, one])
+
+
+def _channels(block: Outer, room: int) -> Iterator[Piece]:
+    """By the weight's leading dimension: some groups, or some channels of one."""
+    t, g, i, o = block.sizes()
+    a, d = block.a().transpose(1, 2), block.d()
+    taps = block.uses[0].lift.taps
+    assert taps is not None
+    before = taps > 1 and t < block.c * o  # the activations are fewer than the gradients: put those in order
+    if before:
+        a = ordered(a, taps)
+    fit = max(1, room // max(1, block.n * block.c * i * d.element_size()))  # channels
+    together, step = max(1, min(g, fit // o)), min(o, fit)
+    for group in range(0, g, together):
+        for start in range(0, o, step):
+            some = slice(group, group + together)
+            made = gradient(a[:, some], d[:, :, :, some, start : start + step])
+            if taps > 1 and not before:
+                made = ordered(made.unflatten(2, (-1, i)), taps).flatten(2)
+            yield Piece(made, (group * o + start) * i, scale=block.scale)
+
+
+def _columns(block: Outer, room: int) -> Iterator[Piece]:
+    """A weight that is stored [i, o], by its rows."""
+    a, d = block.a().transpose(1, 2), block.d()
+    (i, o), rows = (a.shape[3], d.shape[4]), block.n * block.c
+    step = max(1, min(i, room // max(1, rows * o * d.element_size())))
+    for start in range(0, i, step):
+        made = gradient(a[..., start : start + step], d).unflatten(2, (o, -1)).transpose(-1, -2)
+        yield Piece(made.flatten(2), start * o, scale=block.scale)
+
+
+def ordered(v: Tensor, taps: int) -> Tensor:
+    """(…, taps·channels) → (…, channels·taps)."""
+    return v.unflatten(-1, (taps, -1)).transpose(-1, -2).flatten(-2)
+
+
+def _rows(block: Outer, room: int) -> Iterator[Piece]:
+    """Of an embedding, the rows that some sample looks up."""
+    a, d = block.a(), block.d()
+    step = max(1, room // max(1, block.n * block.c * d.shape[-1] * 4))
+    every = torch.unique(a[a >= 0])
+    for present in every.split(step) if len(every) else ():
+        local = torch.searchsorted(present, a).clamp_max(len(present) - 1)
+        local = torch.where(present[local] == a, local, -1)
+        yield Piece(_scattered(local, d, len(present)), index=present, scale=block.scale)
+
+
+def _vocabulary(block: Outer, room: int) -> Iterator[Piece]:
+    """Of an embedding, every row, a few at a time."""
+    a, d = block.a(), block.d()
+    wide = d.shape[-1]
+    step = max(1, min(block.vocabulary, room // max(1, block.n * block.c * wide * 4)))
+    for start in range(0, block.vocabulary, step):
+        count = min(step, block.vocabulary - start)
+        local = torch.where((a >= start) & (a < start + count), a - start, -1)
+        yield Piece(_scattered(local, d, count), start * wide, scale=block.scale)
+
+
+def _scattered(index: Tensor, d: Tensor, rows: int) -> Tensor:
+    wide = d.float() if d.dtype == torch.float16 else d
+    return scatter(index, wide, rows)[:, :, 0].transpose(-1, -2).flatten(2)

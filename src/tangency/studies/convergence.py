@@ -1,0 +1,411 @@
+"""How finite networks come to their limit as they grow wider: at the start, and over training.
+
+Cagnetta et al. 2023, §2.2.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._base import checks, tree
+from .._base.progress import bar
+from .._base.types import Float, Inputs
+from ..dynamics.bounds import lazy_bounds
+from ..dynamics.flow import max_learning_rate
+from ..dynamics.train import train as descend
+from ..errors import InputError
+from ..infinite.finite import Scaled, check_variances, draw, empirical_ntk, forward, materialized, readout_nngp, scales
+from ..infinite.layers.twin import Twin
+from ..infinite.layers.weights import Number, Parametrization
+from ..infinite.make import infinite_ntk
+
+MEANING = {
+    "ntk": "‖Θ_m − Θ‖/‖Θ‖ at the start",
+    "nngp": "‖K_m − K‖/‖K‖ at the start",
+    "sup": "sup_t ‖Θ_t − Θ‖/‖Θ‖",
+    "drift": "sup_t ‖Θ_t − Θ_0‖/‖Θ‖",
+    "moved": "‖θ_T − θ_0‖",
+    "moved_part": "‖θ_T − θ_0‖/‖θ_0‖",
+}
+
+
+@dataclass(frozen=True)
+class Slope:
+    """log(value) = slope·log(width) + const by least squares, value a root mean square over seeds; `error`: standard.
+
+    >>> str(Slope(-0.5012, 0.0211))
+    '-0.501 ± 0.021'
+    """
+
+    value: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ± {self.error:.3f}"
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """Gradient descent on ½ Σ_i (f(x_i) − y_i)² in the parameters of the chosen parametrisation, `steps` of size `lr`.
+
+    lr=None: 1/λ_max(Θ), half of the largest stable one and within Cagnetta et al. 2023 (18)'s. `every`: at which steps
+    the kernel is looked at. twin=True: (f − copy of f)/√2, zero at the start as Cagnetta et al. 2023, §2.2 supposes.
+
+    >>> Training(torch.ones(4), steps=10).every
+    20
+    """
+
+    y: Tensor
+    steps: int = 200
+    lr: float | None = None
+    every: int = 20
+    twin: bool = False
+
+    def checked(self, n: int) -> Tensor:
+        """The targets as [n, 1] in float64; refuses what cannot be trained on."""
+        y = torch.as_tensor(self.y)
+        if y.shape not in ((n,), (n, 1)):
+            raise InputError(f"train.y has shape {tuple(y.shape)}; needed: one number per sample, [{n}].")
+        for name, value in (("steps", self.steps), ("every", self.every)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"train.{name}={value!r}; needed: a whole number, at least 1.")
+        if self.lr is not None and checks.nonnegative(self.lr, "train.lr") == 0:
+            raise InputError("train.lr=0; needed: more than 0, or None for 1/λ_max(Θ).")
+        checks.finite(y, "train.y")
+        return y.double().reshape(n, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What training did, by width and seed, in the parameters θ of the parametrisation; norms of matrices Frobenius's.
+
+    `bounds`: the largest measured/bound over training of Cagnetta et al. 2023 (18), with λ_min of the limit and K as
+    measured (max of ‖J_t‖_F and √m·‖J_t − J_0‖_F/‖θ_t − θ_0‖), R_0 = ‖f_0 − y‖: "loss" ‖f_t − y‖², "parameters"
+    ‖θ_t − θ_0‖, "kernel" ‖Θ_t − Θ_0‖, "limit" ‖Θ_t − Θ‖ (spectral norms); empty if λ_min is 0. At most 1 where they
+    hold.
+    """
+
+    lr: float
+    smallest: float  # λ_min(Θ)
+    sup: Float[Tensor, "w s"]
+    drift: Float[Tensor, "w s"]
+    moved: Float[Tensor, "w s"]
+    moved_part: Float[Tensor, "w s"]
+    left: Float[Tensor, "w s"]  # ‖f_T − y‖/‖f_0 − y‖
+    lipschitz: Float[Tensor, "w s"]  # K
+    bounds: Mapping[str, Float[Tensor, "w s"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Convergence:
+    """‖Θ_m − Θ‖_F/‖Θ‖_F and the same of the NNGP, by width and seed; `training` if it was asked. Prints as a table.
+
+    `slopes` fits each against the width on logarithmic axes. Expected: −½ for what fluctuates as a mean over m units
+    (`ntk`, `nngp`, `sup`); 0 for `moved` in the NTK parametrisation (Cagnetta et al. 2023 (18) has another
+    m^-½, that of the weights).
+    For `drift`, (18) bounds it by m^-½; random signs of the last layer cancel, and then it falls as m^-1. `moved_part`:
+    −½ with one hidden layer, −1 with more, whose parameters are m² in number.
+
+    >>> from tangency.infinite import Convergence
+    >>> fall = torch.tensor([[0.2], [0.1]])
+    >>> print(str(Convergence((16, 64), (0,), torch.eye(2), fall, fall).slopes["ntk"]))
+    -0.500 ± nan
+    """
+
+    widths: tuple[int, ...]
+    seeds: tuple[int, ...]
+    limit: Float[Tensor, "n n"]
+    ntk: Float[Tensor, "w s"]
+    nngp: Float[Tensor, "w s"]
+    training: Trained | None = None
+
+    def measured(self) -> dict[str, Tensor]:
+        """Everything that has a slope, [widths, seeds] each."""
+        found = {"ntk": self.ntk, "nngp": self.nngp}
+        if self.training is not None:
+            found |= {name: getattr(self.training, name) for name in ("sup", "drift", "moved", "moved_part")}
+        return found
+
+    @property
+    def slopes(self) -> dict[str, Slope]:
+        """The fitted exponents of the width."""
+        return {name: fitted(self.widths, values) for name, values in self.measured().items()}
+
+    def table(self) -> str:
+        """Root mean squares over seeds by width, the slopes below."""
+        rows, slopes = self.measured(), self.slopes
+        lines = ["width".rjust(8) + "".join(name.rjust(18) for name in rows)]
+        for k, width in enumerate(self.widths):
+            lines.append(f"{width:8d}" + "".join(f"{float(typical(values)[k]):18.4g}" for values in rows.values()))
+        lines.append("slope".rjust(8) + "".join(str(slopes[name]).rjust(18) for name in rows))
+        lines += [f"{name}: {MEANING[name]}" for name in rows]
+        if self.training is not None:
+            for name, ratio in self.training.bounds.items():
+                lines.append(f"Cagnetta et al. (18), {name}: measured at most {float(ratio.max()):.3g} of the bound")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def typical(values: Float[Tensor, "w s"]) -> Float[Tensor, " w"]:
+    """√(mean over seeds of v²): for a mean over m units its square is exactly const/m, as that of |v| or log v is not.
+
+    >>> typical(torch.tensor([[3.0, 4.0]]))
+    tensor([3.5355])
+    """
+    return values.square().mean(1).sqrt()
+
+
+def fitted(widths: Sequence[int], values: Float[Tensor, "w s"]) -> Slope:
+    """slope = Cov(log m, log v)/Var(log m), v the root mean square over seeds; nan where a value is not above 0.
+
+    Its standard error from the spread over seeds, pooled over widths; with one seed from the residuals.
+
+    >>> fitted([4, 16, 64], torch.tensor([[0.5], [0.25], [0.125]]))
+    Slope(value=-0.5, error=0.0)
+    """
+    v = values.double().cpu()
+    if not bool((v > 0).all()):
+        return Slope(math.nan, math.nan)
+    a, b = torch.tensor(widths, dtype=torch.float64).log(), typical(v).log()
+    a, b = a - a.mean(), b - b.mean()
+    slope = float(a @ b / (a @ a))
+    count, free = v.shape[1], len(a) - 2
+    if count > 1:  # the variance of log √(mean v²) is that of v² over 4·(mean v²)²·seeds
+        variance = float((v.square().var(1) / typical(v) ** 4).mean()) / (4 * count)
+    else:
+        variance = float((b - slope * a).square().sum()) / free if free else math.nan
+    return Slope(slope, math.sqrt(variance / float(a @ a)))
+
+
+def convergence(
+    module_factory: Callable[[int], nn.Module],
+    widths: Sequence[int],
+    x: Inputs,
+    *,
+    w_var: Number = 2.0,
+    b_var: Number = 0.0,
+    parametrization: Parametrization = "ntk",
+    seeds: int | Sequence[int] = 8,
+    train: Training | None = None,
+    progress: bool = True,
+) -> Convergence:
+    """‖Θ_m − Θ‖ ~ m^-½: networks `module_factory(m)` of growing widths m against their limit, at the start and trained.
+
+    Each network's weights are drawn anew (`draw`) for each seed; the NNGP is the covariance of the outputs over the
+    last layer's weights (`readout_nngp`). `seeds`: how many, or which. `train=Training(y, …)` trains each and measures
+    sup_t ‖Θ_t − Θ‖, ‖Θ_t − Θ_0‖ and the parameters' movement, beside the bounds of Cagnetta et al. 2023 (18). In
+    float64.
+    Cost: per width and seed, a tangent kernel; with training, `steps` passes and one kernel more at each look.
+    Cagnetta et al. 2023 (12)–(18); Jacot et al. 2018; Lee et al. 2019. `plots.convergence` draws it.
+
+    >>> import tangency as tg
+    >>> net = lambda m: nn.Sequential(nn.Linear(3, m), nn.Tanh(), nn.Linear(m, 1))
+    >>> found = tg.studies.convergence(net, [64, 256, 1024], torch.randn(5, 3), w_var=1.5)
+    >>> -0.7 < found.slopes["ntk"].value < -0.3
+    True
+    """
+    check_variances(w_var, b_var, parametrization)
+    sizes, chosen = _widths(widths), _seeds(seeds)
+    if not callable(module_factory) or isinstance(module_factory, nn.Module):
+        raise InputError(
+            f"module_factory is a {type(module_factory).__name__}; needed: a function of the width that returns a "
+            "module. Write lambda width: nn.Sequential(…)."
+        )
+    checks.inputs(x)
+    x = tree.cast(x, torch.float64)
+    study = _Study(x, w_var, b_var, parametrization, train, None if train is None else train.checked(tree.size(x)))
+    before = 0
+    with bar(len(sizes) * len(chosen), "convergence", "network", show=progress) as tick:
+        for width in sizes:
+            module = materialized(module_factory, width, x)
+            before = _grown(module, width, before)
+            study.take(module)
+            for seed in chosen:
+                study.measure(module, width, seed)
+                tick(note=f"width {width}")
+    return study.result(sizes, chosen)
+
+
+def _widths(widths: Any) -> tuple[int, ...]:
+    given = list(widths) if isinstance(widths, (Sequence, Tensor)) else [widths]
+    whole = all(isinstance(m, int) and not isinstance(m, bool) and m > 0 for m in given)
+    if len(given) < 2 or not whole or any(b <= a for a, b in pairwise(given)):
+        raise InputError(
+            f"widths={widths!r}; needed: two or more whole numbers, each larger than the one before, such as "
+            "[64, 256, 1024]: a slope is fitted through them."
+        )
+    return tuple(given)
+
+
+def _seeds(seeds: Any) -> tuple[int, ...]:
+    given = range(seeds) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
+    if not isinstance(given, Sequence) or not len(given) or not all(isinstance(s, int) for s in given):
+        raise InputError(f"seeds={seeds!r}; needed: how many, at least 1, or a list of seeds.")
+    return tuple(given)
+
+
+def _grown(module: nn.Module, width: int, before: int) -> int:
+    count = sum(p.numel() for p in module.parameters())
+    if count <= before:
+        raise InputError(
+            f"module_factory({width}) has {count} parameters, the narrower network before it {before}; needed: more as "
+            "the width grows. Use the width in it."
+        )
+    return count
+
+
+@dataclass
+class _Study:
+    """The measurements, as they come."""
+
+    x: Inputs
+    w_var: Number
+    b_var: Number
+    parametrization: Parametrization
+    train: Training | None
+    y: Tensor | None
+    nngp: Tensor = field(default_factory=lambda: torch.zeros(0))
+    limit: Tensor = field(default_factory=lambda: torch.zeros(0))
+    lr: float = 0.0
+    smallest: float = 0.0
+    rows: list[dict[str, float]] = field(default_factory=list)
+
+    def take(self, module: nn.Module) -> None:
+        """The limit of this network; in the standard parametrisation the width enters it."""
+        if self.rows and self.parametrization == "ntk":
+            return
+        kernel = infinite_ntk(module, w_var=self.w_var, b_var=self.b_var, parametrization=self.parametrization)
+        self.nngp, self.limit = kernel.both(self.x)
+        if self.limit.dim() != 2:
+            raise InputError(
+                f"the limit's kernel has shape {tuple(self.limit.shape)}, so the outputs have positions; needed: "
+                "[n, n]. Pool or flatten them before the last layer."
+            )
+        if self.train is not None and self.y is not None:
+            self.y = self.y.to(self.limit.device)
+            most = max_learning_rate(self.limit)
+            self.lr = most / 2 if self.train.lr is None else self.train.lr
+            values = torch.linalg.eigvalsh(self.limit)
+            self.smallest = float(values[0]) if values[0] > len(values) * 2.3e-16 * values[-1] else 0.0
+            if self.lr >= most:
+                raise InputError(f"train.lr={self.lr:g}; needed: below 2/λ_max(Θ) = {most:g}, or training diverges.")
+
+    def measure(self, module: nn.Module, width: int, seed: int) -> None:
+        """One network: drawn, its kernels at the start, then trained if that was asked."""
+        draw(module, w_var=self.w_var, b_var=self.b_var, seed=seed * 1_000_003 + width)
+        options: dict[str, Any] = {"w_var": self.w_var, "b_var": self.b_var}
+        start = empirical_ntk(module, self.x, **options, parametrization=self.parametrization)
+        row = {"ntk": _off(start, self.limit), "nngp": _off(readout_nngp(module, self.x, **options), self.nngp)}
+        if self.train is not None and self.y is not None:
+            run = _Run(Twin(copy.deepcopy(module)) if self.train.twin else module, self, width)
+            row |= run.go()
+        self.rows.append(row)
+
+    def result(self, widths: tuple[int, ...], seeds: tuple[int, ...]) -> Convergence:
+        shape = (len(widths), len(seeds))
+        found = {name: torch.tensor([row[name] for row in self.rows]).reshape(shape) for name in self.rows[0]}
+        ntk, nngp = found.pop("ntk"), found.pop("nngp")
+        if self.train is None:
+            return Convergence(widths, seeds, self.limit, ntk, nngp)
+        bounds = {name.partition(" ")[2]: found.pop(name) for name in list(found) if name.startswith("bound ")}
+        trained = Trained(self.lr, self.smallest, **found, bounds=bounds)
+        return Convergence(widths, seeds, self.limit, ntk, nngp, trained)
+
+
+def _off(found: Tensor, limit: Tensor) -> float:
+    return float((found - limit).norm() / limit.norm())
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The network at one moment of training; `near` and `away` are spectral, the parts relative to ‖Θ‖_F."""
+
+    moved: float  # ‖θ − θ_0‖
+    change: float  # ‖J − J_0‖_F
+    jacobian: float  # ‖J‖_F
+    near: float  # ‖Θ_t − Θ_0‖
+    away: float  # ‖Θ_t − Θ‖
+    near_part: float
+    away_part: float
+
+
+class _Run:
+    """One network in training: its parameters and its kernel against those of the start."""
+
+    def __init__(self, module: nn.Module, study: _Study, width: int) -> None:
+        outputs = forward(module, tree.take(study.x, slice(0, 1)))
+        if outputs.numel() != 1:
+            raise InputError(f"the network has {outputs.numel()} outputs; needed for training: one, as y has.")
+        self.module, self.study, self.width = module, study, width
+        self.scale = scales(module, study.w_var, study.b_var, study.parametrization)
+        self.kernel = Scaled.of(module, study.x, self.scale)
+        self.still = copy.deepcopy(module)
+        still = Scaled.of(self.still, study.x, self.scale)
+        self.first = still.prepare(study.x)
+        self.start = still.between(self.first, self.first)
+        self.seen: list[_Look] = []
+
+    def go(self) -> dict[str, float]:
+        """Trains; what of it has one number."""
+        s = self.study
+        assert s.train is not None
+        assert s.y is not None
+        groups = [{"params": [self.module.get_parameter(k)], "lr": s.lr * v} for k, v in self.scale.items() if v]
+        past = descend(
+            self.module, s.x, s.y, loss=_square, optimizer=lambda p: torch.optim.SGD(groups, lr=s.lr),
+            steps=s.train.steps, every=s.train.every, watch=self.look, progress=False,
+        )  # fmt: skip
+        error = (past.train.reshape(len(past.steps), -1, 1) - s.y).flatten(1).norm(dim=1).cpu()
+        last = self.seen[-1].moved
+        lipschitz = max(max(v.jacobian, self.width**0.5 * v.change / v.moved if v.moved else 0.0) for v in self.seen)
+        found = {
+            "sup": max(v.away_part for v in self.seen),
+            "drift": max(v.near_part for v in self.seen),
+            "moved": last,
+            "moved_part": last / self._norm(self.still),
+            "left": float(error[-1] / error[0]),
+            "lipschitz": lipschitz,
+        }
+        bounded = s.smallest and s.parametrization == "ntk"
+        return found | (self._bounds(s.lr * past.steps.cpu(), error, lipschitz) if bounded else {})
+
+    def look(self, step: int) -> None:
+        """‖J − J_0‖² = tr(JJᵀ) + tr(J_0J_0ᵀ) − 2 tr(JJ_0ᵀ): no Jacobian is formed."""
+        a, limit = self.kernel.prepare(self.study.x), self.study.limit
+        now, cross = self.kernel.between(a, a), self.kernel.between(a, self.first)
+        change = float((now.trace() + self.start.trace() - 2 * cross.trace()).clamp_min(0)) ** 0.5
+        near, away = now - self.start, now - limit
+        spectral = [float(torch.linalg.matrix_norm(v, 2)) for v in (near, away)]
+        parts = [float(v.norm() / limit.norm()) for v in (near, away)]
+        moved = self._norm(self.module, self.still)
+        self.seen.append(_Look(moved, change, float(now.trace()) ** 0.5, *spectral, *parts))
+
+    def _bounds(self, time: Tensor, error: Tensor, lipschitz: float) -> dict[str, float]:
+        columns = [[v.moved, v.near, v.away] for v in self.seen]
+        moved, near, away = torch.tensor(columns, dtype=torch.float64).unbind(1)
+        pairs = lazy_bounds(time, error, moved, near, self.study.smallest, lipschitz, self.width)
+        pairs = {name: (value[1:], bound[1:]) for name, (value, bound) in pairs.items()}  # at t = 0 all are equal
+        pairs["limit"] = (away, (pairs["kernel"][1][0]).expand_as(away))
+        return {f"bound {name}": float((value / bound).max()) for name, (value, bound) in pairs.items()}
+
+    def _norm(self, module: nn.Module, other: nn.Module | None = None) -> float:
+        """‖θ‖, or ‖θ − other‖, in the parametrisation: each parameter over the root of its scale."""
+        total = 0.0
+        for name, scale in self.scale.items():
+            if scale:
+                p = module.get_parameter(name).detach()
+                p = p if other is None else p - other.get_parameter(name).detach()
+                total += float(p.square().sum()) / scale
+        return float(total**0.5)
+
+
+def _square(f: Tensor, target: Tensor) -> Tensor:
+    return (f.reshape(target.shape) - target).square().sum() / 2

@@ -1,0 +1,176 @@
+"""The command line, as a user runs it."""
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import tangency as tg
+from tangency.cli import main
+
+JOB = """
+import time, torch, tangency as tg
+
+def kernel():
+    torch.manual_seed(0)
+    return tg.cosine(tg.trace_ntk(tg.models.mlp([5, 8, 3])))
+
+def data():
+    return torch.randn(100, 5, generator=torch.Generator().manual_seed(1))
+
+def make():
+    return kernel(), data()
+
+def both():
+    return kernel(), data(), data()[:30]
+
+def other():
+    return kernel(), data() + 1
+
+def wrong():
+    return data()
+
+class Slow(tg.kernels.combine.ScaleKernel):
+    def pair(self, a, b, workspace=None):
+        time.sleep(0.05)
+        return super().pair(a, b, workspace)
+
+def slow():
+    return Slow(kernel().kernel, 2.0), data()
+"""
+
+
+@pytest.fixture
+def job(job_module: Callable[[str], str]) -> str:
+    return job_module(JOB)
+
+
+def test_gram_status_verify(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gram", f"{job}:make", "--store", "runs/k", "--tile", "32"]) == 0
+    assert "100 x 100 float32, complete" in capsys.readouterr().out
+    module = __import__(job)
+    want = module.kernel()(module.data())
+    torch.testing.assert_close(tg.open_gram("runs/k").dense(), want)
+    assert main(["status", "runs/k"]) == 0
+    assert "10 of 10 tiles of 32 samples a side (complete)" in capsys.readouterr().out
+    assert main(["status", "runs/k", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["complete"] is True
+    assert report["function"] == f"{job}:make"
+    assert report["manifest"]["kernel"]["of"]["kernel"] == "trace ntk"
+    assert main(["verify", "runs/k", f"{job}:make", "--sample", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "10 of 10 finished tiles match their checksums" in out
+    assert "4 tiles computed again: 4 equal bit for bit" in out
+    assert main(["gram", f"{job}.py:both", "--store", "runs/two", "--memory", "1GiB", "--quiet"]) == 0
+    assert tg.open_gram("runs/two").shape == (100, 30)
+
+
+def test_verify_finds_damage_and_wrong_numbers(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["gram", f"{job}:make", "--store", "k", "--tile", "32"])
+    store = tg.open_gram("k").store
+    tile = store.read(0, 1)
+    tile[3, 4] += 0.5  # a tile that is wrong but whole
+    store.write(0, 1, tile)
+    raw = bytearray(Path("k/c/1/2").read_bytes())
+    raw[9] ^= 4
+    Path("k/c/1/2").write_bytes(raw)
+    capsys.readouterr()
+    assert main(["verify", "k", f"{job}:make", "--sample", "100"]) == 1
+    out = capsys.readouterr().out
+    assert f"damaged: tile 1, 2 of {Path.cwd() / 'k'}" in out
+    assert "9 of 10 finished tiles match" in out
+    assert "wrong: tile 0, 1 differs" in out
+
+
+def test_errors_are_sentences(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["gram", f"{job}:make", "--store", "k"])
+    for argv, what in [
+        (["gram", f"{job}:wrong", "--store", "k2"], r"needed: (kernel, x)"),
+        (["gram", f"{job}:absent", "--store", "k2"], "has no function 'absent'"),
+        (["gram", "nosuchmodule:make", "--store", "k2"], "cannot be imported"),
+        (["gram", "nosuchfile.py:make", "--store", "k2"], "no file"),
+        (["gram", job, "--store", "k2"], "is not MODULE:FUNCTION"),
+        (["gram", f"{job}:make", "--store", "k2", "--memory", "much"], "needed: a number of bytes"),
+        (["gram", f"{job}:make", "--store", "k2", "--gpus"], "needs the model on a GPU"),
+        (["verify", "k", "--sample", "3"], "--sample needs the function"),
+    ]:
+        capsys.readouterr()
+        assert main(argv) == 2, argv
+        err = capsys.readouterr().err
+        assert err.startswith("error: ")
+        assert what in err, err
+    for argv, what in [
+        (["gram", f"{job}:other", "--store", "k"], "inputs.x1"),
+        (["status", "nowhere"], "no Gram store at nowhere"),
+        (["verify", "k", f"{job}:other"], "inputs.x1"),
+    ]:
+        assert main(argv) == 1, argv
+        err = capsys.readouterr().err
+        assert err.startswith("error: ")
+        assert what in err, err
+
+
+def test_ctrl_c_says_how_to_go_on(job: str) -> None:
+    """On a terminal: a bar with tiles per second; Ctrl-C ends with the sentence, and the same command goes on."""
+    primary, secondary = pty.openpty()
+    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    command = [sys.executable, "-m", "tangency.cli", "gram", f"{job}:slow", "--store", "k", "--tile", "5"]
+    # A test run in the background of a shell ignores SIGINT, and its children would too.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stderr=secondary, stdout=subprocess.DEVNULL, preexec_fn=heed)
+    os.close(secondary)
+    end = time.monotonic() + 60
+    while len(list(Path("k").glob("c/*/*"))) < 20 and time.monotonic() < end:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    said = b""
+    while True:
+        try:
+            piece = os.read(primary, 4096)
+        except OSError:
+            break
+        if not piece:
+            break
+        said += piece
+    assert process.wait(20) == 130
+    text = said.decode()
+    assert "tile/s" in text
+    assert "Traceback" not in text
+    assert f"tiles are safe in {Path.cwd() / 'k'}. Call again with the same arguments to go on." in text
+    done, count = tg.open_gram("k").progress
+    assert 20 <= done < count
+    assert tg.open_gram("k").store.function == f"{job}:slow"  # known from the start: status can say how to go on
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    assert tg.open_gram("k").progress == (count, count)
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(["--help"])
+    assert e.value.code == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("gram", "status", "verify"))
+
+
+def test_ctrl_c_while_torch_is_being_imported(tmp_path: Path) -> None:
+    """A stand-in for torch that is interrupted as it is imported."""
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt\n")
+    code = "import sys, tangency_command; sys.exit(tangency_command.main())"
+    paths = os.pathsep.join([str(tmp_path), str(Path(tg.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr.strip()) == (130, b"stopped")

@@ -1,0 +1,369 @@
+"""Other processes compute the tiles: the same bits, whatever happens to them on the way."""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tangency as tg
+from tangency.gram import work
+from tangency.gram.executors import ATTEMPTS, results
+from tangency.models import mlp
+
+F64 = torch.float64
+pytestmark = pytest.mark.timeout(120)  # what these tests guard against is often a hang
+
+
+class Noting(nn.Module):
+    """A model that leaves its process's number in a folder and then, outside of the process that made it, acts."""
+
+    def __init__(self, folder: Path, act: str = "", delay: float = 0.0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3, dtype=F64)
+        self.folder, self.act, self.delay, self.home = str(folder), act, delay, os.getpid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if os.getpid() != self.home:
+            Path(self.folder, str(os.getpid())).touch()
+            time.sleep(self.delay)
+            if self.act == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.act == "raise":
+                raise KeyError("the seventh seal")
+            if self.act == "raise what cannot be sent":
+                raise Unsendable(1, 2)
+        return self.layer(x)
+
+
+class Unsendable(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+def noted(folder: Path) -> set[int]:
+    return {int(p.name) for p in folder.iterdir() if p.name.isdigit()}
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process that is more than an entry in its parent's table."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class Later:
+    """The least that a future may be: it has a result, and cannot say whether it is done."""
+
+    def __init__(self, call: bytes) -> None:
+        self.call = call
+
+    def result(self) -> Any:
+        f, args = pickle.loads(self.call)
+        return f(*args)
+
+
+class Minimal:
+    def submit(self, f: Callable[..., Any], *args: Any) -> Later:
+        return Later(pickle.dumps((f, args)))
+
+
+def spawned() -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(2, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
+
+
+EXECUTORS: dict[str, Callable[[], Any]] = {
+    "workers": lambda: tg.Workers(2),
+    "spawned processes": spawned,
+    "forked processes": lambda: ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")),
+    "one thread": lambda: ThreadPoolExecutor(1),
+    "three threads": lambda: ThreadPoolExecutor(3),
+    "minimal": lambda: contextlib.nullcontext(Minimal()),
+}
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[tg.Workers]:
+    with tg.Workers(2) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_the_bits_are_those_of_a_single_process(name: str, tmp_path: Path) -> None:
+    """One executor for several runs: nothing of a run may be left for the next, though only the inputs differ."""
+    model = mlp([5, 8, 3], nn.Tanh).double()
+    x, y, z = (torch.randn(n, 5, dtype=F64) for n in (37, 11, 37))
+    trace, full = tg.trace_ntk(model), tg.full_ntk(model)
+    runs = [(trace, x, None), (trace, z, None), (tg.cosine(trace), x, y), (full, x, y), (full, z, y), (full, y, None)]
+    with EXECUTORS[name]() as executor:
+        submitted, submit = [], executor.submit
+        executor.submit = lambda *call: submitted.append(call) or submit(*call)
+        for k, (kernel, a, b) in enumerate(runs):
+            want = tg.compute(kernel, a, b, tile=8, progress=False).dense()
+            assert not submitted
+            got = tg.compute(kernel, a, b, tile=8, executor=executor, progress=False).dense()
+            assert torch.equal(got, want), f"run {k} in memory"
+            assert submitted, "the executor was not used"
+            submitted.clear()
+            if k in (1, 3):
+                folder = tmp_path / str(k)
+                got = tg.compute(kernel, a, b, tile=8, executor=executor, store=folder, progress=False).dense()
+                assert torch.equal(got, want), f"run {k} in a store"
+                assert tg.open_gram(folder).progress == ((15, 15) if b is None else (10, 10))
+                assert submitted
+                submitted.clear()
+
+
+def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
+    model, x = Noting(tmp_path, delay=0.3), torch.randn(24, 5, dtype=F64)
+    kernel = tg.trace_ntk(model)
+    want = tg.compute(kernel, x, tile=4, progress=False).dense()
+    killed: set[int] = set()
+
+    def kill_two() -> None:
+        while len(killed) < 2:
+            for pid in sorted(noted(tmp_path) - killed)[:1]:  # it has begun a task and sleeps in it
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            time.sleep(0.01)
+
+    assert not noted(tmp_path)
+    killer = threading.Thread(target=kill_two, daemon=True)
+    killer.start()
+    with tg.Workers(2) as executor:
+        got = tg.compute(kernel, x, tile=4, executor=executor, progress=False).dense()
+    assert torch.equal(got, want)
+    assert len(killed) == 2
+    assert noted(tmp_path) - killed, "nobody took their place"
+    assert not any(alive(pid) for pid in noted(tmp_path))
+
+
+def test_a_task_that_kills_its_workers_is_given_up(tmp_path: Path) -> None:
+    kernel, x = tg.trace_ntk(Noting(tmp_path, "die")), torch.randn(4, 5, dtype=F64)
+    with tg.Workers(2) as executor, pytest.raises(tg.WorkerLost, match=f"lost {ATTEMPTS} times .* given up.* is gone"):
+        tg.compute(kernel, x, tile=4, executor=executor, progress=False)
+    assert len(noted(tmp_path)) == ATTEMPTS
+    assert not any(alive(pid) for pid in noted(tmp_path))
+
+
+def test_a_sample_that_is_not_finite_is_named_by_its_number(workers: tg.Workers) -> None:
+    kernel = tg.trace_ntk(mlp([5, 8, 3], nn.Tanh).double())
+    x, y = torch.randn(37, 5, dtype=F64), torch.randn(19, 5, dtype=F64)
+    broken = {29: x.clone(), 13: y.clone()}
+    for sample, samples in broken.items():
+        samples[sample, 2] = float("nan")
+    for sample, sides in ((29, (broken[29],)), (29, (broken[29], y)), (13, (x, broken[13]))):
+        with pytest.raises(tg.NonFiniteError) as here:
+            tg.compute(kernel, *sides, tile=8, progress=False)
+        with pytest.raises(tg.NonFiniteError, match=rf"sample {sample} is not finite") as there:
+            tg.compute(kernel, *sides, tile=8, executor=workers, progress=False)
+        assert str(there.value) == str(here.value)
+        assert (there.value.sample, there.value.layer) == (sample, here.value.layer)
+
+
+def test_errors_of_the_model_arrive(workers: tg.Workers, tmp_path: Path) -> None:
+    x = torch.randn(9, 5, dtype=F64)
+    with pytest.raises(KeyError, match="the seventh seal"):
+        tg.compute(tg.trace_ntk(Noting(tmp_path, "raise")), x, tile=4, executor=workers, progress=False)
+    with pytest.raises(RuntimeError, match="Unsendable: 1 and 2"):
+        kernel = tg.trace_ntk(Noting(tmp_path, "raise what cannot be sent"))
+        tg.compute(kernel, x, tile=4, executor=workers, progress=False)
+    good = tg.trace_ntk(Noting(tmp_path))  # and the workers are as good as before
+    got = tg.compute(good, x, tile=4, executor=workers, progress=False).dense()
+    assert torch.equal(got, tg.compute(good, x, tile=4, progress=False).dense())
+    assert 1 <= len(noted(tmp_path)) <= 2, "an error is no reason to lose a worker"
+
+
+def test_functions_that_have_no_name(workers: tg.Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = mlp([5, 8, 3], nn.Tanh).double(), torch.randn(20, 5, dtype=F64)
+    kernel = tg.head_ntk(model, lambda out: out[:, 0] * out[:, 1])
+    got = tg.compute(kernel, x, tile=8, executor=workers, progress=False).dense()
+    assert torch.equal(got, tg.compute(kernel, x, tile=8, progress=False).dense())
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(tg.InputError, match="cannot be sent .*lambda.* in a module .* or pip install cloudpickle"):
+        tg.compute(kernel, x, tile=8, executor=workers, progress=False)
+    named = tg.trace_ntk(model)  # needs no cloudpickle
+    got = tg.compute(named, x, tile=8, executor=workers, progress=False).dense()
+    assert torch.equal(got, tg.compute(named, x, tile=8, progress=False).dense())
+
+
+def test_executors_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, x = tg.trace_ntk(mlp([5, 8, 3])), torch.randn(9, 5)
+    for executor, message in (
+        ("nope", r"executor='nope'; needed: 'gpus', tg.Workers"),
+        (object(), r"executor is a object; .* an object with submit\(f, \*args\).result\(\)"),
+        (2, r"executor is a int; needed"),
+        ("gpus", r"executor='gpus' needs the model on a GPU: model.cuda\(\)"),
+    ):
+        with pytest.raises(tg.InputError, match=message):
+            tg.compute(kernel, x, executor=executor, progress=False)
+    for devices in ([], 0, -1):
+        with pytest.raises(
+            tg.InputError, match=rf"Workers\({devices!r}\): needed: at least one device".replace("[", r"\[")
+        ):
+            tg.Workers(devices)
+    for odd in ("cuda:0", ["gpu:0"], ["cuda:first"]):
+        with pytest.raises(tg.InputError, match=r"a list of devices such as \['cuda:0', 'cuda:1'\]"):
+            tg.Workers(odd)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    with tg.Workers(["cuda:3"]) as one, pytest.raises(tg.InputError, match="no cuda:3: CUDA_VISIBLE_DEVICES=5 has 1"):
+        tg.compute(kernel, x, executor=one, progress=False)
+
+
+SCRIPT = """
+import os, pathlib, sys, time
+{before}
+import torch, tangency as tg
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.home = torch.nn.Linear(5, 3), os.getpid()
+
+    def forward(self, x):
+        if os.getpid() != self.home:
+            pathlib.Path({folder!r}, str(os.getpid())).touch()
+            time.sleep({delay})
+        return self.layer(x).tanh()
+
+torch.set_num_threads(1)
+kernel, x = tg.trace_ntk(Model()), torch.randn(20, 5)
+want = tg.compute(kernel, x, tile=4, progress=False).dense()
+got = tg.compute(kernel, x, tile=4, executor=tg.Workers(2), progress=False).dense()
+print("equal", torch.equal(got, want))
+"""
+
+
+def script(folder: Path, before: str = "", delay: float = 0.0) -> subprocess.Popen[str]:
+    """A script that guards nothing and closes nothing, in a folder with a file that it does not mean to import."""
+    (folder / "cwd").mkdir()
+    (folder / "cwd" / "zarr.py").write_text("raise SystemExit('imported from the working directory')")
+    (folder / "cwd" / "torch.py").write_text("raise SystemExit('imported from the working directory')")
+    code = textwrap.dedent(SCRIPT).format(folder=str(folder), before=before, delay=delay)
+    (folder / "script.py").write_text(code)
+    command = [sys.executable, str(folder / "script.py")]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder / "cwd", stdout=pipe, stderr=pipe, text=True)
+
+
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    out, errors = (process := script(tmp_path)).communicate(timeout=100)
+    assert (process.returncode, out, errors) == (0, "equal True\n", "")
+    assert 1 <= len(noted(tmp_path)) <= 2
+    assert eventually(lambda: not any(alive(pid) for pid in noted(tmp_path))), "workers outlive the script"
+
+
+def test_a_script_without_cloudpickle_is_told_what_to_do(tmp_path: Path) -> None:
+    _, errors = script(tmp_path, "sys.modules['cloudpickle'] = None").communicate(timeout=100)
+    assert "InputError: a worker cannot unpack the kernel" in errors
+    assert "in a module that the workers can import too, or pip install cloudpickle" in errors
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    process = script(tmp_path, delay=0.2)
+    assert eventually(lambda: len(noted(tmp_path)) == 2, 60)
+    process.kill()
+    process.communicate()
+    assert eventually(lambda: not any(alive(pid) for pid in noted(tmp_path)), 15), "orphans"
+
+
+def _pid_after(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def test_workers_end_with_their_context() -> None:
+    """Left early by an error: what is queued is dropped, the processes are gone. They count threads as we do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(KeyError, match="early"), tg.Workers(2) as executor:
+            pids = {f.result() for f in [executor.submit(_pid_after, 0.5) for _ in range(6)]}
+            assert executor.submit(torch.get_num_threads).result() == 3
+            assert 1 <= len(pids) <= executor.workers == 2
+            assert os.getpid() not in pids
+            assert all(alive(pid) for pid in pids)
+            queued = [executor.submit(_pid_after, 1.0) for _ in range(30)]
+            start = time.monotonic()
+            raise KeyError("early")
+    finally:
+        torch.set_num_threads(before)
+    assert time.monotonic() - start < 10
+    assert sum(f.cancelled() for f in queued) >= 26
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_only_so_many_calls_are_under_way() -> None:
+    """Inputs are loaded when their call is made, so this bounds the memory; what is lost goes again, nothing twice."""
+    with ThreadPoolExecutor(4) as pool:
+        under_way, most, tries = 0, 0, [0] * 40
+        lock = threading.Lock()
+
+        def work(k: int) -> int:
+            with lock:
+                tries[k] += 1
+                if k % 7 == 0 and tries[k] < ATTEMPTS:
+                    raise tg.WorkerLost("gone")
+            time.sleep(0.002 * (k % 3))
+            return k
+
+        def calls() -> Iterator[tuple[Any, ...]]:
+            nonlocal under_way, most
+            for k in range(40):
+                under_way += 1
+                most = max(most, under_way)
+                yield work, k
+
+        found = []
+        for k in results(pool.submit, calls(), lambda: 3):
+            found.append(k)
+            under_way -= 1
+    assert sorted(found) == list(range(40))
+    assert most == 5
+    assert tries == [ATTEMPTS if k % 7 == 0 else 1 for k in range(40)]
+
+
+def arrived(t: torch.Tensor) -> torch.Tensor:
+    return 2 * t.double()
+
+
+def test_tensors_of_a_gpu_are_put_where_the_worker_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way that GPU tensors take, here float64 for far and float32 for near: parameters, buffers, tied weights."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).eval().double()
+    model[2].weight = model[0].weight
+    monkeypatch.setattr(work, "_far", lambda t: t.dtype == torch.float64)
+    monkeypatch.setattr(work, "_leave", lambda t: t.detach().float())
+    monkeypatch.setattr(work, "_arrive", arrived)
+    packed = work.pack(tg.trace_ntk(model, params=model.state_dict()))
+    monkeypatch.undo()
+    got = work.unpack(packed).features.network
+    for name, p in model.named_parameters():
+        assert torch.equal(dict(got.model.named_parameters())[name], 2 * p), name
+        assert isinstance(dict(got.model.named_parameters())[name], nn.Parameter)
+        assert torch.equal(got.params[name], 2 * p.detach())
+    assert torch.equal(got.model[1].running_var, 2 * model[1].running_var)
+    assert got.model[2].weight is got.model[0].weight

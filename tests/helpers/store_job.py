@@ -1,0 +1,39 @@
+"""A job that other processes run: `tests/test_store.py` starts, kills and restarts it."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+import tangency as tg
+from tangency.gram import sweep
+
+TILE, N = 16, 200
+
+
+def kernel(seed: int = 0) -> tg.Kernel:
+    torch.manual_seed(seed)
+    return tg.trace_ntk(nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)))
+
+
+def inputs(seed: int = 1) -> torch.Tensor:
+    return torch.randn(N, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def run(store: str, log: str, pause: float) -> None:
+    """Compute into the store, writing the name of every tile to the log as it is made, `pause` seconds each."""
+    torch.set_num_threads(1)
+    made = sweep.Sweep.tiles
+
+    def slow(self: sweep.Sweep, task: Any) -> Iterator[Any]:
+        with open(log, "a") as f:
+            for i, j, tile in made(self, task):
+                f.write(f"{i} {j}\n")
+                f.flush()
+                time.sleep(pause)
+                yield i, j, tile
+
+    sweep.Sweep.tiles = slow  # type: ignore[method-assign]
+    tg.compute(kernel(), inputs(), store=store, tile=TILE, progress=False)

@@ -1,0 +1,800 @@
+"""The page, in a real browser: it opens from a file, asks for nothing, and shows the numbers that it was given."""
+
+import base64
+import io
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import tangency as tg
+from tangency import report
+from tangency.datasets import Labelled
+from tangency.decisions import Decisions, View
+from tangency.decisions.attribution import Attribution
+from tangency.report import pack, pictures
+from tangency.surrogate import Faithfulness, Interval, MonotoneMap, Surrogate
+
+ANIMALS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SCREENSHOTS = Path(__file__).parents[2] / "runs" / "screenshots"
+
+
+# ---- decisions, made up but consistent ------------------------------------------------------------------------------
+
+
+def attribution(
+    kernel: Tensor, weights: Tensor, bias: Tensor, outputs: Tensor, y: Tensor, c: int, k: int
+) -> Attribution:
+    """The definition, slowly: A = W κ + b / N, its boxes and its extremes."""
+    n = len(y)
+    a = torch.stack([kernel * weights[:, o].T + bias[o, None] / n for o in outputs.T], 1)  # [s, q, n]
+    boxes, outliers = torch.full((*a.shape[:2], c, 6), torch.nan), torch.zeros(*a.shape[:2], c, dtype=torch.long)
+    fliers = torch.full((*a.shape[:2], c, 6), torch.nan)
+    for t in range(c):
+        part = a[..., y == t]
+        if not part.shape[-1]:
+            continue
+        low, mid, high = torch.quantile(part, torch.tensor([0.25, 0.5, 0.75]), dim=-1)
+        reach = 1.5 * (high - low)
+        inside = (part >= (low - reach)[..., None]) & (part <= (high + reach)[..., None])
+        ends = part.masked_fill(~inside, torch.inf).amin(-1), part.masked_fill(~inside, -torch.inf).amax(-1)
+        boxes[:, :, t] = torch.stack([ends[0], low, mid, high, ends[1], part.mean(-1)], -1)
+        outliers[:, :, t] = (~inside).sum(-1)
+        far = (part - mid[..., None]).abs().masked_fill(inside, -1).topk(min(6, part.shape[-1]), -1)
+        fliers[:, :, t, : far.indices.shape[-1]] = part.gather(-1, far.indices).masked_fill(far.values < 0, torch.nan)
+    similar, best, worst = kernel.topk(k, 1), a.topk(k, -1), a.topk(k, -1, largest=False)
+    return Attribution(
+        outputs, a.sum(-1), boxes, outliers, fliers, similar.indices, similar.values, best.indices, best.values,
+        worst.indices, worst.values,
+    )  # fmt: skip
+
+
+def faithfulness(logits: Tensor, network: Tensor, y: Tensor, tau: float) -> Faithfulness:
+    accuracy, theirs = (float((v.argmax(1) == y).double().mean()) for v in (logits, network))
+    ends = {key: Interval(v - 0.03, v + 0.03) for key, v in (("tau", tau), ("tad", accuracy - theirs), ("r2", 0.8))}
+    line = MonotoneMap(torch.tensor([-6.0, -1.0, 2.0, 8.0]), torch.tensor([-9.0, -1.5, 3.0, 14.0]))
+    return Faithfulness(tau, accuracy - theirs, 0.9, 0.8, line, accuracy, theirs, ends, 0.95, len(y))
+
+
+def picture_of(kernel: Tensor, y: Tensor, c: int, g: int = 60) -> tuple[Tensor, Tensor]:
+    order = y.argsort(stable=True)
+    picture = F.interpolate(kernel[order][:, order][None, None], (g, g), mode="area")[0, 0]
+    ends = (torch.bincount(y, minlength=c).cumsum(0) * g / len(y)).round().long()
+    return picture, ends.diff(prepend=torch.zeros(1, dtype=torch.long))
+
+
+def decide(
+    train: Labelled,
+    test: Labelled,
+    *,
+    kernels: int = 3,
+    shown: int = 24,
+    k: int = 6,
+    noise: float = 1.0,
+    poison: bool = False,
+) -> Decisions:
+    """Decisions of a made-up network, with kernels that follow it more or less."""
+    c, n, m = len(train.classes), len(train), len(test)
+    make = torch.Generator().manual_seed(7)
+    random = lambda *shape: torch.randn(*shape, generator=make)  # noqa: E731
+    centres = random(c, 24)
+    both = torch.cat([train.y, test.y])
+    base = centres[both] + noise * random(n + m, 24)
+    network = (F.normalize(base[n:], dim=1) @ F.normalize(centres, dim=1).T) * 9
+    rows = torch.arange(m)[:: max(1, m // shown)][:shown]
+    names = ["trNTK", "CK", "pNTK", "Em", "embedding NTK", "a", "b", "d"]
+    views = []
+    for i in range(kernels):
+        features = F.normalize(base + 0.35 * (i + 1) * random(n + m, 24), dim=1)
+        gram, cross = features[:n] @ features[:n].T, features[n:] @ features[:n].T
+        target = F.one_hot(train.y, c).float() - 1 / c
+        weights, bias = 12 * torch.linalg.solve(gram + 2 * torch.eye(n), target), 0.1 * random(c)
+        logits = cross @ weights + bias
+        outputs = network[rows].topk(min(2, c), 1).indices
+        picture, spans = picture_of(gram, train.y, c)
+        flagged = (torch.arange(m) % (4 + i) == 0) if poison else None
+        machine = Surrogate(weights, bias, 1e-3, "l2", "newton", 7, 3e-9 * 7**i, 0.1)
+        faith = faithfulness(logits, network, test.y, 0.8 - 0.1 * i)
+        found = attribution(cross[rows], weights, bias, outputs, train.y, c, k)
+        title, spectrum = f"a made-up kernel, number {i + 1}", torch.linalg.eigvalsh(gram).flip(0)
+        seconds = 1.5 + 60 * i
+        views.append(View(names[i], title, machine, faith, logits, found, picture, spans, spectrum, seconds, flagged))
+    facts = {
+        "model": "made-up network",
+        "data": test.name,
+        "parameters": 1234567,
+        "seconds": 12.5,
+        "device": "cpu",
+        "kernels": names[:kernels],
+    }
+    dirty = (torch.arange(n) % 9 == 0, torch.arange(m) % 5 == 0) if poison else (None, None)
+    return Decisions(train, test, network, tuple(views), rows, facts, *dirty)
+
+
+def smooth(n: int, channels: int, side: int, seed: int = 0) -> Tensor:
+    """Pictures without noise, roughly as photographs are."""
+    coarse = torch.rand(n, channels, 5, 5, generator=torch.Generator().manual_seed(seed))
+    return (F.interpolate(coarse, (side, side), mode="bicubic").clamp(0, 1) * 255).byte()
+
+
+def labels(n: int, c: int, seed: int = 0) -> Tensor:
+    return torch.randint(c, (n,), generator=torch.Generator().manual_seed(seed))
+
+
+def pictured(channels: int = 3, side: int = 32, c: int = 10, **options: Any) -> Decisions:
+    classes = ANIMALS if c == 10 else tuple(f"kind {k}" for k in range(c))
+    train = Labelled(
+        torch.zeros(160, 1), labels(160, c), classes, show=smooth(160, channels, side), name="smooth pictures"
+    )
+    test = Labelled(
+        torch.zeros(90, 1), labels(90, c, 1), classes, show=smooth(90, channels, side, 1), name="smooth pictures"
+    )
+    return decide(train, test, **options)
+
+
+NASTY = "<script>window.hacked = 1</script>"
+
+
+def written(c: int = 2, **options: Any) -> Decisions:
+    words = ["slow", "great", "music", "a", "the", "plot", "was", "never", "again"]
+    pick = torch.Generator().manual_seed(3)
+    text = lambda i: f"text {i} {NASTY} " + " ".join(words[int(k)] for k in torch.randint(9, (40,), generator=pick))  # noqa: E731
+    classes = (f"<img src=x onerror='window.hacked = 2'>{NASTY}", "good & fine")[:c]
+    train = Labelled(
+        torch.zeros(80, 1), labels(80, c), classes, show=[text(i) for i in range(80)], name=f"reviews {NASTY}"
+    )
+    test = Labelled(
+        torch.zeros(40, 1), labels(40, c, 1), classes, show=[text(1000 + i) for i in range(40)], name=f"reviews {NASTY}"
+    )
+    made = decide(train, test, noise=2.5, **options)
+    facts = {**made.facts, "model": f"</script>{NASTY}", "note": NASTY}
+    views = tuple(replace(v, title=f"{v.title} {NASTY}") for v in made.views)
+    return replace(made, facts=facts, views=views)
+
+
+def tabled(**options: Any) -> Decisions:
+    make = torch.Generator().manual_seed(5)
+    columns = tuple(f"measurement {k}" for k in range(30))
+    classes = ("setosa", "versicolor", "virginica with a very long name that goes on and on")
+    train = Labelled(torch.randn(90, 30, generator=make), labels(90, 3), classes, columns=columns, name="flowers")
+    test = Labelled(torch.randn(40, 30, generator=make), labels(40, 3, 1), classes, columns=columns, name="flowers")
+    return decide(train, test, **options)
+
+
+# ---- a browser ------------------------------------------------------------------------------------------------------
+
+
+def lacking(what: str) -> None:
+    if os.environ.get("CI") or os.environ.get("TANGENCY_NEED_BROWSER") == "1":
+        pytest.fail(f"{what}; CI and TANGENCY_NEED_BROWSER=1 need it")
+    pytest.skip(f"{what}, so the page was not opened")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    try:
+        from playwright.sync_api import Error, sync_playwright
+    except ImportError:
+        lacking("playwright is not installed")
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    with sync_playwright() as play:
+        try:
+            chromium = play.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        except Error as e:
+            lacking(f"Chromium does not start ({str(e).splitlines()[0]})")
+        yield chromium
+        chromium.close()
+
+
+Opener = Callable[..., Any]
+
+
+@pytest.fixture
+def show(browser: Any, tmp_path: Path) -> Iterator[Opener]:
+    """Opens decisions, or a written page, in a fresh window; at the end nothing may have gone wrong in any."""
+    wrong: list[str] = []
+    pages = []
+
+    def opened(what: Decisions | Path, *, width: int = 1280, scheme: str = "light", hash: str = "") -> Any:
+        path = what if isinstance(what, Path) else report.write(what, tmp_path / f"{len(pages)}.html")
+        page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
+        page.set_default_timeout(5000)
+        page.on("console", lambda m: wrong.append(f"console: {m.text}"))
+        page.on("pageerror", lambda e: wrong.append(f"error: {e}"))
+        page.on("dialog", lambda d: (wrong.append(f"dialog: {d.message}"), d.dismiss()))
+        page.on(
+            "request", lambda r: None if r.url.split("#")[0] == path.as_uri() else wrong.append(f"request: {r.url}")
+        )
+        page.goto(path.as_uri() + hash)
+        page.wait_for_selector("html[data-ready]")
+        pages.append(page)
+        return page
+
+    yield opened
+    for page in pages:
+        page.close()
+    assert not wrong
+
+
+@pytest.fixture(scope="module")
+def poisoned() -> Decisions:
+    return pictured(noise=1.4, poison=True)
+
+
+@pytest.fixture(scope="module")
+def poisoned_page(poisoned: Decisions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report.write(poisoned, tmp_path_factory.mktemp("report"))
+
+
+def sample(page: Any) -> int:
+    return int(re.fullmatch(r"Test sample #(\d+)", page.inner_text("#sample-title"))[1])  # type: ignore[index]
+
+
+def listed(page: Any) -> list[int]:
+    return page.eval_on_selector_all("#strip .entry", "nodes => nodes.map((n) => Number(n.dataset.sample))")
+
+
+def neighbours(page: Any, kind: str) -> list[tuple[int, float]]:
+    read = "nodes => nodes.map((n) => [Number(n.dataset.index), Number(n.dataset.value)])"
+    return [tuple(pair) for pair in page.eval_on_selector_all(f"[data-list={kind}] .tile", read)]
+
+
+def values(page: Any, selector: str) -> Tensor:
+    return torch.tensor(page.eval_on_selector_all(selector, "nodes => nodes.map((n) => Number(n.dataset.value))"))
+
+
+def check_numbers(page: Any, d: Decisions, at: int, view: int, output: int) -> None:
+    """What the page shows of one sample is what the decisions hold."""
+    v, a = d.views[view], d.views[view].attribution
+    assert sample(page) == int(d.shown[at])
+    for kind, index, amount in (
+        ("similar", a.similar[at], a.similarity[at]),
+        ("helpful", a.helpful[at, output], a.help[at, output]),
+        ("harmful", a.harmful[at, output], a.harm[at, output]),
+    ):
+        seen = neighbours(page, kind)
+        assert [i for i, _ in seen] == index.tolist()
+        torch.testing.assert_close(torch.tensor([x for _, x in seen]), amount)
+    for column, logits in (("network", d.logits), ("surrogate", v.logits)):
+        shown = values(page, f".probabilities td.{column}")
+        torch.testing.assert_close(shown, logits[d.shown[at]].softmax(0), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(values(page, "#total"), a.totals[at, output][None])
+    # The means lie on the axis where they belong: one straight line leads from numbers to pixels.
+    read = "nodes => nodes.map((n) => Number(n.getAttribute('x1')))"
+    x = np.array(page.eval_on_selector_all("#boxes .mean", read))
+    mean = a.boxes[at, output, :, 5].double().numpy()
+    slope, start = np.polyfit(mean, x, 1)
+    assert slope > 0
+    np.testing.assert_allclose(slope * mean + start, x, atol=0.2)
+
+
+# ---- what is shown --------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_those_of_the_decisions(show: Opener, poisoned: Decisions, poisoned_page: Path) -> None:
+    page, d = show(poisoned_page), poisoned
+    check_numbers(page, d, 0, 0, 0)
+    page.keyboard.press("2")
+    page.keyboard.press("ArrowRight")
+    check_numbers(page, d, 1, 1, 0)
+    page.click(".behind .choice button >> nth=1")
+    check_numbers(page, d, 1, 1, 1)
+    taus = values(page, ".kernels td.tau")
+    torch.testing.assert_close(taus, torch.tensor([v.faithfulness.tau for v in d.views]))
+    assert page.inner_text("#best .big") == "trNTK"
+    wrong = int((d.logits.argmax(1) != d.test.y).sum())
+    assert page.inner_text("#to-wrong .big") == str(wrong)
+    cells = "nodes => nodes.map((n) => Number(n.innerText.replace('·', '0')))"
+    for who, logits in (("Network", d.logits), ("Surrogate", d.views[1].logits)):
+        page.click(f"#faithful .choice >> text={who}")
+        counts = torch.tensor(page.eval_on_selector_all(".confusion td", cells)).view(10, 10)
+        expected = torch.zeros(10, 10).index_put_((d.test.y, logits.argmax(1)), torch.ones(1), accumulate=True)
+        torch.testing.assert_close(counts, expected.long())
+
+
+def test_small_pictures_are_exact(show: Opener) -> None:
+    d = pictured(1, 8, kernels=1)
+    page = show(d)
+    read = """nodes => nodes.map((n) => [...n.getContext("2d").getImageData(0, 0, 8, 8).data])
+        .map((bytes) => bytes.filter((_, k) => k % 4 == 0))"""
+    seen = torch.tensor(page.eval_on_selector_all("[data-list=similar] canvas", read), dtype=torch.uint8)
+    torch.testing.assert_close(seen, d.train.show[d.views[0].attribution.similar[0]].flatten(1))
+    assert page.locator("#kernels button").count() == 0  # one kernel: nothing to switch
+    large = torch.tensor(page.eval_on_selector_all(".subject canvas", read), dtype=torch.uint8)
+    torch.testing.assert_close(large, d.test.show[d.shown[:1]].flatten(1))
+    assert "every pixel as it is" in page.inner_text("#notes")
+
+
+def test_wrong_class_and_poisoned_neighbours_are_marked(show: Opener, poisoned: Decisions, poisoned_page: Path) -> None:
+    page, d = show(poisoned_page), poisoned
+    dirty, truth = d.poisoned_train, int(d.test.y[d.shown[0]])
+    assert dirty is not None
+    tiles = page.eval_on_selector_all(
+        ".neighbours .tile",
+        "nodes => nodes.map((n) => [Number(n.dataset.index), n.classList.contains('strange'), n.innerText])",
+    )
+    assert any(strange for _, strange, _ in tiles)
+    for index, strange, words in tiles:
+        assert strange == ("≠" in words) == (int(d.train.y[index]) != truth)
+        assert ("poisoned" in words) == bool(dirty[index])
+        assert ANIMALS[int(d.train.y[index])] in words
+
+
+# ---- how it is used -------------------------------------------------------------------------------------------------
+
+
+def test_keys(show: Opener, poisoned: Decisions, poisoned_page: Path) -> None:
+    page, shown = show(poisoned_page), poisoned.shown.tolist()
+    for key, at in (("ArrowRight", 1), ("j", 2), ("k", 1), ("ArrowLeft", 0), ("ArrowLeft", 0)):
+        page.keyboard.press(key)
+        assert sample(page) == shown[at]
+    before = neighbours(page, "similar"), values(page, ".probabilities td.surrogate").tolist()
+    page.keyboard.press("3")
+    after = neighbours(page, "similar"), values(page, ".probabilities td.surrogate").tolist()
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+    assert page.get_attribute("#kernels button >> nth=2", "aria-pressed") == "true"
+    page.keyboard.press("9")  # there is no ninth kernel
+    assert page.get_attribute("#kernels button >> nth=2", "aria-pressed") == "true"
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "search"
+    page.keyboard.type("2")  # now a key is a letter
+    assert page.get_attribute("#kernels button >> nth=2", "aria-pressed") == "true"
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") != "search"
+    assert page.input_value("#search") == ""
+    assert len(listed(page)) == len(shown)
+
+
+def test_filters_order_and_search(show: Opener, poisoned: Decisions, poisoned_page: Path) -> None:
+    page, d = show(poisoned_page), poisoned
+    rows, said = d.shown, d.logits.argmax(1)
+    truth, stand = d.test.y, d.views[0].logits.argmax(1)
+    flagged = d.views[0].flagged
+    assert flagged is not None
+    assert d.poisoned_test is not None
+    for key, mask in (
+        ("wrong", said != truth),
+        ("split", said != stand),
+        ("poisoned", d.poisoned_test),
+        ("flagged", flagged),
+        ("all", torch.ones_like(truth, dtype=torch.bool)),
+    ):
+        page.click(f".chips [data-key={key}]")
+        expected = rows[mask[rows]].tolist()
+        assert listed(page) == expected
+        assert page.inner_text(f".chips [data-key={key}] .tally") == str(len(expected))
+        if expected:
+            assert sample(page) in expected
+    page.click(".chips [data-key=far]")
+    far = listed(page)
+    off = [abs(float(x)) for x in (odds_off(d, 0)[r] for r in far)]
+    assert off == sorted(off, reverse=True)
+    assert min(off) >= max(abs(float(odds_off(d, 0)[r])) for r in rows.tolist() if r not in far)
+    page.click(".chips [data-key=all]")
+    page.fill("#search", f"#{int(rows[5])}")
+    assert listed(page) == [int(rows[5])] == [sample(page)]
+    page.fill("#search", "TRUCK")
+    assert set(listed(page)) == {r for r in rows.tolist() if 9 in (int(truth[r]), int(said[r]))}
+    page.fill("#search", "no such thing")
+    assert "No explained sample fits" in page.inner_text("#strip")
+    page.click("#strip >> text=Show all")
+    assert len(listed(page)) == len(rows)
+    page.select_option(".selects select >> nth=0", str(int(truth[rows[3]])))
+    assert listed(page) == rows[truth[rows] == truth[rows[3]]].tolist()
+    page.click("#to-wrong")  # the card on the first screen
+    assert listed(page) == rows[said[rows] != truth[rows]].tolist()
+    page.select_option(".selects select >> nth=3", "sure")
+    sure = [float(d.logits[r].softmax(0).max()) for r in listed(page)]
+    assert sure == sorted(sure, reverse=True)
+
+
+def odds_off(d: Decisions, view: int) -> Tensor:
+    odds = [tg.surrogate.log_odds(v.double(), d.test.y, outputs_are="logits") for v in (d.logits, d.views[view].logits)]
+    line = d.views[view].faithfulness.map
+    return MonotoneMap(line.knots.double(), line.values.double())(odds[1]) - odds[0]
+
+
+def test_scatter_confusion_and_training_samples_lead_to_decisions(
+    show: Opener, poisoned: Decisions, poisoned_page: Path
+) -> None:
+    page, d = show(poisoned_page), poisoned
+    point = page.locator("#scatter .point[data-sample]").nth(7)
+    wanted = int(point.get_attribute("data-sample"))
+    point.scroll_into_view_if_needed()
+    box = point.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert f"#{wanted}" in page.inner_text("#scatter .tip")
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert sample(page) == wanted
+    page.locator(".confusion td.hit button").first.click()
+    assert {int(d.test.y[r]) for r in listed(page)} == {0} == {int(d.logits[r].argmax()) for r in listed(page)}
+    page.locator("[data-list=helpful] .tile").first.click()
+    index = int(d.views[0].attribution.helpful[d.shown.tolist().index(sample(page)), 0, 0])
+    assert f"Training sample #{index}" in page.inner_text("dialog")
+    page.locator("dialog .link").last.click()
+    assert page.locator("dialog").count() == 0
+    where = d.shown.tolist().index(sample(page))
+    a = d.views[0].attribution
+    assert index in torch.cat([a.similar[where], a.helpful[where].flatten(), a.harmful[where].flatten()]).tolist()
+
+
+def test_address_restores_and_follows(show: Opener, poisoned: Decisions, poisoned_page: Path) -> None:
+    shown = poisoned.shown.tolist()
+    page = show(poisoned_page, hash=f"#sample={shown[4]}&kernel=CK&output=1")
+    check_numbers(page, poisoned, 4, 1, 1)
+    page.keyboard.press("j")
+    page.keyboard.press("3")
+    page.wait_for_url(lambda url: url.endswith(f"#sample={shown[5]}&kernel=pNTK&output=1"))
+    page.evaluate(f"location.hash = '#sample={shown[2]}&kernel=trNTK'")
+    page.locator("#sample-title", has_text=re.compile(f"#{shown[2]}$")).wait_for()
+    check_numbers(page, poisoned, 2, 0, 0)
+    page = show(poisoned_page, hash="#sample=99999&kernel=none")  # says nothing that exists
+    assert sample(page) == shown[0]
+
+
+def test_a_step_is_quick(show: Opener, poisoned_page: Path) -> None:
+    page = show(poisoned_page)
+    times = page.evaluate(
+        """() => Array.from({length: 12}, () => {
+            const start = performance.now();
+            document.body.dispatchEvent(new KeyboardEvent("keydown", {key: "j", bubbles: true}));
+            document.body.getBoundingClientRect();
+            return performance.now() - start;
+        })"""
+    )
+    assert sorted(times)[6] < 50, times
+
+
+# ---- how it looks ---------------------------------------------------------------------------------------------------
+
+CONTRAST = """() => {
+  const canvas = Object.assign(document.createElement("canvas"), {width: 1, height: 1});
+  const pen = canvas.getContext("2d", {willReadFrequently: true});
+  const rgba = (colour, under) => {
+    pen.fillStyle = `rgb(${under})`; pen.fillRect(0, 0, 1, 1);
+    pen.fillStyle = colour; pen.fillRect(0, 0, 1, 1);
+    return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const light = (c) => c.map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, k) => sum + v * [0.2126, 0.7152, 0.0722][k], 0);
+  const ground = (node) => {
+    const over = [];
+    for (let n = node; n; n = n.parentElement) over.unshift(getComputedStyle(n).backgroundColor);
+    return over.reduce((under, colour) => rgba(colour, under), [255, 255, 255]);
+  };
+  const low = [];
+  for (const node of document.body.querySelectorAll("*")) {
+    const own = [...node.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !node.getClientRects().length || node.closest(":disabled, script, .skip")) continue;
+    const under = ground(node);
+    const style = getComputedStyle(node);
+    const [a, b] = [light(rgba(node instanceof SVGElement ? style.fill : style.color, under)), light(under)];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    const what = `${node.tagName} ${node.getAttribute("class")}: ${node.textContent.slice(0, 30)}`;
+    if (ratio < 4.5) low.push(`${what} ${ratio}`);
+  }
+  return low;
+}"""
+
+
+@pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
+def test_both_widths_and_both_themes(show: Opener, poisoned: Decisions, tmp_path: Path, kind: str) -> None:
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    path = report.write(
+        {"pictures": lambda: poisoned, "texts": written, "rows": tabled}[kind](), tmp_path / "page.html"
+    )
+    grounds = set()
+    for width in (1280, 390):
+        for scheme in ("light", "dark"):
+            page = show(path, width=width, scheme=scheme)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            page.click("summary")  # the legend in words
+            assert "rank correlation" in page.inner_text(".legend dl")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            page.click("summary")
+            grounds.add((scheme, page.evaluate("getComputedStyle(document.body).backgroundColor")))
+            assert page.evaluate(CONTRAST) == []
+            page.evaluate("scrollTo(0, 0)")
+            page.screenshot(path=SCREENSHOTS / f"report-{kind}-{width}-{scheme}.png", full_page=True)
+    assert len(grounds) == len({colour for _, colour in grounds}) == 2
+
+
+def test_theme_is_switched_and_remembered(show: Opener, poisoned_page: Path) -> None:
+    page = show(poisoned_page)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(ground)
+    page.click("#theme")
+    assert page.evaluate(ground) != before
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert page.evaluate(ground) != before
+
+
+def test_everything_has_a_name(show: Opener, poisoned_page: Path) -> None:
+    """Buttons, links, fields and pictures say what they are to a screen reader."""
+    page = show(poisoned_page)
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll("button, a, select, input, svg, canvas")].filter((n) => {
+            if (n.closest("[aria-hidden=true]")) return false;
+            const label = n.closest("label");
+            return !(n.getAttribute("aria-label") || n.textContent.trim() || (label && label.textContent.trim()));
+        }).map((n) => n.outerHTML.slice(0, 100))"""
+    )
+    assert nameless == []
+    page.keyboard.press("Tab")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+# ---- all kinds of data ----------------------------------------------------------------------------------------------
+
+
+def test_texts_stay_texts(show: Opener) -> None:
+    d = written()
+    page = show(d)
+    assert page.evaluate("window.hacked") is None
+    check_numbers(page, d, 0, 0, 0)
+    assert page.inner_text(".subject .text") == d.test.show[int(d.shown[0])]
+    first = int(d.views[0].attribution.similar[0, 0])
+    assert page.text_content("[data-list=similar] .tile .text") == d.train.show[first]
+    assert page.title().startswith(f"</script>{NASTY} on reviews {NASTY}")
+    assert page.inner_text("h1") == f"</script>{NASTY} on reviews {NASTY}"
+    page.fill("#search", f"text 10{int(d.shown[3]):02d}")
+    assert listed(page) == [int(d.shown[3])]
+    page.locator("[data-list=similar] .tile").first.click()
+    assert NASTY in page.inner_text("dialog .text")
+    assert page.locator("main script, main img").count() == 0
+
+
+def hostile() -> Decisions:
+    """Names and texts with marks that turn the writing around, control characters, and halves of surrogate pairs."""
+    classes = ("cat\u202egod", "\x1b[31mdog\x00", "שלום", "\ud83d", "plain\u2066")
+    texts = tuple(f"text {i} \udcff\u200f\r\n\tend\x85" for i in range(80))
+    train = Labelled(torch.zeros(80, 1), labels(80, 5), ANIMALS[:5], show=["text"] * 80, name="reviews\u202e")
+    test = Labelled(torch.zeros(40, 1), labels(40, 5, 1), ANIMALS[:5], show=["text"] * 40, name="reviews\u202e")
+    for data in (train, test):  # past its own checks
+        object.__setattr__(data, "classes", classes)
+        object.__setattr__(data, "show", texts[: len(data)])
+    made = decide(train, test, kernels=1)
+    views = tuple(replace(v, title=f"{v.title}\u202e") for v in made.views)
+    return replace(made, views=views, facts={**made.facts, "model": "net\udc80\u2067", "note\u202e": "\u202e"})
+
+
+def data_in(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_marks_and_control_characters_are_shown_and_do_nothing() -> None:
+    """Also halves of surrogate pairs, which no file can hold: the page is written all the same."""
+    page = report.build(hostile())
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066\u2067\ud800-\udfff]", page)
+    assert page.count("\u2068") == page.count("\u2069") > 0
+    data = data_in(page)
+    assert data["numbers"]["classes"] == [
+        "cat⟨U+202E⟩god", "⟨U+001B⟩[31mdog⟨U+0000⟩", "\u2068שלום\u2069", "⟨U+D83D⟩", "plain⟨U+2066⟩"
+    ]  # fmt: skip
+    assert data["look"]["test"][0] == "text 0 ⟨U+DCFF⟩⟨U+200F⟩\n\tend⟨U+0085⟩"
+    assert data["about"]["facts"]["note⟨U+202E⟩"] == "⟨U+202E⟩"
+    assert data["numbers"]["views"][0]["title"].endswith("⟨U+202E⟩")
+    assert "net⟨U+DC80⟩⟨U+2067⟩ on" in page
+    assert any("shown as ⟨U+…⟩" in note for note in data["about"]["notes"])
+    ordinary = data_in(report.build(written()))
+    assert not any("⟨U+…⟩" in note for note in ordinary["about"]["notes"])
+    assert ordinary["numbers"]["classes"][1] == "good & fine"
+
+
+def test_hostile_names_are_read_in_their_order(show: Opener) -> None:
+    d = hostile()
+    page = show(d)
+    check_numbers(page, d, 0, 0, 0)
+    assert page.inner_text("h1").startswith("net⟨U+DC80⟩⟨U+2067⟩ on reviews⟨U+202E⟩")
+
+
+def test_rows_of_a_table(show: Opener) -> None:
+    d = tabled(kernels=2)
+    page = show(d)
+    check_numbers(page, d, 0, 0, 0)
+    row = d.test.show[d.shown[0]]
+    cells = page.eval_on_selector_all(".subject td", "nodes => nodes.map((n) => Number(n.innerText.replace('−', '-')))")
+    assert len(cells) == 24
+    torch.testing.assert_close(torch.tensor(cells), row[:24], atol=1e-3, rtol=1e-3)
+    assert "Of the 30 columns the first 24 are shown." in page.inner_text("#notes")
+    page.keyboard.press("2")
+    check_numbers(page, d, 0, 1, 0)
+
+
+def test_many_classes(show: Opener) -> None:
+    d = pictured(c=200, noise=0.6, shown=10)
+    page = show(d, width=390)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert "20 of 200 classes" in page.inner_text("#faithful")
+    assert page.locator(".probabilities tbody tr").count() == 13  # twelve, and the rest
+    assert abs(float(values(page, ".probabilities td.network").sum()) - 1) < 1e-5
+    a = d.views[0].attribution
+    sums = (a.boxes[0, 0, :, 5].double() * d.train.counts()).nan_to_num(0)
+    assert float(sums.sum()) == pytest.approx(float(a.totals[0, 0]), rel=1e-4)
+    assert f"Test sample #{int(d.shown[0])}" in page.inner_text("#detail")
+    assert "188 other classes together" in page.inner_text(".total")
+    assert "more than 24 classes" in page.inner_text("#notes")
+
+
+def test_what_is_missing_is_left_out(show: Opener) -> None:
+    """Two classes, one kernel, no pictures, no intervals, numbers that are NaN, one sample: a page without a hole."""
+    data = Labelled({"ids": torch.zeros(30, 4).long()}, labels(30, 2), ("no", "yes"))
+    made = decide(data, data.select(slice(0, 8)), kernels=1, shown=1, k=3)
+    view = made.views[0]
+    poor = replace(view.faithfulness, intervals={}, tau=float("nan"), pearson=float("nan"))
+    bare = replace(view, faithfulness=poor, values=torch.zeros(0), seconds=float("nan"))
+    page = show(replace(made, views=(bare,), facts={}))
+    assert sample(page) == int(made.shown[0])
+    assert page.inner_text("h1") == "the network on the test data"
+    assert "No eigenvalues" in page.inner_text("#kernel")
+    assert page.locator(".chips [data-key=poisoned], .chips [data-key=flagged]").count() == 0
+    assert "by number and class alone" in page.inner_text("#notes")
+    assert "NaN" not in page.inner_text("body")
+    assert "undefined" not in page.inner_text("body")
+    assert page.is_disabled("#next")
+
+
+# ---- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def large(s: int = 500, n: int = 50_000, kernels: int = 5, k: int = 8) -> Decisions:
+    """As large as a page gets: CIFAR-10 with 500 explained samples. Which neighbours does not matter for the size."""
+    c, m, make = 10, 10_000, torch.Generator().manual_seed(0)
+    train = Labelled(
+        torch.zeros(n, 1), labels(n, c), ANIMALS, show=smooth(n // 10, 3, 32).repeat(10, 1, 1, 1), name="large"
+    )
+    test = Labelled(torch.zeros(m, 1), labels(m, c, 1), ANIMALS, show=smooth(m, 3, 32, 1), name="large")
+    random = lambda *shape: torch.randn(*shape, generator=make)  # noqa: E731
+    index = lambda *shape: (n * torch.rand(*shape, generator=make) ** 4).long()  # some neighbours are popular # noqa: E731
+    network = 3 * random(m, c)
+    views = []
+    for i in range(kernels):
+        logits = network + random(m, c)
+        boxes = random(s, 2, c, 6).sort(-1).values
+        found = Attribution(
+            network[:s].topk(2, 1).indices, random(s, 2), boxes, index(s, 2, c) // 100, random(s, 2, c, 10),
+            index(s, k), random(s, k), index(s, 2, k), random(s, 2, k), index(s, 2, k), random(s, 2, k),
+        )  # fmt: skip
+        machine = Surrogate(torch.zeros(1, c), torch.zeros(c), 1e-3, "l2", "newton", 7, 1e-9, 0.1)
+        faith, spectrum = faithfulness(logits, network, test.y, 0.7), torch.logspace(4, -4, n)
+        spans, picture = torch.full((c,), 50), random(500, 500)
+        views.append(View(f"k{i}", "made up", machine, faith, logits, found, picture, spans, spectrum, 1.0))
+    return Decisions(train, test, network, tuple(views), torch.arange(s), {"model": "large"})
+
+
+def test_a_large_page_stays_below_its_limit(show: Opener, tmp_path: Path) -> None:
+    d = large()
+    path = report.write(d, tmp_path / "large")
+    assert path == tmp_path / "large" / "report.html"
+    assert path.stat().st_size <= 8_000_000
+    page = show(path)
+    assert "2,000 of 10,000 test samples" in page.inner_text("#faithful")
+    similar = d.views[0].attribution.similar[0].tolist()
+    seen = [i for i, _ in neighbours(page, "similar")]
+    assert seen == similar[: len(seen)]
+    if len(seen) < len(similar):
+        assert f"Each list shows {len(seen)} training samples instead of 8" in page.inner_text("#notes")
+
+
+def test_a_small_limit_lowers_quality_first_then_the_lists() -> None:
+    d = pictured(kernels=1, shown=24, k=6)
+    limit = len(report.build(d).encode())
+    seen: list[tuple[int, int]] = []  # quality and neighbours, as the limit falls
+    with pytest.raises(tg.InputError, match=r"limit=\d+; the page needs .* Raise limit=, or explain fewer"):
+        while True:
+            page = report.build(d, limit=limit)
+            assert len(page.encode()) <= limit
+            notes = json.loads(re.search(r'"notes":(\[.*?\])', page)[1])  # type: ignore[index]
+            quality = re.search(r"training samples: WebP at quality (\d+)", notes[0])
+            fewer = re.search(r"Each list shows (\d) training samples instead of 6", " ".join(notes))
+            seen.append((int(quality[1]) if quality else 100, int(fewer[1]) if fewer else 6))
+            limit = int(0.95 * limit)
+    assert seen == sorted(seen, reverse=True)
+    assert seen[0] == (100, 6)
+    assert len({quality for quality, many in seen if many == 6}) > 2
+    assert all(quality == seen[-1][0] for quality, many in seen if many < 6)
+    assert seen[-1][1] < 3
+    with pytest.raises(tg.InputError, match="limit='many'"):
+        report.build(d, limit="many")
+
+
+def test_without_pillow_pictures_are_png(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PIL", "PIL.features", "PIL.Image"):
+        monkeypatch.setitem(sys.modules, name, None)
+    d = pictured(kernels=1, shown=30)
+    page = report.build(d)
+    assert "image/png" in page
+    assert "image/webp" not in page
+    less = report.build(d, limit=int(0.8 * len(page)))
+    assert len(less) < 0.8 * len(page)
+    assert "shades a colour" in less
+    assert "pip install pillow" in less
+
+
+def test_png_is_read_by_others() -> None:
+    from PIL import Image
+
+    for image in (smooth(1, 3, 21)[0].permute(1, 2, 0).numpy(), smooth(1, 1, 13)[0, 0].numpy()):
+        data = pictures.png(np.ascontiguousarray(image))
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(data))), image)
+
+
+def test_large_pictures_are_made_smaller_and_this_is_said() -> None:
+    page = report.build(pictured(side=224, kernels=1, shown=6, k=2))
+    assert "made smaller from 224 × 224 to 96 × 96 pixels" in page
+    assert "made smaller from 224 × 224 to 160 × 160 pixels" in page
+
+
+def test_scaled_pictures_are_called_so() -> None:
+    x = torch.randn(40, 3, 6, 6)
+    data = Labelled(x, labels(40, 2), ("a", "b"))
+    assert "scaled to their range" in report.build(decide(data, data, kernels=1, shown=4, k=2))
+    honest = Labelled(x, labels(40, 2), ("a", "b"), show=torch.rand(40, 3, 6, 6))
+    assert "scaled to their range" not in report.build(decide(honest, honest, kernels=1, shown=4, k=2))
+
+
+def test_quantised_numbers_are_near() -> None:
+    value = torch.randn(3, 2, 40) * torch.tensor([1.0, 1e-6, 1e6])[:, None, None] + 5
+    value[0, 0, 3] = torch.nan
+    packed = pack.quantised(value, 2)
+    whole = np.frombuffer(base64.b64decode(packed["data"]), "<i2").reshape(3, 2, 40)
+    low, step = (
+        np.frombuffer(base64.b64decode(packed[key]["data"]), "<f4").reshape(3, 2, 1).astype(float)
+        for key in ("low", "step")
+    )
+    back = np.where(whole == -32768, np.nan, low + step * whole)
+    reach = value.double().nan_to_num(5).amax(2) - value.double().nan_to_num(5).amin(2)
+    assert np.nanmax(np.abs(back - value.double().numpy()) / reach[..., None].numpy()) < 1 / 60_000
+    assert np.isnan(back[0, 0, 3])
+
+
+# ---- what cannot be used --------------------------------------------------------------------------------------------
+
+
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
+    d = pictured(kernels=2, shown=4, k=2)
+    file = tmp_path / "file"
+    file.write_text("")
+    (tmp_path / "folder.html").mkdir()
+    for path in (file / "inside", tmp_path / "folder.html", "/proc/nowhere/report"):
+        with pytest.raises(tg.InputError, match=r"cannot be written: .* Give a folder, or a .html file"):
+            report.write(d, path)
+    with pytest.raises(tg.InputError, match="path is a int"):
+        report.write(d, 3)  # type: ignore[arg-type]
+    assert report.write(d, tmp_path / "a" / "b" / "page.HTML").name == "page.HTML"
+    for broken, words in (
+        (replace(d, views=()), "at least one kernel"),
+        (replace(d, shown=torch.tensor([5, 900])), "shown goes from 5 to 900; there are 90"),
+        (replace(d, shown=torch.tensor([5, 5, 1, 2])), "twice"),
+        (replace(d, shown=torch.tensor([], dtype=torch.long)), "no sample"),
+        (replace(d, shown=torch.tensor([5, 6])), "trNTK explains 4 samples; shown names 2"),
+        (replace(d, views=(d.views[0], d.views[0])), "two views have one name"),
+        (replace(d, logits=d.logits[:, :1]), "at least two classes"),
+        (replace(d, logits=d.logits * float("nan")), "logits of the network"),
+        (replace(d, logits=d.logits[:5]), "logits of 5 samples"),
+        (replace(d, test=replace(d.test, show=["a text"] * 90)), "show texts, the training data pictures"),
+        ("nothing", "decisions is a str"),
+    ):
+        with pytest.raises(tg.InputError, match=words):
+            report.build(broken)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", ["a\0.html", "a\ud800.html", "a\0", "~/\ud800/x.html"])
+def test_paths_that_no_file_can_have_are_refused(path: str) -> None:
+    with pytest.raises(tg.InputError, match="^path is .*, which no file can be called; needed: a path"):
+        report.write(pictured(kernels=1, shown=2, k=2), path)
