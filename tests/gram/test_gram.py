@@ -240,7 +240,7 @@ def test_dense_within_a_limit(
         assert gram.dense(size).shape == gram.dense("2KB").shape == (N, N)
         with pytest.raises(tg.InputError, match="max_bytes='much'; needed"):
             gram.dense("much")
-    monkeypatch.setattr("tangency._base.checks.machine_memory", lambda: 2 * size - 2)
+    monkeypatch.setattr("tangency._base.memory.machine_memory", lambda: 2 * size - 2)
     assert memory.dense() is memory.dense()  # it is there already
     with pytest.raises(tg.MemoryBudgetError, match=f"max_bytes={size - 1}"):
         stored("square").dense()

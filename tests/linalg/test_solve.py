@@ -298,9 +298,9 @@ def test_auto_decides_for_the_type_of_the_work(monkeypatch: pytest.MonkeyPatch) 
     assert solve(k, y, method=Auto(memory=80_000)).method == "Cholesky"
     assert solve(k, y, method=Auto(memory=79_999)).method.startswith("CG")
     assert solve(k, y.float(), method=Auto(memory=40_000)).method == "Cholesky"
-    monkeypatch.setattr("tangency._base.checks.machine_memory", lambda: 2 * 80_000)
+    monkeypatch.setattr("tangency._base.memory.machine_memory", lambda: 2 * 80_000)
     assert solve(k, y).method == "Cholesky"
-    monkeypatch.setattr("tangency._base.checks.machine_memory", lambda: 2 * 79_999)
+    monkeypatch.setattr("tangency._base.memory.machine_memory", lambda: 2 * 79_999)
     assert solve(k, y).method.startswith("CG")
 
 
@@ -875,7 +875,7 @@ def test_a_spectrum_shows_what_it_is() -> None:
 
 
 def test_a_matrix_too_large_for_all_its_eigenpairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tangency._base.checks.machine_memory", lambda: 4 * 10 * 10 * 8)
+    monkeypatch.setattr("tangency._base.memory.machine_memory", lambda: 4 * 10 * 10 * 8)
     assert spectrum(torch.eye(10, dtype=F64)).complete
     with pytest.raises(tg.MemoryBudgetError, match=r"all eigenpairs of a 11 x 11 matrix.*tg.linalg.top\(K, k\)"):
         spectrum(torch.eye(11, dtype=F64))

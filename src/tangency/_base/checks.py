@@ -1,7 +1,6 @@
 """Every input check, with its message: what was given, what is needed, the fix. All run before expensive work."""
 
 import difflib
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -219,11 +218,6 @@ def memory(given: int | str | None, name: str = "memory") -> int | None:
         raise InputError(f"{name}={given!r}; needed: a number of bytes, or a string such as '4GiB' or '500MB'.")
     base = 1024 if match[3] or match[2] == "" else 1000
     return int(float(match[1]) * base ** " kmgt".index(match[2] or " "))
-
-
-def machine_memory() -> int:
-    """Bytes of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def nonnegative(value: object, name: str) -> float:

@@ -1,9 +1,12 @@
 """Shapes in types. jaxtyping is used where it is installed (always under pytest); tangency runs without it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -18,8 +21,30 @@ else:
 
         Float = Int = _AnyShape
 
+# What JSON holds; `Spec` is what a kernel says of itself in a manifest.
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+Spec: TypeAlias = dict[str, "Json"]
+Array: TypeAlias = "Tensor | np.ndarray"
+Device: TypeAlias = str | torch.device | None
+Memory: TypeAlias = int | str | None  # bytes, or "4GiB"
+StorePath: TypeAlias = "str | PathLike[str]"
+Trainable: TypeAlias = str | nn.Module | Callable[[str, Tensor], bool] | Iterable[str | nn.Module | nn.Parameter] | None
 Params: TypeAlias = Mapping[str, Tensor]
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | tuple[Any, ...] | list[Any]
 Outputs: TypeAlias = str | int | Callable[[Any], Tensor] | None
 
-__all__ = ["Float", "Inputs", "Int", "Outputs", "Params", "Tensor"]
+__all__ = [
+    "Array",
+    "Device",
+    "Float",
+    "Inputs",
+    "Int",
+    "Json",
+    "Memory",
+    "Outputs",
+    "Params",
+    "Spec",
+    "StorePath",
+    "Tensor",
+    "Trainable",
+]

@@ -15,24 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from .._base import checks, tree
+from .._base.memory import batch_budget
 from .._base.types import Inputs, Params
 from ..errors import InputError, ModelError, NonFiniteError, PerformanceWarning
 from . import blocks, borrow
 from .blocks import Block, Dense
-from .jacobian import CAPTURE, Plan, Unfamiliar, capture
+from .jacobian import Plan, Unfamiliar, capture
 from .network import Network
 from .probe import probe
 from .recorder import Recorder
 from .rules import NoRule
-
-
-def free_for_batch(device: torch.device) -> int:
-    """Bytes for one micro-batch: a third of what a GPU has free, torch's own cache included."""
-    if device.type != "cuda":
-        return CAPTURE
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return (torch.cuda.mem_get_info(device)[0] + cached) // 3
-
 
 # Samples at a time where a model loops over them: each sample's calls get room for all samples (heuristic).
 TRACED = 64
@@ -153,7 +145,7 @@ class Jacobian(Features):
     def _blocks(self, x: Inputs, plan: Plan, memory: int | None, form: Form) -> dict[str, Block]:
         differentiable = tree.needs_grad(x)
         state = self.network.state()
-        budget = memory or free_for_batch(next(iter(state.values())).device)
+        budget = memory or batch_budget(next(iter(state.values())).device)
         n = tree.size(x)
         step = max(1, budget // max(1, plan.transient + plan.kept))
         step = min(step, TRACED) if plan.measured else step
@@ -202,7 +194,7 @@ class Hidden(Features):
             return self._blocks(x)
         kept, transient = self.footprint(x)
         device = next(self.network.model.parameters()).device
-        step = max(1, (memory or free_for_batch(device)) // max(1, kept + transient))
+        step = max(1, (memory or batch_budget(device)) // max(1, kept + transient))
         whole: dict[str, Block] = {}
         for k, part in enumerate(tree.split(x, step)):
             for name, block in self._blocks(part).items():

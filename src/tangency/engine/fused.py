@@ -3,23 +3,18 @@
 Each function has its meaning in plain torch beside it; the kernels are used only where `available` says so.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._base import triton
+from .._base.memory import power_of_two
 
-@cache
+
 def _triton() -> Any:
-    """The module with the kernels, or None where there is no Triton."""
-    try:
-        from . import fused_triton as kernels
-
-        return kernels
-    except ImportError:
-        return None
+    return triton.kernels("tangency.engine.fused_triton")
 
 
 def available(v: Tensor) -> bool:
@@ -32,7 +27,7 @@ def dot_positions(d: Tensor, x: Tensor) -> Tensor:
         return (d.float() * x).sum(1)
     n, t, o = d.shape
     out = torch.empty(n, o, dtype=torch.float32, device=d.device)
-    block = min(64, _power(o))
+    block = min(64, power_of_two(o))
     grid = (n, -(-o // block))
     _triton().dot[grid](d, x, out, t, o, *d.stride(), *x.stride(), BLOCK_T=64, BLOCK_O=block)
     return out
@@ -43,7 +38,7 @@ def sum_products(a: Tensor, d: Tensor, n: int, t: int, m: int, s: int) -> Tensor
     if a.dtype != torch.float32 or not available(a) or s > 4096:
         return a.mul_(d).view(n * t, m, s).sum(2).view(n, t, m).sum(1)
     out = torch.empty(n, m, dtype=torch.float32, device=a.device)
-    wide = _power(s)
+    wide = power_of_two(s)
     columns = max(1, 1024 // wide)
     grid = (-(-m // columns), n)
     _triton().products[grid](a, d, out, t, m, s, WIDE=wide, COLUMNS=columns)
@@ -88,7 +83,3 @@ def batch_norm(
 ) -> Tensor:
     """F.batch_norm for a model in evaluation mode that is differentiated in its input only."""
     return BatchNorm.apply(input, running_mean, running_var, weight, bias, eps)
-
-
-def _power(v: int) -> int:
-    return 1 << (v - 1).bit_length()

@@ -15,6 +15,7 @@ from torch.func import vjp, vmap
 from torch.overrides import TorchFunctionMode
 
 from .._base import tree
+from .._base.memory import BATCH_ON_CPU
 from .._base.types import Inputs, Params
 from ..errors import ModelError, NonFiniteError
 from . import blocks
@@ -26,8 +27,6 @@ from .recorder import Key, Recorder, Tap
 from .rules import NoRule
 from .weights import Weight, dense, pull_back
 
-# Bytes that one micro-batch may take on a CPU when nobody says otherwise (heuristic).
-CAPTURE = 1 << 28
 # How far two runs of the same arithmetic may be apart, relative to the largest entry: rounding, not error.
 CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 # How far a rule's gradient may be from autograd's, relative to its norm, before it counts as not fitting.
@@ -346,7 +345,7 @@ def jacobian_vmap(network: Network, state: Params, x: Inputs, names: Sequence[st
         return {k: torch.stack([row[k] for row in rows]) for k in chosen}
 
     size = 4 * sample + 16 * sum(v.numel() for v in chosen.values())
-    chunk = max(1, min(tree.size(x), CAPTURE // size))
+    chunk = max(1, min(tree.size(x), BATCH_ON_CPU // size))
     with network.modes(differentiable=True, exact=True), Plainly(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # said by our own warning
         found = vmap(one_sample, chunk_size=chunk)(*(v for _, v in tree.leaves(x)))

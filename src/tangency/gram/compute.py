@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .._base import checks, tree
+from .._base.memory import gram_budget
 from .._base.progress import bar
 from .._base.types import Inputs
 from ..errors import (
@@ -275,11 +276,7 @@ class Run:
     def memory(self) -> int:
         if self._memory is not None:
             return self._memory
-        device = self._cell.device
-        if device.type != "cuda":
-            return 4 << 30
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
+        return gram_budget(self._cell.device)
 
     @property
     def shape(self) -> torch.Size:

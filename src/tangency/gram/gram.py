@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .._base import checks
+from .._base import memory as memory_of
 from .._base.types import Float
 from ..errors import InputError, MemoryBudgetError
 
@@ -60,7 +61,7 @@ class Gram(ABC):
         """The whole as one tensor; refuses above `max_bytes` (by default, half of the machine's memory)."""
         limit = checks.memory(max_bytes, "max_bytes")
         if limit is None and not self._in_memory:
-            limit = checks.machine_memory() // 2
+            limit = memory_of.machine_memory() // 2
         size = self.shape.numel() * torch.empty(0, dtype=self.dtype).element_size()
         if limit is not None and size > limit:
             raise MemoryBudgetError(

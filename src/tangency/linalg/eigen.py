@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._base import checks
+from .._base import memory as memory_of
 from .._base.progress import bar
 from .._base.types import Float
 from ..errors import DidNotConverge, InputError, MemoryBudgetError, NotPositiveDefinite
@@ -90,10 +91,10 @@ def spectrum(K: Matrix, *, dtype: torch.dtype | None = None, device: Any = None)
     kind = dtype or gram.dtype
     n = size(gram.shape)
     need = 4 * n * n * torch.empty(0, dtype=kind).element_size()
-    if where.type == "cpu" and need > checks.machine_memory():
+    if where.type == "cpu" and need > memory_of.machine_memory():
         raise MemoryBudgetError(
             f"all eigenpairs of a {n} x {n} matrix take about {need / 1e9:.3g} GB, more than this machine has "
-            f"({checks.machine_memory() / 1e9:.3g}). Ask for the largest: tg.linalg.top(K, k)."
+            f"({memory_of.machine_memory() / 1e9:.3g}). Ask for the largest: tg.linalg.top(K, k)."
         )
     k = flattened(gram, kind, where)
     values, vectors = torch.linalg.eigh(k)

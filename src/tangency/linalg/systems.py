@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .._base import checks
+from .._base import memory as memory_of
 from .._base.progress import bar
 from .._base.types import Float
 from ..errors import DidNotConverge, InputError, NotPositiveDefinite
@@ -301,7 +302,7 @@ class Auto(Solver):
         need = K.shape.numel() * torch.empty(0, dtype=dtype or K.dtype).element_size()
         budget = checks.memory(self.memory)
         if budget is None:
-            budget = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else checks.machine_memory() // 2
+            budget = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else memory_of.machine_memory() // 2
         return Cholesky() if need <= budget else CG()
 
     def __call__(self, gram: Gram, y: Tensor, reg: float, tol: float) -> Solution:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from .._base import tree
+from .._base.memory import batch_budget
 from .._base.types import Inputs
 from ..engine.blocks import Block
-from ..engine.features import Features, Jacobian, free_for_batch
+from ..engine.features import Features, Jacobian
 from ..errors import InputError, NonFiniteError
 from .sketches.kinds import Place, Sketch
 from .sketches.random import Stream
@@ -76,7 +77,7 @@ class Projector:
         """Batches of one size, a few at a time."""
         each, n, device = self._each(x), tree.size(x), self._device
         if device.type == "cuda":
-            room = memory or free_for_batch(device)
+            room = memory or batch_budget(device)
             yield from ([part] for part in tree.split(x, _power(room // each, CUDA_BATCH)))
             return
         size = self._batch(x)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._base import checks
+from .._base.memory import batch_budget
 from .._base.progress import bar
 from .._base.types import Float
 from ..errors import DidNotConverge, InputError
@@ -168,8 +169,7 @@ def _widened(gram: Gram) -> Gram:
     """In float64 from the start where that is cheap; the numbers are the same."""
     limit = WIDEN
     if gram.device is not None and gram.device.type == "cuda":
-        cached = torch.cuda.memory_reserved(gram.device) - torch.cuda.memory_allocated(gram.device)
-        limit = (torch.cuda.mem_get_info(gram.device)[0] + cached) // 3
+        limit = batch_budget(gram.device)
     if gram._in_memory and gram.dtype == torch.float32 and 8 * gram.shape.numel() <= limit:
         return DenseGram(gram.dense().double(), symmetric=True)
     return gram

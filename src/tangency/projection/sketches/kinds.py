@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..._base.memory import power_of_two
 from ...engine.blocks import Block, Mixed
 from ...engine.contraction import matmul
 from . import triton
@@ -220,7 +221,7 @@ class Hadamard(Flat):
 
     def _one(self, out: Tensor, g: Tensor, start: int, place: Place) -> None:
         k, (rows, q), stream = out.shape[1], g.shape, place.stream
-        length = max(_power(k), min(LONGEST, _power(math.prod(place.shape))))
+        length = max(power_of_two(k), min(LONGEST, power_of_two(math.prod(place.shape))))
         left, right = _factors(length, out)
         step = max(1, (1 << 26) // (rows * length)) if not g.is_cuda else max(1, (1 << 29) // (rows * length))
         first, last = start // length, (start + q - 1) // length + 1
@@ -233,11 +234,6 @@ class Hadamard(Flat):
             for j, part in enumerate(mixed.flatten(2).unbind(1)):
                 after = signs(stream, COLUMN, 1, (chunk + j) * length, k, g)
                 out += part[:, _sample(stream, chunk + j, length, k, g.device)] * after
-
-
-def _power(v: int) -> int:
-    """The power of two from v on."""
-    return 1 << (v - 1).bit_length()
 
 
 @cache

@@ -1,24 +1,18 @@
 """Calls of the Triton kernels in `_triton.py`; what they compute is written in torch where they are called from."""
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..._base.triton import kernels
+
 if TYPE_CHECKING:
     from .random import Stream
 
 
-@cache
 def _kernels() -> Any:
-    """The module with the kernels, or None where there is no Triton."""
-    try:
-        from . import triton_kernels as _triton
-
-        return _triton
-    except ImportError:
-        return None
+    return kernels("tangency.projection.sketches.triton_kernels")
 
 
 def available() -> bool:

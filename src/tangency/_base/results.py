@@ -1,0 +1,94 @@
+"""What every public result can do: a short `repr`, `to_dict()` for JSON, and the environment that it was made in.
+
+A result is a frozen dataclass that inherits from `Result` and has no `__repr__` of its own:
+
+    @dataclass(frozen=True, repr=False)
+    class Fit(Result):
+        '''What a fit is.'''
+
+        values: Tensor
+        seconds: float
+
+        UNITS = {"seconds": "s"}
+
+It adds `table()` where there is something to tabulate, and `plot()` where people would rather look.
+"""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .._version import __version__
+from . import strict_json
+from .types import Json
+
+LONGEST = 60  # characters of one value in a repr
+
+
+class Result:
+    """The base of all public results."""
+
+    UNITS: ClassVar[Mapping[str, str]] = {}
+
+    def __repr__(self) -> str:
+        """Names and values, tensors by their type and shape alone."""
+        parts = ", ".join(f"{f.name}={brief(getattr(self, f.name))}" for f in _fields(self) if f.repr)
+        return f"{type(self).__name__}({parts})"
+
+    def to_dict(self) -> dict[str, Json]:
+        """Everything in it, ready for JSON, with units and the environment that it was made in."""
+        values = {f.name: _plain(getattr(self, f.name)) for f in _fields(self) if f.repr}
+        return {"result": type(self).__name__, **values, "units": dict(self.UNITS), "environment": environment()}
+
+
+def environment() -> dict[str, Json]:
+    """The versions and the machine that numbers were made with."""
+    return {
+        "tangency": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def brief(value: object) -> str:
+    """A value in a few words: `float32[10, 3]` for a tensor, a type's name for what would be long."""
+    if isinstance(value, Tensor | np.ndarray):
+        kind = str(value.dtype).removeprefix("torch.")
+        return f"{kind}{list(value.shape)}" if value.ndim else brief(value.item())
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, nn.Module):
+        return type(value).__name__
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{k!r}: {brief(v)}" for k, v in value.items())
+        return f"{{{inside}}}" if len(value) <= 4 else f"{{{len(value)} entries}}"
+    if isinstance(value, tuple | list) and len(value) > 4:
+        return f"({len(value)} × {type(value[0]).__name__})"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(brief(v) for v in value) + ")"
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{type(value).__name__}(…)"
+
+
+def _fields(value: object) -> tuple:
+    return fields(value) if is_dataclass(value) else ()
+
+
+def _plain(value: object) -> Json:
+    """A value as JSON has it; results inside results become dicts, without the environment said again."""
+    if isinstance(value, nn.Module):
+        return type(value).__name__
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return [_plain(v) for v in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.repr}
+    return strict_json.plain(value)
