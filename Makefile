@@ -24,12 +24,12 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
 
-# Without a GPU all are skipped; TANGENCY_GPU_ON_CPU=1 runs them on the CPU. Without a network: benchmarks/gpu_tests.py.
+# Without a GPU all are skipped; TANGENCY_GPU_ON_CPU=1 runs them on the CPU. Without a network: benchmarks/robustness/gpu_tests.py.
 test-gpu: .venv/installed
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
 bench: .venv/installed
-	$(BIN)/python benchmarks/cpu.py
+	$(BIN)/python -m benchmarks.speed.cpu
 
 clean:
 	rm -rf .venv .venv-peers .venv-projection .venv-adversary demo build dist

@@ -10,7 +10,8 @@ from torch import Tensor
 
 import tangency as tg
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def fashion(folder: Path, part: str = "train") -> tuple[Tensor, Tensor]:

@@ -33,7 +33,6 @@ RAW = {"fast_jl": "fast_jl_raw", "sjlt_C": "sjlt_raw"}
 BUILD_LIMIT = 225  # seconds
 SLOW = 4.0  # a warm-up longer than this many seconds is taken as the measurement
 BEGIN = time.perf_counter()
-sys.path.insert(0, str(HERE / "peers"))
 
 
 def say(**row):

@@ -1,13 +1,8 @@
-"""One case of benchmarks/infinite.py by tangency."""
-
-import sys
-from pathlib import Path
+"""One case of benchmarks/speed/infinite.py by tangency."""
 
 import torch
 import wide
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import tangency as tg
 

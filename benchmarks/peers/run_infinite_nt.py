@@ -1,4 +1,4 @@
-"""One case of benchmarks/infinite.py by neural-tangents, in its own environment."""
+"""One case of benchmarks/speed/infinite.py by neural-tangents, in its own environment."""
 
 import sys
 import types
@@ -7,8 +7,9 @@ import types
 sys.modules["neural_tangents.experimental"] = types.ModuleType("neural_tangents.experimental")
 
 import jax  # noqa: E402
-import wide  # noqa: E402
 from neural_tangents import stax  # noqa: E402
+
+from benchmarks.peers import wide  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 

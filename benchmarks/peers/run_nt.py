@@ -2,16 +2,15 @@
 
 import sys
 import types
-from pathlib import Path
 
 # neural_tangents imports its experimental part, which needs TensorFlow; an empty module stands in for it.
 sys.modules["neural_tangents.experimental"] = types.ModuleType("neural_tangents.experimental")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jax  # noqa: E402
 import neural_tangents as nt  # noqa: E402
 import numpy as np  # noqa: E402
-from peers import common, nets  # noqa: E402
+
+from benchmarks.peers import common, nets  # noqa: E402
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ Run with the environment of requirements-projection.txt:
 import argparse
 import json
 import math
-import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -21,9 +20,7 @@ from dattri.func.projection import random_project
 from torch import Tensor
 from trak.projectors import BasicProjector, ProjectionType
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from peers import common
+from benchmarks.peers import common
 
 # dattri's other kinds, sjlt and grass, exist on CUDA devices only: random_project(device="cpu") refuses them.
 PEERS = ["trak-rademacher", "trak-normal", "dattri-rademacher", "dattri-normal", "dattri-random_mask"]

@@ -1,8 +1,6 @@
 """One torch method on one case in a process of its own: the trace NTK, its time and its memory."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,10 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2] / "src")]
-
-from cases import CASES, Case  # noqa: E402
-from peers import common  # noqa: E402
+from benchmarks.peers import common
+from benchmarks.speed.cases import CASES, Case
 
 JACOBIAN_BYTES = 8e9  # of Jacobian held at once; outputs are taken in groups that fit
 Parameters = dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""What both workers of benchmarks/infinite.py share: inputs, options, time, memory. Needs numpy only."""
+"""What both workers of benchmarks/speed/infinite.py share: inputs, options, time, memory. Needs numpy only."""
 
 import argparse
 import json

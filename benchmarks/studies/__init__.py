@@ -1,0 +1,1 @@
+"""What the kernels say: published figures and bounds, measured."""
