@@ -15,7 +15,7 @@ import tangency as tg
 SRC = Path(__file__).parents[1] / "src" / "tangency"
 # Ten floors; a room imports only from floors above its own. Files that stand at the top belong to a floor too.
 FLOORS = [
-    ["errors", "_version", "_base"],
+    ["errors", "_version", "_base", "plots"],
     ["engine"],
     ["kernels", "datasets", "models"],
     ["gram"],
@@ -23,10 +23,12 @@ FLOORS = [
     ["regress"],
     ["dynamics", "surrogate", "estimators"],
     ["decisions", "studies"],
-    ["report", "experiments", "testing", "plots"],
+    ["report", "experiments", "testing"],
     ["demo", "cli", "__main__", "__init__"],
 ]
 FLOOR = {name: k for k, rooms in enumerate(FLOORS) for name in rooms}
+# Within infinite: each folder imports only from those to its left; the files beside them from all.
+INFINITE = ["activations", "moments", "layers", "reading"]
 
 
 def module_name(path: Path) -> str:
@@ -65,6 +67,13 @@ def test_rooms_import_only_from_floors_above() -> None:
             assert same_room or FLOOR[other] < FLOOR[room], f"{path.relative_to(SRC)} imports {name}"
 
 
+def test_folders_of_infinite_import_only_from_the_left() -> None:
+    for k, folder in enumerate(INFINITE):
+        for path in (SRC / "infinite" / folder).rglob("*.py"):
+            others = {name.split(".")[1] for name in imports(path) if name.startswith("infinite.")}
+            assert others <= set(INFINITE[: k + 1]), f"{path.relative_to(SRC)} imports {others}"
+
+
 def test_no_two_modules_import_each_other() -> None:
     """No cycles, lazy imports included."""
     graph = {module_name(path): imports(path) for path in SRC.rglob("*.py")}
@@ -96,6 +105,6 @@ print(tg.compute(tg.trace_ntk(torch.nn.Linear(3, 2)), torch.randn(4, 3)).shape)
 
 def test_shapes_are_checked_under_pytest() -> None:
     with pytest.raises(TypeCheckError, match="g"):
-        tg.engine.blocks.Dense(torch.zeros(2, 2))
+        tg.engine.blocks.DenseBlock(torch.zeros(2, 2))
     with pytest.raises(TypeCheckError):
         tg.engine.blocks.scatter(torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 1, 3, 1, 4), "five")  # type: ignore[arg-type]

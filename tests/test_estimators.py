@@ -113,8 +113,8 @@ def test_ridge_is_kernel_ridge(data: Data, columns: Any, weighted: bool) -> None
 
 def test_a_solver_is_used(data: Data) -> None:
     fit = KernelRegressor(reg=0.5, solver=tg.linalg.Eigh()).fit(data.K, data.y)
-    assert fit.model_.method == "eigh"
-    assert KernelRegressor(reg=0.5).fit(data.K, data.y).model_.method == "Cholesky"
+    assert fit.model_.solver == "eigh"
+    assert KernelRegressor(reg=0.5).fit(data.K, data.y).model_.solver == "Cholesky"
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -520,7 +520,7 @@ REGRESSOR = [
     ({"reg": None}, "reg=None; needed: a number, at least 0."),
     ({"kernel": "rbf"}, "kernel='rbf'; needed: a tangency kernel (tg.trace_ntk(model)), 'precomputed', or a function"),
     ({"reg": "loo", "regs": [0.0, 1.0]}, "regs=[0.0, 1.0]; needed: one or more positive numbers."),
-    ({"solver": "cg"}, "method='cg'; needed: a solver"),
+    ({"solver": "cg"}, "solver='cg'; needed: a solver"),
 ]
 CLASSIFIER = [
     ({"loss": "hinge"}, "loss='hinge'; needed: one of 'square', 'logistic', 'svm'."),
@@ -712,7 +712,9 @@ def test_a_change_that_no_description_shows_is_seen(
     nn.init.zeros_(model.net[0].bias)
     x = data.x.copy()
     x[0] = 0
-    fit = KernelRegressor((tg.full_ntk if full else tg.trace_ntk)(model, train="net.0.weight")).fit(x, data.y[:, :1])
+    fit = KernelRegressor((tg.full_ntk if full else tg.trace_ntk)(model, trainable="net.0.weight")).fit(
+        x, data.y[:, :1]
+    )
     assert fit.predict(data.z).shape == (M, 1)
     model.gain[0] = 1.01
     with pytest.raises(tg.ModelError, match="k of the first training samples, by 0.02"):

@@ -1,6 +1,7 @@
 """The conformance suite finds kernels that are none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
 from zoo import Net
 
 import tangency as tg
-from tangency.kernels.kernel import Empirical
+from tangency.kernels.empirical import Empirical
 
 X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -29,7 +31,7 @@ class Spoiled(Empirical):
 def spoiled(spoil: Callable[[Tensor], Tensor]) -> Spoiled:
     torch.manual_seed(0)
     good = tg.trace_ntk(tg.models.mlp([4, 6, 2]).double())
-    return Spoiled(good.name, good.features, good.trace, None, spoil)
+    return Spoiled(good.name, good.feature_map, good.trace, None, spoil)
 
 
 def calls() -> Callable[[Tensor], Tensor]:
@@ -64,6 +66,101 @@ def test_the_unspoiled_one_passes() -> None:
         tg.testing.check_kernel(spoiled(torch.clone), X[:2])
 
 
+# Every clause of the contract, broken in a kernel that a user might have written.
+
+
+class Quadratic(tg.Kernel):
+    def prepare(self, x: Tensor, memory: int | None = None) -> Tensor:
+        return x
+
+    def pair(self, a: Tensor, b: Tensor, workspace: int | None = None) -> Tensor:
+        return (1 + a @ b.T) ** 2
+
+    def spec(self) -> dict[str, object]:  # type: ignore[override]
+        return {"kernel": "quadratic"}
+
+
+def counted(self: Any) -> dict[str, object]:
+    self.count = getattr(self, "count", 0) + 1
+    return {"kernel": "quadratic", "count": self.count}
+
+
+def with_memory(self: Any, x: Tensor, memory: int | None = None) -> Tensor:
+    return x if memory is None else 2 * x
+
+
+def with_workspace(self: Any, a: Tensor, b: Tensor, workspace: int | None = None) -> Tensor:
+    return (1 + a @ b.T) ** (2 if workspace is None else 3)
+
+
+def spends_its_batch(self: Any, a: Tensor, b: Tensor, workspace: int | None = None) -> Tensor:
+    k = (1 + a @ b.T) ** 2
+    if len(a) == len(b) == len(X):
+        a *= 0.5
+    return k
+
+
+def drifts(self: Any, x: Tensor, name: str = "x") -> Tensor:
+    tg._base.tree.check(x, name)
+    return x + 1e-13
+
+
+def complains(self: Any, a: Tensor) -> None:
+    raise tg.NonFiniteError("sample 0 is not finite", 0, "")
+
+
+def doubled_when_unpickled(self: Any, state: Any) -> None:
+    self.pair = lambda a, b, workspace=None: 2 * (1 + a @ b.T) ** 2
+
+
+BROKEN = {
+    "spec() must be JSON": {"spec": counted},
+    'the kernel\'s name under "kernel"': {"spec": lambda self: {"name": "quadratic"}},
+    "with bounds on memory": {"prepare": with_memory},
+    "two prepared batches of the same samples": {"pair": with_workspace},
+    "a prepared batch serves twice|inputs were changed|different numbers|diag": {"pair": spends_its_batch},
+    "leave what is ready as it is": {"ready": drifts},
+    "an empty batch must be refused": {"ready": lambda self, x, name="x": x},
+    "batches of different kinds": {
+        "alike": lambda self, x1, x2: None,
+        "pair": lambda self, a, b, workspace=None: (1 + a.flatten(1) @ b.flatten(1).T) ** 2,
+    },
+    "footprint": {"footprint": lambda self, x: (-1, 0)},
+    "two numbers of bytes": {"footprint": lambda self, x: (8.5, 0)},
+    "device must be": {"device": property(lambda self: "cpu")},
+    "but what is ready lies on": {"device": property(lambda self: torch.device("meta"))},
+    "outputs": {"outputs": lambda self, x: torch.zeros(2, 3)},
+    "diag\\(x\\) is the diagonal": {"diag": lambda self, x: torch.ones(len(x), dtype=x.dtype)},
+    "diag": {"prepared_diag": lambda self, a: torch.ones(len(a), dtype=a.dtype)},
+    "prepared_diag is": {
+        "prepared_diag": lambda self, a: torch.ones(len(a), dtype=a.dtype),
+        "diag": lambda self, x: (1 + x.square().sum(1)) ** 2,
+    },
+    "parts sum to the whole": {"parts": lambda self, x1, x2=None: {"all": torch.zeros(5, 5, dtype=x1.dtype)}},
+    "diagnose\\(\\) complains": {"diagnose": complains},
+    "a tile that is not finite": {"finite": lambda self, k, a, b: k},
+    "a pickled copy": {"__setstate__": doubled_when_unpickled, "__getstate__": lambda self: {"some": "state"}},
+}
+
+
+def test_a_kernel_of_three_methods_passes() -> None:
+    tg.testing.check_kernel(Quadratic(), X)
+    tg.testing.check_kernel(tg.cosine(Quadratic()), X)
+    tg.testing.check_kernel(tg.sum(Quadratic(), tg.scale(Quadratic(), 2.0)), X)
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_each_clause_is_checked(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, fault in BROKEN[message].items():
+        monkeypatch.setattr(Quadratic, name, fault, raising=False)
+    with pytest.raises(AssertionError, match=message):
+        tg.testing.check_kernel(Quadratic(), X.clone())
+
+
+def test_only_the_suite_is_public() -> None:
+    assert set(tg.testing.__all__) == {"ModelState", "by_autograd", "check_kernel"}
+
+
 # Faults of the engine that once were there, put back in: the suite must see each of them on a user's model.
 
 
@@ -73,11 +170,13 @@ def shared() -> nn.Module:
 
 
 def test_a_model_that_is_spoilt_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_name(model: nn.Module, values: Any, args: Any, kwargs: Any, empty: Any = ()) -> Any:
-        return torch.func.functional_call(model, dict(values), args, kwargs)
+    @contextmanager
+    def by_name(model: nn.Module, values: Any, empty: Any = ()) -> Iterator[None]:
+        with _reparametrize_module(model, dict(values), tie_weights=True):  # what torch.func.functional_call does
+            yield
 
     tg.testing.check_kernel(tg.trace_ntk(shared()), X)
-    monkeypatch.setattr(tg.engine.borrow, "run", by_name)
+    monkeypatch.setattr(tg.engine.network, "borrowed", by_name)
     model = shared()
     with pytest.raises(AssertionError, match="_parameters has changed|is another tensor"):
         tg.testing.check_kernel(tg.trace_ntk(model, params=model.state_dict()), X)
@@ -98,7 +197,7 @@ def test_rows_by_their_count_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Net(forward, expert=nn.Linear(2, 3), head=nn.Linear(3, 2)).double()
     x = torch.tensor([[1.0, 2, -1, 3], [2, -1, -2, 1], [1, 2, 3, 1], [-2, 1, -1, 1]], dtype=torch.float64)
     tg.testing.check_kernel(tg.trace_ntk(model), x)
-    monkeypatch.setattr(tg.engine.capture, "measured", by_count)
+    monkeypatch.setattr(tg.engine.capture, "measure_layouts", by_count)
     with pytest.raises(AssertionError, match="block|permutation|plain autograd"):
         tg.testing.check_kernel(tg.trace_ntk(model), x)
 
@@ -109,9 +208,9 @@ def test_a_wrong_fallback_that_nobody_compared_is_found(monkeypatch: pytest.Monk
         return F.cosine_similarity(m.f(x)[:, None], m.p[None], -1)
 
     model = Net(forward, f=nn.Linear(4, 3), p=nn.Parameter(torch.randn(2, 3))).double()
-    real = tg.engine.jacobian.jacobian_vmap
+    real = tg.engine.fallback.jacobian_vmap
     tg.testing.check_kernel(tg.trace_ntk(model), X)
-    monkeypatch.setattr(tg.engine.jacobian, "jacobian_vmap", lambda *a: {k: 3 * g for k, g in real(*a).items()})
+    monkeypatch.setattr(tg.engine.fallback, "jacobian_vmap", lambda *a: {k: 3 * g for k, g in real(*a).items()})
     with pytest.raises(AssertionError, match="plain autograd"):  # the probe's own is left right
         tg.testing.check_kernel(tg.trace_ntk(model), X)
 
@@ -129,15 +228,15 @@ def test_gradients_of_one_sample_alone_are_found(monkeypatch: pytest.MonkeyPatch
     nn.init.normal_(model.norm.weight)
     x = torch.randn(4, 2, 5, 5, dtype=torch.float64)
     tg.testing.check_kernel(tg.trace_ntk(model.eval()), x)
-    tg.testing.check_kernel(tg.trace_ntk(model, train="stem"), x)
+    tg.testing.check_kernel(tg.trace_ntk(model, trainable="stem"), x)
     every = {"stem.weight": "forced", "stem.bias": "forced"}
 
     def alone(network: Any, state: Any, pair: Any, plan: Any, *rest: Any) -> Any:
         return replace(plan, fallback=every, looped=frozenset(every), company=False)
 
-    monkeypatch.setattr(tg.engine.probe, "_verified", alone)
+    monkeypatch.setattr(tg.engine.probe, "verified", alone)
     with pytest.raises(AssertionError, match="block|plain autograd"):
-        tg.testing.check_kernel(tg.trace_ntk(model, train="stem"), x)
+        tg.testing.check_kernel(tg.trace_ntk(model, trainable="stem"), x)
 
 
 def test_what_a_forward_pass_leaves_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,13 +252,13 @@ def test_what_a_forward_pass_leaves_behind_is_found(monkeypatch: pytest.MonkeyPa
 
     model = Cached().double()
     tg.testing.check_kernel(tg.trace_ntk(model), X)
-    real = tg.engine.borrow.Snapshot._keep
+    real = tg.engine.network.Snapshot._keep
 
     def all_but_the_cache(self: Any, value: Any, *rest: Any, **options: Any) -> None:
         if value is not model.cache:
             real(self, value, *rest, **options)
 
-    monkeypatch.setattr(tg.engine.borrow.Snapshot, "_keep", all_but_the_cache)
+    monkeypatch.setattr(tg.engine.network.Snapshot, "_keep", all_but_the_cache)
     with pytest.raises((AssertionError, tg.ModelError), match="cache"):
         tg.testing.check_kernel(tg.trace_ntk(model), X)
 
@@ -176,16 +275,16 @@ def test_plans_of_another_way_are_found(monkeypatch: pytest.MonkeyPatch) -> None
     kernel = tg.trace_ntk(model)
     kernel({"x": x, "turned": False})
     monkeypatch.setattr(tg.engine.features.Jacobian, "_key", lambda self, x: "always the same")
-    (plan,) = kernel.features.plans.values()
-    kernel.features.plans["always the same"] = plan
-    found = tg.engine.jacobian.Recorder.__torch_function__
+    (plan,) = kernel.feature_map.plans.values()
+    kernel.feature_map.plans["always the same"] = plan
+    found = tg.engine.recorder.Recorder.__torch_function__
 
     def blind(self: Any, *args: Any, **kwargs: Any) -> Any:
         out = found(self, *args, **kwargs)
         self.calls = plan.calls
         return out
 
-    monkeypatch.setattr(tg.engine.jacobian.Recorder, "__torch_function__", blind)
+    monkeypatch.setattr(tg.engine.recorder.Recorder, "__torch_function__", blind)
     with pytest.raises(AssertionError, match="block|diag|permutation|plain autograd"):
         tg.testing.check_kernel(kernel, {"x": x, "turned": True})
 

@@ -34,9 +34,9 @@ import tangency as tg
 from tangency.gram import sweep
 
 PUBLISHED = {
-    "trace": "389 h, one A100 (000 Table 4)",
-    "logit": "32 h, four V100 (003 §B); 43 min, four A100 (the best public script)",
-    "bert": "1200 h, one A100 (000 Table 4)",
+    "trace": "389 h, one A100 (Engel et al. 2024, Table 4)",
+    "logit": "32 h, four V100 (Ortiz-Jiménez et al. 2021, §B); 43 min, four A100 (the best public script)",
+    "bert": "1200 h, one A100 (Engel et al. 2024, Table 4)",
 }
 
 

@@ -1,4 +1,4 @@
-"""Function regression through the Gram and through the features: 000 §2, Fig. 3 (CKJ).
+"""Function regression through the Gram and through the features: Qadeer et al. 2023, Fig. 3 (CKJ).
 
     python -m benchmarks.studies.ckj [--seeds 3]
 

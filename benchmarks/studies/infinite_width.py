@@ -20,7 +20,7 @@ import tangency as tg
 from benchmarks.record import RESULTS, save
 from tangency import plots
 from tangency.infinite import Erf, Relu
-from tangency.studies import Convergence, Training, convergence
+from tangency.studies import Convergence, GradientDescent, convergence
 from tangency.studies.convergence import typical
 
 WIDTHS = [64, 128, 256, 512, 1024, 2048, 4096]
@@ -68,7 +68,7 @@ def widths() -> dict[str, Any]:
         "cnn, relu": (cnn, [16, 32, 64, 128, 256], images, {"w_var": 2.0, "seeds": 128}),
     }
     for twin in (False, True):
-        spec = Training(y, steps=300, every=50, twin=twin)
+        spec = GradientDescent(y, steps=300, every=50, twin=twin)
         options = {"w_var": 1.5, "b_var": 0.1, "seeds": 8, "train": spec}
         start = "f₀ = 0" if twin else "f₀ as drawn"
         studies[f"two hidden layers, tanh, trained from {start}"] = (dense(2, nn.Tanh), WIDTHS[:5], x, options)

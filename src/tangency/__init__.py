@@ -13,6 +13,7 @@ from . import (
     infinite,
     linalg,
     models,
+    plots,
     projection,
     regress,
     report,
@@ -22,7 +23,7 @@ from . import (
 )
 from ._version import __version__
 from .decisions import explain
-from .dynamics.linearize import Linearized, linearize
+from .dynamics.linearized import Linearized, linearize
 from .errors import (
     DamagedTile,
     DidNotConverge,
@@ -49,8 +50,7 @@ from .gram.ray import RayExecutor
 from .gram.source import from_dataset
 from .gram.store import open_gram
 from .infinite import infinite_nngp, infinite_ntk
-from .kernels.combine import add as sum
-from .kernels.combine import cosine, scale
+from .kernels.combine import cosine, scale, sum
 from .kernels.kernel import Kernel
 from .kernels.ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
 from .projection import projected, projection_error
@@ -97,6 +97,7 @@ __all__ = [
     "linearize",
     "models",
     "open_gram",
+    "plots",
     "projected",
     "projection",
     "projection_error",
@@ -110,3 +111,8 @@ __all__ = [
     "testing",
     "trace_ntk",
 ]
+
+
+def __dir__() -> list[str]:
+    """What is public: rooms that are not (`engine`, `gram`, …) can be imported, and are not offered."""
+    return __all__

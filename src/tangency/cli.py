@@ -25,7 +25,7 @@ from ._base import checks, strict_json
 from ._version import __version__
 from .datasets import Labelled
 from .decisions import TITLES, Decisions, explain
-from .decisions.named import check_names
+from .decisions.compared import check_names
 from .demo import demo
 from .errors import DamagedTile, InputError, ModelError, NonFiniteError, TangencyError
 from .experiments import EXPERIMENTS
@@ -34,9 +34,9 @@ from .gram.compute import Run
 from .gram.ray import RayExecutor
 from .gram.shelf import shelf
 from .gram.store import Store, StoredGram, open_gram
-from .gram.witness import CLOSE, precision
+from .gram.witness import tolerance
 from .kernels.kernel import Kernel, all_finite
-from .report import place, write
+from .report import page_path, write
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _explain_options(commands: Any) -> None:
+def _explain_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     demo = commands.add_parser(
         "demo",
         help="explain a small network on bundled data: see what a report looks like",
@@ -133,7 +133,7 @@ def _explain_options(commands: Any) -> None:
         "--kernels", type=_names, help=f"some of {', '.join(TITLES)} (default: the first five), with commas"
     )
     explain.add_argument("--samples", type=_positive, help="test samples to explain one by one (default: 500)")
-    explain.add_argument("--nearest", type=_positive, help="training samples to show for each (default: 8)")
+    explain.add_argument("--neighbours", type=_positive, help="training samples to show for each (default: 8)")
     explain.add_argument(
         "--outputs-are", choices=["logits", "probabilities", "log-probabilities"],
         help="what the network's outputs are (default: found from the training data, and said)",
@@ -168,7 +168,7 @@ def _explain_options(commands: Any) -> None:
         command.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
-def _gram_options(commands: Any) -> None:
+def _gram_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     gram = commands.add_parser(
         "gram",
         help="compute a Gram matrix into a folder, or go on with one",
@@ -221,14 +221,14 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    place(args.out)  # before the work
+    page_path(args.out)  # before the work
     return _tell(demo(not args.quiet), args)
 
 
 def _explain(args: argparse.Namespace) -> int:
     # Before the work, and before a function that may change the working folder.
     args.out, store = args.out.absolute(), None if args.store is None else args.store.absolute()
-    place(args.out)
+    page_path(args.out)  # refuses what cannot be written
     check_names(args.kernels)
     checks.memory(args.memory)
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
@@ -238,7 +238,7 @@ def _explain(args: argparse.Namespace) -> int:
     if not isinstance(made, dict) or not {"model", "train", "test"} <= set(made):
         kinds = [type(v).__name__ for v in made] if isinstance(made, tuple) else type(made).__name__
         raise InputError(f"{args.function} returned {kinds}; needed: (model, train, test), or a dict with these.")
-    given = {name: getattr(args, name) for name in ("kernels", "outputs_are", "samples", "nearest", "memory")}
+    given = {name: getattr(args, name) for name in ("kernels", "outputs_are", "samples", "neighbours", "memory")}
     given["store"] = store
     made |= {name: value for name, value in given.items() if value is not None}
     unknown = set(made) - set(inspect.signature(explain).parameters)
@@ -252,18 +252,19 @@ def _explain(args: argparse.Namespace) -> int:
     return _tell(explain(**made, progress=not args.quiet), args)
 
 
-def _tell(found: Decisions, args: argparse.Namespace) -> int:
+def _tell(decisions: Decisions, args: argparse.Namespace) -> int:
     """Write the report, print the figures and where it is."""
-    page = write(found, args.out)
+    page = write(decisions, args.out)
     if args.json:
-        print(strict_json.text({**found.summary(), "report": str(page.resolve())}, 2))
+        print(strict_json.text({**decisions.summary(), "report": str(page.resolve())}, 2))
         return 0
-    facts = found.facts
+    facts = decisions.facts
     print(
-        f"\n{facts['model']} with {facts['parameters']:,} parameters: {found.accuracy:.2%} of {facts['test']:,} test ",
+        f"\n{facts['model']} with {facts['parameters']:,} parameters: {decisions.accuracy:.2%} of "
+        f"{facts['test']:,} test ",
         end="",
     )
-    print(f"samples right.\nIts surrogates, from {facts['train']:,} training samples:\n\n{found.table()}\n")
+    print(f"samples right.\nIts surrogates, from {facts['train']:,} training samples:\n\n{decisions.table()}\n")
     print(
         "τ_K: how far the surrogate orders the test samples by the probability of the correct class as the network does"
     )
@@ -277,11 +278,11 @@ def _reproduce(args: argparse.Namespace) -> int:
     begin = time.perf_counter()
     table = EXPERIMENTS[args.name].run(options)
     command = "tangency " + " ".join(sys.argv[1:])
-    record = {**table.record(), "command": command, "seconds": time.perf_counter() - begin}
+    record = {**table.to_dict(), "command": command, "seconds": time.perf_counter() - begin}
     if args.out is not None:
         name = f"{args.name}{'-quick' if args.quick else ''}-table.json"
         (args.out / name).write_text(strict_json.text(record, 1) + "\n")
-    print(strict_json.text(record, 2) if args.json else table.text())
+    print(strict_json.text(record, 2) if args.json else table.table())
     return 0
 
 
@@ -290,13 +291,13 @@ def _gram(args: argparse.Namespace) -> int:
     Store.find(place)
     checks.memory(args.memory)
     kernel, x1, x2 = _call(args.function)
-    executor: Any = RayExecutor(args.ray) if args.ray else "gpus" if args.gpus else None
+    executor: RayExecutor | str | None = RayExecutor(args.ray) if args.ray else "gpus" if args.gpus else None
     start = time.perf_counter()
     try:
         run = Run(kernel, x1, x2, args.memory, args.function)
         made = run.compute(place, args.tile, executor, not args.quiet)
     finally:
-        if args.ray:
+        if isinstance(executor, RayExecutor):
             executor.close()
     print(f"{args.store}: {_size(made.shape)} {str(made.dtype).removeprefix('torch.')}, complete after ", end="")
     print(f"{time.perf_counter() - start:.1f} s. Open it with tangency.open_gram({args.store!r}).")
@@ -359,12 +360,12 @@ def _again(gram: StoredGram, finished: list[tuple[int, int]], args: argparse.Nam
     kernel, x1, x2 = _call(args.function)
     run = Run(kernel, x1, x2)
     run.require_same(gram.store)
-    close = CLOSE.get(precision(gram.manifest["kernel"]), CLOSE["float32"])
+    close = tolerance(gram.manifest["kernel"])
     some = random.Random(args.seed).sample(finished, min(args.sample or 20, len(finished)))
     wrong = equal = 0
     worst = 0.0
     for i, j in some:
-        tile = run.one(gram.store.plan, i, j)
+        tile = run.tile(gram.store.plan, i, j)
         try:
             stored = torch.from_numpy(gram.store.read(i, j))
         except DamagedTile:
@@ -379,7 +380,7 @@ def _again(gram: StoredGram, finished: list[tuple[int, int]], args: argparse.Nam
     return wrong
 
 
-def _call(name: str) -> tuple[Kernel, Any, Any]:
+def _call(name: str) -> tuple[Kernel, object, object]:
     """What MODULE:FUNCTION returns: kernel, x1, x2 or None."""
     function = _function(name)
     try:
@@ -417,8 +418,8 @@ def _file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise InputError(f"there is no file {path}.")
-    found = _found(path.stem, path.parent)
-    if found is not None and found.origin == str(path):
+    spec = _found(path.stem, path.parent)
+    if spec is not None and spec.origin == str(path):
         return importlib.import_module(path.stem)
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -434,9 +435,9 @@ def _file(path: Path) -> ModuleType:
 
 
 def _module(name: str) -> ModuleType:
-    found, here = _found(name, Path.cwd()), Path.cwd() / (name.replace(".", "/") + ".py")
-    if here.is_file() and found is not None and found.origin != str(here):
-        raise InputError(f"{name} is {found.origin}, and there is a file {here} too. Say which: give the file.")
+    spec, here = _found(name, Path.cwd()), Path.cwd() / (name.replace(".", "/") + ".py")
+    if here.is_file() and spec is not None and spec.origin != str(here):
+        raise InputError(f"{name} is {spec.origin}, and there is a file {here} too. Say which: give the file.")
     return importlib.import_module(name)
 
 

@@ -10,7 +10,7 @@ was, because its network went on training, say.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -23,21 +23,30 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ._base import checks, tree
+from ._base.types import Inputs, Memory, Spec
 from .errors import InputError, ModelError, NotPositiveDefinite
 from .gram.compute import compute
 from .gram.gram import DenseGram, Gram
 from .gram.manifest import differences
 from .gram.source import Arrays, Source, source
-from .kernels.kernel import Empirical, Kernel
+from .kernels.empirical import Empirical
+from .kernels.kernel import Kernel
 from .linalg.matrix import square
 from .linalg.systems import Solver
 from .regress import KernelModel, LogisticModel, cross_validate, logistic, ridge, ridgeless
-from .regress.model import Problem, sample_weights
+from .regress.model import Problem
+from .regress.samples import checked_weights
 
-Choice = Kernel | Literal["precomputed"] | Callable[[Any, Any], Any]
-Reg = float | Literal["loo", "gcv"]
-BY = ("loo", "gcv")
-LOSSES = ("square", "logistic", "svm")
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
+
+# What `kernel=` may be; a function k(X, Y) takes and returns arrays, or what goes for one.
+Choice: TypeAlias = Kernel | Literal["precomputed"] | Callable[..., object]
+Reg: TypeAlias = float | Literal["loo", "gcv"]
+# Samples in the form that the kernel takes: tensors or a source for ours, an array for a function, a Gram as it is.
+Samples: TypeAlias = Inputs | Source | np.ndarray | Gram
+CHOICES_OF_REG = ("loo", "gcv")
+CLASSIFIER_LOSSES = ("square", "logistic", "svm")
 # Training samples whose kernel is computed again for predicting, and how far it may be from what it was, relative to
 # its largest entry, beyond which it is another kernel (heuristics: rounding on another machine, with margin).
 FEW, ROUNDED = 4, 2e-2
@@ -52,17 +61,21 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
     reg: Reg
     regs: Sequence[float] | None
     solver: Solver | None
-    memory: int | str | None
-    X_fit_: Any  # the training samples, as the kernel takes them; None where the Gram is given
-    model_: Any  # KernelModel, LogisticModel or SVC
+    memory: Memory
+    kernel_: Choice
+    X_fit_: Samples | None  # the training samples, as the kernel takes them; None where the Gram is given
+    # What the kernel was: its description, a hash of samples that are not kept, its first rows; None as for X_fit_.
+    fixed_: tuple[Spec, str, Tensor] | None
+    model_: KernelModel | LogisticModel | SVC
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> "Tags":
+        """scikit-learn's description of what the estimator takes."""
         tags = super().__sklearn_tags__()
         tags.input_tags.pairwise = isinstance(self.kernel, str)  # folds then take rows and columns
         tags.input_tags.three_d_array = isinstance(self.kernel, Kernel)
         return tags
 
-    def _inputs(self, X: Any, fit: bool) -> Any:
+    def _inputs(self, X: object, fit: bool) -> Samples:
         """X checked, in the form that the kernel takes."""
         kernel = self.kernel if fit else self.kernel_
         if isinstance(kernel, Kernel):
@@ -81,7 +94,7 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
         kind = "numeric" if callable(kernel) else [np.float64, np.float32]
         return validate_data(self, _array(X), reset=fit, dtype=kind, allow_nd=True)
 
-    def _same_features(self, x: Any, fit: bool) -> None:
+    def _same_features(self, x: Samples, fit: bool) -> None:
         """Rows of real numbers have as many in `predict` as in `fit`; pictures and words may differ in size."""
         many = x.shape[1] if isinstance(x, Tensor) and x.dim() > 1 else None
         if fit:
@@ -91,42 +104,47 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
                 self.n_features_in_ = many
             return
         known = getattr(self, "n_features_in_", None)
-        if many is not None and known is not None and x.dim() == 2 and x.is_floating_point() and many != known:
+        rows = isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point()
+        if rows and many is not None and known is not None and many != known:
             raise InputError(
                 f"X has {many} features, but {type(self).__name__} is expecting {known} features as input: as many as "
                 "in fit."
             )
 
-    def _gram(self, *sides: Any) -> Gram:
+    def _gram(self, *sides: Samples | None) -> Gram:
         """The Gram of one side with itself, or of new samples with the training samples."""
-        kernel, found = self.kernel_, sides[0]
+        kernel = self.kernel_
+        matrix: object = sides[0]  # "precomputed": it is the Gram
         if isinstance(kernel, Kernel):
-            found = self._computed(kernel, *sides)
+            matrix = self._computed(kernel, *sides)
         elif callable(kernel):
-            found = kernel(sides[0], sides[-1])
-        if not isinstance(found, Gram):
-            array = np.asarray(_array(found))
+            matrix = kernel(sides[0], sides[-1])
+        if isinstance(matrix, Gram):
+            gram = matrix
+        else:
+            array = np.asarray(_array(matrix))
             kind = array.dtype if array.dtype in (np.float32, np.float64) else np.float64
             # A tensor would write through to a mapped file that is open for reading only.
-            found = DenseGram(torch.from_numpy(np.require(array, kind, ["C", "W"])), symmetric=False)
-        if len(found.shape) == 4 and found.shape[1] == found.shape[3] == 1:  # the full kernel of a single output
-            found = DenseGram(found.dense()[:, 0, :, 0], symmetric=found._same_samples)
-        return square(found, "the Gram") if len(sides) == 1 else found
+            gram = DenseGram(torch.from_numpy(np.require(array, kind, ["C", "W"])), symmetric=False)
+        if len(gram.shape) == 4 and gram.shape[1] == gram.shape[3] == 1:  # the full kernel of a single output
+            gram = DenseGram(gram.dense()[:, 0, :, 0], symmetric=gram._same_samples)
+        return square(gram, "the Gram") if len(sides) == 1 else gram
 
-    def _computed(self, kernel: Kernel, *sides: Any) -> Gram:
+    def _computed(self, kernel: Kernel, *sides: object) -> Gram:
+        """By `compute`; where the network fails on the samples' type or shape, that is said."""
         try:
             return compute(kernel, *sides, memory=self.memory, progress=False)
         except RuntimeError as e:
-            given = sides[0].take(slice(0, 1)) if isinstance(sides[0], Source) else sides[0]
-            found = checks.misfit(e, given, "X", _kind(kernel))
-            if found is None:
+            x = sides[0].take(slice(0, 1)) if isinstance(sides[0], Source) else cast(Inputs, sides[0])
+            reason = tree.misfit(e, x, "X", _kind(kernel))
+            if reason is None:
                 raise
-            raise found from e
+            raise reason from e
 
-    def _begin(self, X: Any, n_targets: int, sample_weight: Any) -> tuple[Any, Tensor | None]:
+    def _begin(self, X: object, n_targets: int, sample_weight: object) -> tuple[Samples, Tensor | None]:
         """Inputs and weights, checked before anything is computed."""
         x = self._inputs(X, fit=True)
-        n = len(source(x, "X")) if isinstance(self.kernel, Kernel) else x.shape[0]
+        n = x.shape[0] if isinstance(x, np.ndarray | Gram) else len(source(x, "X"))
         if n != n_targets:
             raise InputError(f"X has {n} samples and y has {n_targets}; needed: one target for each sample.")
         if sample_weight is None:
@@ -134,9 +152,9 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
         weights = np.array(_array(sample_weight), dtype=np.float64)
         if not weights.any():
             raise InputError("all sample weights are zero; needed: a positive one for at least one sample.")
-        return x, sample_weights(weights, n, torch.empty(0, dtype=torch.float64))
+        return x, checked_weights(weights, n, torch.empty(0, dtype=torch.float64))
 
-    def _trained(self, x: Any) -> Gram:
+    def _trained(self, x: Samples) -> Gram:
         """The Gram of the training samples, which are kept for predicting where they are needed."""
         self.kernel_ = self.kernel
         if isinstance(self.kernel, str):
@@ -147,7 +165,7 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
         self.fixed_ = (*self._described(), K[:FEW].cpu())
         return K
 
-    def _cross(self, X: Any) -> Gram:
+    def _cross(self, X: object) -> Gram:
         """The Gram of new samples with the training samples."""
         check_is_fitted(self, "model_")
         x = self._inputs(X, fit=False)
@@ -157,25 +175,28 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
         now, same = self._described()
         _unchanged(list(differences(spec, now)) + ["the training samples"] * (samples != same))
         close = _close(spec, first.dtype)
-        if not self._goes_along(x):
+        kept = self.X_fit_
+        if not self._goes_along(x, kept):
             few = self._few()
             _unchanged(_moved(few, first.narrow(first.dim() // 2, 0, len(few)), close))
             return self._gram(x, self.X_fit_)
         i = int(first.abs().flatten(1).amax(1).argmax())  # the row that shows most
-        one = [v[i : i + 1] for _, v in tree.leaves(self.X_fit_)]
-        more = [torch.cat([v, w]) for (_, v), w in zip(tree.leaves(x), one, strict=True)]
-        found = self._gram(tree.rebuild(x, more), self.X_fit_).dense()
-        _unchanged(_moved(found[-1:].cpu(), first[i : i + 1], close))
-        return DenseGram(found[:-1], symmetric=False)
+        # As the last row of the Gram of the new samples, it costs no pass of its own.
+        new, trained = cast(Inputs, x), cast(Inputs, kept)
+        sample = [v[i : i + 1] for _, v in tree.leaves(trained)]
+        more = [torch.cat([v, w]) for (_, v), w in zip(tree.leaves(new), sample, strict=True)]
+        matrix = self._gram(tree.rebuild(new, more), kept).dense()
+        _unchanged(_moved(matrix[-1:].cpu(), first[i : i + 1], close))
+        return DenseGram(matrix[:-1], symmetric=False)
 
-    def _goes_along(self, x: Any) -> bool:
+    def _goes_along(self, x: Samples, kept: Samples | None) -> bool:
         """Whether a training sample can be put behind these samples, so that no pass of its own is needed for it."""
-        kept = self.X_fit_
         if not isinstance(self.kernel_, Kernel) or isinstance(x, Source) or isinstance(kept, Source):
             return False
-        return tree.size(x) <= ALONG and tree.signature(x) == tree.signature(kept)
+        new = cast(Inputs, x)
+        return tree.size(new) <= ALONG and tree.signature(new) == tree.signature(cast(Inputs, kept))
 
-    def _described(self) -> tuple[dict[str, Any], str]:
+    def _described(self) -> tuple[Spec, str]:
         """What can be said of the kernel, its weights to the bit; and a hash of samples that are not held in memory."""
         spec = self.kernel_.spec() if isinstance(self.kernel_, Kernel) else {}
         return spec, self.X_fit_.digest() if isinstance(self.X_fit_, Source) else ""
@@ -183,13 +204,18 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
     def _few(self) -> Tensor:
         """The Gram of the first training samples: it sees what no description holds, such as a hook or a global."""
         x = self.X_fit_
-        few = x.take(slice(0, min(FEW, len(x)))) if isinstance(x, Source) else _first(x, FEW)
+        few: Samples
+        if isinstance(x, Source):
+            few = x.take(slice(0, min(FEW, len(x))))
+        else:
+            few = x[:FEW] if isinstance(x, np.ndarray) else tree.take(cast(Inputs, x), slice(0, FEW))
         return self._gram(few).dense().cpu()
 
     def _reg(self) -> Reg:
+        """`reg`, checked."""
         if not isinstance(self.reg, str):
             return checks.nonnegative(self.reg, "reg")
-        if self.reg not in BY:
+        if self.reg not in CHOICES_OF_REG:
             raise InputError(f"reg={self.reg!r}; needed: a number, at least 0, or 'loo' or 'gcv'.")
         return self.reg
 
@@ -197,8 +223,8 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
         """By ridge, or without reg by pseudo-inverse; `reg_` is what was used."""
         self.reg_ = _best(K, y, weights, self.regs, reg) if isinstance(reg, str) else reg
         if self.reg_ == 0:
-            return ridgeless(K, y, weights=weights)
-        return ridge(K, y, reg=self.reg_, weights=weights, method=self.solver)
+            return ridgeless(K, y, sample_weights=weights)
+        return ridge(K, y, reg=self.reg_, sample_weights=weights, solver=self.solver)
 
 
 class KernelRegressor(RegressorMixin, _KernelEstimator):  # type: ignore[misc]
@@ -230,24 +256,26 @@ class KernelRegressor(RegressorMixin, _KernelEstimator):  # type: ignore[misc]
         reg: Reg = 1.0,
         regs: Sequence[float] | None = None,
         solver: Solver | None = None,
-        memory: int | str | None = None,
+        memory: Memory = None,
     ) -> None:
         self.kernel, self.reg, self.regs, self.solver, self.memory = kernel, reg, regs, solver, memory
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> "Tags":
+        """As of all kernel estimators; y may have several columns."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "KernelRegressor":
+    def fit(self, X: object, y: object, sample_weight: object = None) -> "KernelRegressor":
+        """Fit to targets y [n] or [n, q]; `sample_weight`: how much each sample counts."""
         reg = self._reg()
-        y = check_array(_targets(y), dtype=np.float64, ensure_2d=False, input_name="y", estimator=self)
-        x, weights = self._begin(X, len(y), sample_weight)
+        targets = check_array(_targets(y), dtype=np.float64, ensure_2d=False, input_name="y", estimator=self)
+        x, weights = self._begin(X, len(targets), sample_weight)
         K = self._trained(x)
-        self.model_ = self._least_squares(K, torch.tensor(y, device=K.device), reg, weights)
+        self.model_ = self._least_squares(K, torch.tensor(targets, device=K.device), reg, weights)
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: object) -> np.ndarray:
         """[m], or [m, q] as the targets were."""
         cross = self._cross(X)
         return _numpy(self.model_.predict(cross), cross)
@@ -278,18 +306,19 @@ class KernelClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
         regs: Sequence[float] | None = None,
         bias: bool = True,
         solver: Solver | None = None,
-        memory: int | str | None = None,
+        memory: Memory = None,
     ) -> None:
         self.kernel, self.loss, self.reg, self.regs, self.bias = kernel, loss, reg, regs, bias
         self.solver, self.memory = solver, memory
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "KernelClassifier":
+    def fit(self, X: object, y: object, sample_weight: object = None) -> "KernelClassifier":
+        """Fit to labels y [n] of any kind; `sample_weight`: how much each sample counts."""
         reg = self._reg()
-        y = column_or_1d(_targets(y), warn=True)
-        check_classification_targets(y)
-        self.classes_, index = np.unique(y, return_inverse=True)
-        x, weights = self._begin(X, len(y), sample_weight)
-        seen = self.classes_ if weights is None else np.unique(y[weights.numpy() > 0])
+        targets = column_or_1d(_targets(y), warn=True)
+        check_classification_targets(targets)
+        self.classes_, index = np.unique(targets, return_inverse=True)
+        x, weights = self._begin(X, len(targets), sample_weight)
+        seen = self.classes_ if weights is None else np.unique(targets[weights.numpy() > 0])
         if len(seen) < 2:
             raise InputError(f"all samples (of positive weight) are of one class, {seen[0]}; needed: at least two.")
         K = self._trained(x)
@@ -305,7 +334,7 @@ class KernelClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
             return self
         self.reg_ = float(reg)
         if self.loss == "logistic":
-            self.model_ = logistic(K, labels, reg=self.reg_, weights=weights, bias=self.bias)
+            self.model_ = logistic(K, labels, reg=self.reg_, sample_weights=weights, bias=self.bias)
         else:
             self.model_ = self._svm(K, labels, weights)
         return self
@@ -316,7 +345,8 @@ class KernelClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
             return 2.0 * labels.double() - 1
         return torch.nn.functional.one_hot(labels).double()
 
-    def _svm(self, K: Gram, labels: Tensor, weights: Tensor | None) -> Any:
+    def _svm(self, K: Gram, labels: Tensor, weights: Tensor | None) -> SVC:
+        """scikit-learn's, fitted to K [n, n] of the samples of positive weight."""
         # SVC takes wrong columns of a precomputed kernel where weights are zero (scikit-learn 1.9), so it gets none.
         self.kept_ = None if weights is None else np.flatnonzero(weights)
         kept = slice(None) if weights is None else self.kept_
@@ -324,7 +354,7 @@ class KernelClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
         matrix, index = K[kept, kept].cpu().numpy(), labels.cpu().numpy()[kept]
         return svc.fit(matrix, index, None if weights is None else weights.numpy()[kept])
 
-    def decision_function(self, X: Any) -> np.ndarray:
+    def decision_function(self, X: object) -> np.ndarray:
         """f(x): [m] for two classes (positive for the second), else [m, classes]."""
         cross = self._cross(X)
         if isinstance(self.model_, LogisticModel):
@@ -336,21 +366,22 @@ class KernelClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
         two = f.dim() == 2 and f.shape[1] == 2  # of a full kernel
         return _numpy(f[:, 1] - f[:, 0] if two else f, cross)
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: object) -> np.ndarray:
         """The likeliest of `classes_`."""
         f = self.decision_function(X)
         return self.classes_[f.argmax(1) if f.ndim == 2 else (f > 0).astype(int)]
 
     @available_if(lambda self: self.loss == "logistic")  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: object) -> np.ndarray:
         """[m, classes]; for the logistic loss only."""
         cross = self._cross(X)
-        return _numpy(self.model_.probabilities(cross), cross)
+        return _numpy(cast(LogisticModel, self.model_).probabilities(cross), cross)
 
     def _reg(self) -> Reg:
+        """`reg`, checked together with the loss."""
         reg = super()._reg()
-        if self.loss not in LOSSES:
-            raise InputError(f"loss={self.loss!r}; needed: one of {', '.join(map(repr, LOSSES))}.")
+        if self.loss not in CLASSIFIER_LOSSES:
+            raise InputError(f"loss={self.loss!r}; needed: one of {', '.join(map(repr, CLASSIFIER_LOSSES))}.")
         if isinstance(reg, str) and self.loss != "square":
             raise InputError(
                 f"reg={reg!r} with loss={self.loss!r}; what a fit predicts for a sample left out is known for "
@@ -361,7 +392,7 @@ class KernelClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
         return reg
 
 
-def _close(spec: dict[str, Any], dtype: torch.dtype) -> float:
+def _close(spec: Spec, dtype: torch.dtype) -> float:
     """How far entries of one kernel may be apart, relative to the largest."""
     coarse = any(f'"{name}"' in json.dumps(spec) for name in ("tf32", "float16"))
     return ROUNDED if coarse else float(torch.finfo(dtype).eps ** 0.5)
@@ -385,10 +416,12 @@ def _unchanged(changed: Sequence[str]) -> None:
 
 def _best(K: Gram, y: Tensor, weights: Tensor | None, regs: Sequence[float] | None, by: Literal["loo", "gcv"]) -> float:
     """The reg of least predicted error."""
-    problem = Problem.of(K, y, weights=weights)
+    problem = Problem.of(K, y, sample_weights=weights)
     whole = problem.spectrum()
-    grid: Any = regs
-    if regs is None:
+    grid: Sequence[float] | Tensor
+    if regs is not None:
+        grid = regs
+    else:
         grid = whole.values.mean() * torch.logspace(-8, 4, 13, dtype=whole.dtype, device=whole.device)
         # What rounding left below zero says how far K is known; K + reg stays positive definite above that.
         grid = grid[grid > -2 * whole.values[-1]]
@@ -400,7 +433,7 @@ def _best(K: Gram, y: Tensor, weights: Tensor | None, regs: Sequence[float] | No
     return cross_validate(whole, problem.target.reshape(whole.shape[0], -1), grid).best(by)
 
 
-def _tensors(kernel: Kernel, X: Any) -> Any:
+def _tensors(kernel: Kernel, X: object) -> Inputs | Source:
     """X as tensors of the parameters' type, checked; `compute` moves them to the kernel's device by blocks.
 
     Lists are arrays, as everywhere in scikit-learn; a tuple or dict holds several inputs. Data sets stay as they are.
@@ -416,37 +449,35 @@ def _tensors(kernel: Kernel, X: Any) -> Any:
     return x
 
 
-def _copied(x: Any) -> Any:
+def _copied(x: Samples) -> Samples:
     """The samples as they are now; a source is asked for its hash instead."""
     if isinstance(x, Source):
         return x
-    return x.copy() if isinstance(x, np.ndarray) else tree.transform(torch.clone, x)
+    return x.copy() if isinstance(x, np.ndarray) else tree.transform(torch.clone, cast(Inputs, x))
 
 
-def _first(x: Any, count: int) -> Any:
-    return x[:count] if isinstance(x, np.ndarray) else tree.take(x, slice(0, count))
-
-
-def _kind(kernel: Any) -> torch.dtype | None:
+def _kind(kernel: object) -> torch.dtype | None:
     """The type in which a kernel takes real inputs; None where it casts them itself, or does not say."""
     if hasattr(kernel, "inner"):  # a combination asks its first kernel about inputs
         return _kind(kernel.inner[0])
-    network = kernel.features.network if isinstance(kernel, Empirical) else None
+    network = kernel.feature_map.network if isinstance(kernel, Empirical) else None
     if network is None or network.precision is not None:
         return None
     return next(p.dtype for p in network.model.parameters() if p.is_floating_point())
 
 
-def _targets(y: Any) -> Any:
+def _targets(y: object) -> object:
+    """y as an array, or what scikit-learn makes one of; refused where it was left out."""
     if y is None:
         raise InputError("fit requires y to be passed, but the target y is None.")
     return _array(y)
 
 
-def _array(v: Any) -> Any:
+def _array(v: object) -> object:
     """A tensor as an array; anything else as it is."""
     return v.detach().cpu().numpy() if isinstance(v, Tensor) else v
 
 
 def _numpy(value: Tensor, cross: Gram) -> np.ndarray:
+    """An array in the Gram's type, as scikit-learn's users expect of float32 data."""
     return value.to(cross.dtype).cpu().numpy()

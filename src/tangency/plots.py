@@ -1,22 +1,41 @@
-"""Pictures. matplotlib is imported where it is used (`pip install tangency[demo]`)."""
+"""Pictures. Every `draw_…` returns a matplotlib `Figure`; save it with `figure.savefig(path)`.
+
+This file imports no room, so that the `plot()` of any result may import it. matplotlib is imported where it is used
+(`pip install tangency[demo]`).
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ._base.drawable import (
+    DrawnAttribution,
+    DrawnConvergence,
+    DrawnExplanation,
+    DrawnFaithfulness,
+    DrawnFlow,
+    DrawnPhases,
+    DrawnProjection,
+    DrawnRegime,
+    DrawnRisk,
+    DrawnTraining,
+)
 from ._base.types import Float, Int
-from .dynamics import Flow, Regime
 from .errors import InputError
-from .projection import ProjectionError
-from .regress import RiskStudy
-from .studies.convergence import MEANING, Convergence, typical
-from .studies.trainability import Trainability
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def gram(kernel: Float[Tensor, "n n"], labels: Int[Tensor, " n"], names: Sequence[str] | None = None) -> Any:
-    """A figure: the Gram matrix sorted by class beside its spectrum. Save it with `figure.savefig(path)`."""
+def draw_gram(
+    kernel: Float[Tensor, "n n"],
+    labels: Int[Tensor, " n"],
+    names: Sequence[str] | None = None,
+    values: Float[Tensor, " r"] | None = None,
+) -> "Figure":
+    """A figure: the Gram matrix sorted by class beside its spectrum, or beside eigenvalues `values` that are known."""
     from matplotlib.figure import Figure
 
     if kernel.dim() != 2 or kernel.shape[0] != kernel.shape[1] or len(labels) != len(kernel):
@@ -27,8 +46,9 @@ def gram(kernel: Float[Tensor, "n n"], labels: Int[Tensor, " n"], names: Sequenc
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
     ordered = k[order][:, order]
-    some = ordered.flatten()[:: max(1, ordered.numel() // 100_000)]
-    low, high = (float(v) for v in torch.quantile(some, torch.tensor([0.01, 0.99], dtype=some.dtype)))
+    sample = ordered.flatten()[:: max(1, ordered.numel() // 100_000)]  # quantile() refuses very long ones
+    # So that single large entries, as those of the diagonal, do not leave all others one colour.
+    low, high = (float(v) for v in torch.quantile(sample, torch.tensor([0.01, 0.99], dtype=sample.dtype)))
     image = left.imshow(ordered.numpy(), cmap="magma", vmin=low, vmax=high, interpolation="nearest")
     figure.colorbar(image, ax=left, shrink=0.85)
     for end in ends[:-1]:
@@ -38,17 +58,17 @@ def gram(kernel: Float[Tensor, "n n"], labels: Int[Tensor, " n"], names: Sequenc
     left.set_xticks(middle, names or [str(c) for c in range(len(counts))])
     left.set_yticks(middle, names or [str(c) for c in range(len(counts))])
     left.set_title("Gram matrix, samples sorted by class")
-    values = torch.linalg.eigvalsh(k).flip(0)
-    floor = float(values[0]) * 1e-16
-    right.loglog(range(1, len(values) + 1), values.clamp_min(floor).numpy(), color="#3b528b", lw=1.6)
+    falling = torch.linalg.eigvalsh(k).flip(0) if values is None else values.detach().cpu().double()
+    floor = float(falling[0]) * 1e-16  # a logarithm needs them positive; below this they are rounding
+    right.loglog(range(1, len(falling) + 1), falling.clamp_min(floor).numpy(), color="#3b528b", lw=1.6)
     right.axvline(len(counts), color="gray", lw=0.8, ls=":")
-    right.annotate(f" {len(counts)} classes", (len(counts), float(values[0])), color="gray", va="top")
+    right.annotate(f" {len(counts)} classes", (len(counts), float(falling[0])), color="gray", va="top")
     right.set(xlabel="index", ylabel="eigenvalue", title="Spectrum")
     right.grid(alpha=0.25, which="both", lw=0.4)
     return figure
 
 
-def risk(study: RiskStudy) -> Any:
+def draw_risk(study: DrawnRisk) -> "Figure":
     """A figure: predicted against measured error of ridge regression, over reg for each size, and all fits together."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
@@ -75,7 +95,7 @@ def risk(study: RiskStudy) -> Any:
     return figure
 
 
-def regime(*runs: Regime, names: Sequence[str] | None = None) -> Any:
+def draw_regime(*runs: DrawnRegime, names: Sequence[str] | None = None) -> "Figure":
     """A figure: how far the kernel went from where it began, and how fast, over training; one line per run."""
     from matplotlib.figure import Figure
 
@@ -95,7 +115,9 @@ def regime(*runs: Regime, names: Sequence[str] | None = None) -> Any:
     return figure
 
 
-def spectral_bias(flow: Flow, times: Sequence[float], modes: Sequence[int] = (0, 1, 3, 10, 30, 100, 300)) -> Any:
+def draw_spectral_bias(
+    flow: DrawnFlow, times: Sequence[float], modes: Sequence[int] = (0, 1, 3, 10, 30, 100, 300)
+) -> "Figure":
     """A figure: what is left to learn along some eigenvectors over time, and when each eigenvector is learned."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
@@ -116,29 +138,29 @@ def spectral_bias(flow: Flow, times: Sequence[float], modes: Sequence[int] = (0,
     return figure
 
 
-def convergence(result: Convergence) -> Any:
+def draw_convergence(result: DrawnConvergence) -> "Figure":
     """A figure: distances to the infinite-width limit over the width with their slopes, and what training did.
 
     >>> import tangency as tg
     >>> net = lambda m: torch.nn.Sequential(torch.nn.Linear(2, m), torch.nn.ReLU(), torch.nn.Linear(m, 1))
     >>> found = tg.studies.convergence(net, [16, 64], torch.randn(3, 2), seeds=2)
-    >>> len(convergence(found).axes)
+    >>> len(draw_convergence(found).axes)
     1
     """
     from matplotlib.figure import Figure
 
     rows, slopes = result.measured(), result.slopes
-    panels = [["ntk", "nngp"]] + ([] if result.training is None else [["sup", "drift"], ["moved", "moved_part"]])
+    panels = [["ntk", "nngp"]] + ([["sup", "drift"], ["moved", "moved_part"]] if "sup" in rows else [])
     titles = ("At the start", "Over training: the kernel", "Over training: the parameters")
     figure = Figure(figsize=(4.8 * len(panels), 4.2), layout="constrained")
     for axis, names, title in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, titles, strict=False):
         for name in names:
-            mean = typical(rows[name]).cpu().numpy()
+            mean = _rms(rows[name]).cpu().numpy()
             spread = (rows[name].std(1).cpu() / len(result.seeds) ** 0.5).numpy() if len(result.seeds) > 1 else None
-            label = f"{MEANING[name]}: slope {slopes[name]}"
+            label = f"{result.MEANING[name]}: slope {slopes[name]}"
             axis.errorbar(result.widths, mean, yerr=spread, marker="o", ms=4, lw=1.4, capsize=2, label=label)
         if "moved" not in names:
-            guide = float(typical(rows[names[0]])[0]) * (torch.tensor(result.widths) / result.widths[0]) ** -0.5
+            guide = float(_rms(rows[names[0]])[0]) * (torch.tensor(result.widths) / result.widths[0]) ** -0.5
             axis.plot(result.widths, guide, color="gray", lw=0.8, ls="--", label="slope −1/2")
         axis.set(xscale="log", yscale="log", xlabel="width m", title=title)
         axis.grid(alpha=0.25, which="both", lw=0.4)
@@ -146,14 +168,19 @@ def convergence(result: Convergence) -> Any:
     return figure
 
 
-def phase(result: Trainability) -> Any:
+def _rms(values: Tensor) -> Tensor:
+    """Root mean squares over seeds: [w, s] to [w]."""
+    return values.square().mean(1).sqrt()
+
+
+def draw_phase(result: DrawnPhases) -> "Figure":
     """A figure: order and chaos in the plane of variances, then κ(Θ) and the mean predictor over depth and σ_w².
 
     The dashed line is the boundary χ₁ = 1; the thin lines are depths of 6 ξ, beyond which κ or P is lost.
 
     >>> import tangency as tg
     >>> found = tg.studies.trainability(torch.randn(4, 5), [1, 4, 8], [0.5, 1.0, 2.0], activation="tanh")
-    >>> len(phase(found).axes)
+    >>> len(draw_phase(found).axes)
     4
     """
     from matplotlib.colors import LogNorm
@@ -188,7 +215,7 @@ def phase(result: Trainability) -> Any:
     return figure
 
 
-def projection(errors: Sequence[ProjectionError]) -> Any:
+def draw_projection(errors: Sequence[DrawnProjection]) -> "Figure":
     """A figure: how residuals of projected kernels fall with the dimension, for each kind, and what was predicted.
 
     Errors of the same kind and dimension (several seeds) are pooled: root mean square, and 95 % (dotted).
@@ -197,7 +224,7 @@ def projection(errors: Sequence[ProjectionError]) -> Any:
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 500), torch.nn.Tanh(), torch.nn.Linear(500, 2))
     >>> k, x = tg.pseudo_ntk(model), torch.randn(9, 3)
     >>> found = [tg.projection_error(k, tg.projected(k, dim=dim), x) for dim in (64, 256, 1024)]
-    >>> len(projection(found).axes)
+    >>> len(draw_projection(found).axes)
     1
     """
     from matplotlib.figure import Figure
@@ -218,4 +245,132 @@ def projection(errors: Sequence[ProjectionError]) -> Any:
     axis.set(title="Error of projected kernels: root mean square, 95 % (dotted)")
     axis.grid(alpha=0.25, which="both", lw=0.4)
     axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def draw_faithfulness(faithful: DrawnFaithfulness) -> "Figure":
+    """A figure: τ_K, TAD and Pearson's r with their intervals, and the map from a surrogate's log-odds to a network's.
+
+    >>> import tangency as tg
+    >>> z = torch.randn(40, 3).double()
+    >>> result = tg.surrogate.faithfulness(z, z**3, torch.randint(3, (40,)), outputs_are="logits", resamples=9)
+    >>> len(draw_faithfulness(result).axes)
+    2
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    figures = {"τ_K": ("tau", faithful.tau), "TAD": ("tad", faithful.tad), "Pearson": ("pearson", faithful.pearson)}
+    for k, (key, value) in enumerate(figures.values()):
+        ends = faithful.intervals[key]
+        left.plot([ends.low, ends.high], [k, k], color="#3b528b", lw=3, alpha=0.4, solid_capstyle="butt")
+        left.plot([value], [k], "o", color="#3b528b")
+    left.set_yticks(range(len(figures)), list(figures))
+    left.invert_yaxis()
+    left.axvline(0, color="gray", lw=0.8)
+    left.set(xlim=(-1.02, 1.02), title=f"Faithfulness, {faithful.level:.0%} intervals")
+    odds = torch.linspace(-10, 10, 400, dtype=torch.float64)  # log-odds beyond are probabilities of 0 and 1 to the eye
+    right.plot(odds, faithful.map(odds).detach().cpu(), color="#3b528b", lw=1.6)
+    right.plot(odds, odds, color="gray", lw=0.8, ls=":")
+    right.set(
+        xlabel="surrogate's log-odds", ylabel="network's log-odds", title=f"Best increasing map: R² {faithful.r2:.3f}"
+    )
+    for axis in (left, right):
+        axis.grid(alpha=0.25, lw=0.4)
+    return figure
+
+
+def draw_decisions(explanations: Sequence[DrawnExplanation]) -> "Figure":
+    """A figure: τ_K and TAD of each kernel with their intervals, and the spectra of all, each relative to its largest.
+
+    >>> import tangency as tg
+    >>> x = torch.randn(30, 3)
+    >>> data = (x[:20], torch.arange(20) % 2), (x[20:], torch.arange(10) % 2)
+    >>> result = tg.explain(tg.models.mlp([3, 8, 2]), *data, kernels=["trNTK", "CK"], progress=False)
+    >>> len(draw_decisions(result.explanations).axes)
+    3
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 1.8 + 0.5 * max(4, len(explanations))), layout="constrained")
+    taus, tads, spectra = figure.subplots(1, 3, width_ratios=(1, 1, 1.2))
+    for k, explanation in enumerate(explanations):
+        color = colormaps["viridis"](0.9 * k / max(1, len(explanations) - 1))
+        faithful = explanation.faithfulness
+        for axis, key, value in ((taus, "tau", faithful.tau), (tads, "tad", faithful.tad)):
+            ends = faithful.intervals[key]
+            axis.plot([ends.low, ends.high], [k, k], color=color, lw=3, alpha=0.4, solid_capstyle="butt")
+            axis.plot([value], [k], "o", color=color)
+        falling = explanation.values.detach().cpu().double()
+        scaled = (falling / falling[0]).clamp_min(1e-16)  # below rounding they say nothing
+        spectra.loglog(range(1, len(scaled) + 1), scaled, color=color, lw=1.6, label=explanation.name)
+    for axis, title in ((taus, "τ_K: order of the samples"), (tads, "TAD: accuracy less the network's")):
+        axis.set_yticks(range(len(explanations)), [explanation.name for explanation in explanations])
+        axis.invert_yaxis()
+        axis.axvline(0, color="gray", lw=0.8)
+        axis.set(title=title)
+        axis.grid(alpha=0.25, lw=0.4)
+    spectra.set(xlabel="index", ylabel="eigenvalue / largest", title="Spectra")
+    spectra.grid(alpha=0.25, which="both", lw=0.4)
+    spectra.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def draw_attribution(attribution: DrawnAttribution, decision: int = 0, names: Sequence[str] | None = None) -> "Figure":
+    """A figure: of one decision, how training samples of each class raise and lower each explained logit.
+
+    >>> import tangency as tg
+    >>> x, y = torch.randn(60, 3).double(), torch.randint(3, (60,))
+    >>> result = tg.decisions.summarize(tg.surrogate.fit(x @ x.T, y), x[:5] @ x.T, labels=y)
+    >>> len(draw_attribution(result, 4).axes)
+    3
+    """
+    from matplotlib.figure import Figure
+
+    m, q, t = attribution.boxes.shape[:3]
+    if not 0 <= decision < m:
+        raise InputError(f"decision={decision}; needed: one of the {m} that are explained, from 0 to {m - 1}.")
+    named = list(names) if names is not None else []
+    label = [named[c] if c < len(named) else str(c) for c in range(max(t, int(attribution.outputs.max()) + 1))]
+    figure = Figure(figsize=(1 + 4 * q, 4), layout="constrained")
+    for k, axis in enumerate(figure.subplots(1, q, squeeze=False)[0]):
+        boxes = [
+            {
+                "whislo": box[0], "q1": box[1], "med": box[2], "q3": box[3], "whishi": box[4], "mean": box[5],
+                "fliers": far[~far.isnan()].tolist(), "label": label[c],
+            }
+            for c, (box, far) in enumerate(
+                zip(attribution.boxes[decision, k].tolist(), attribution.fliers[decision, k].cpu(), strict=True)
+            )
+        ]  # fmt: skip
+        axis.bxp(boxes, showmeans=True, flierprops={"marker": ".", "markersize": 3})
+        axis.axhline(0, color="gray", lw=0.8)
+        output, total = int(attribution.outputs[decision, k]), float(attribution.totals[decision, k])
+        axis.set(title=f"logit of {label[output]}: {total:.3g}", xlabel="class of the training sample")
+        axis.grid(alpha=0.25, axis="y", lw=0.4)
+        if k == 0:
+            axis.set_ylabel("attribution")
+    return figure
+
+
+def draw_training(training: DrawnTraining) -> "Figure":
+    """A figure: the loss of each epoch, and beside it the accuracies, where there are classes."""
+    from matplotlib.figure import Figure
+
+    accuracies = {"training": training.accuracy, "test": training.test_accuracy}
+    shown = {name: values for name, values in accuracies.items() if values is not None}
+    figure = Figure(figsize=(11, 4.2) if shown else (6, 4.2), layout="constrained")
+    axes = figure.subplots(1, 2 if shown else 1, squeeze=False)[0]
+    epochs = range(1, len(training.loss) + 1)
+    axes[0].plot(epochs, training.loss.cpu().numpy(), color="#3b528b", lw=1.6)
+    axes[0].set(xlabel="epoch", ylabel="loss", title="Mean loss of the training batches")
+    for name, values in shown.items():
+        axes[1].plot(epochs, values.cpu().numpy(), lw=1.6, label=name)
+    if shown:
+        axes[1].set(xlabel="epoch", ylabel="accuracy", title="Accuracy")
+        axes[1].legend(frameon=False)
+    for axis in axes:
+        axis.grid(alpha=0.25, lw=0.4)
     return figure

@@ -9,7 +9,6 @@ import json
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,55 +17,69 @@ from ._base import tree
 from ._base.types import Inputs
 from .engine.features import Jacobian
 from .engine.network import Network
-from .errors import InputError
+from .errors import InputError, NonFiniteError
 from .gram.compute import compute
-from .kernels.kernel import Empirical, Kernel
+from .kernels.empirical import Empirical
+from .kernels.kernel import Kernel
+
+__all__ = ["ModelState", "by_autograd", "check_kernel"]
 
 
 def check_kernel(kernel: Kernel, x: Inputs, *, tolerance: float | None = None) -> None:
-    """Assert that `kernel` is a kernel on the samples x (at least three): raises AssertionError naming the property.
+    """Assert that `kernel` keeps the contract of `tg.Kernel` on the samples x (at least three).
 
-    Checked: shape, symmetry, positive semidefiniteness, agreement of k(x), k(x, y), diag and blockwise computation,
-    equivariance under permutation, parts that sum to the whole, determinism, pickling, a JSON spec, and that empty
-    batches are refused. Of a tangent kernel also: that its numbers are those of plain autograd, each sample in a batch
-    of two, and that nothing of the model is changed. `tolerance` is relative to the largest entry (default by dtype).
+    Raises AssertionError naming what is broken. Checked: shape, symmetry, positive semidefiniteness, agreement of k(x),
+    k(x1, x2), diag, prepared_diag and blockwise computation, equivariance under permutation, parts that sum to the
+    whole, determinism, pickling, a JSON spec, that what is ready stays ready and inputs are left alone, the footprint,
+    the device, the outputs, that tiles which are not finite are refused, and batches that are empty or do not go
+    together. Of a tangent kernel also: that its numbers are those of plain autograd, each sample in a batch of two, and
+    that nothing of the model is changed. `tolerance` is relative to the largest entry (default by dtype).
     """
     n = tree.size(x)
     assert n >= 3, f"check_kernel needs at least three samples, got {n}"
-    network = kernel.features.network if isinstance(kernel, Empirical) else None
-    before = None if network is None else State.of(network.model)
+    network = kernel.feature_map.network if isinstance(kernel, Empirical) else None
+    before = None if network is None else ModelState.of(network.model)
+    given = tree.transform(lambda v: v.detach().clone(), x)
     k = kernel(x)
     if network is not None and before is not None:
         before.check(network.model)
-    close = _closeness(k, tolerance)
+    agree = _Agreement.with_tile(k, tolerance)
     _shape(k, n)
-    _symmetric_psd(k, close)
-    _consistent(kernel, x, k, close)
-    _blockwise(kernel, x, k, close)
-    _parts(kernel, x, k, close)
+    _symmetric_psd(k, agree)
+    _consistent(kernel, x, k, agree)
+    _prepared(kernel, x, k, agree)
+    _blockwise(kernel, x, k, agree)
+    _parts(kernel, x, k, agree)
     _reproducible(kernel, x, k)
-    if isinstance(kernel, Empirical) and isinstance(kernel.features, Jacobian):
-        close(k, by_autograd(kernel.features.network, kernel.ready(x), kernel.trace), "k(x) is that of plain autograd")
+    _says_of_itself(kernel, x, n)
+    if isinstance(kernel, Empirical) and isinstance(kernel.feature_map, Jacobian):
+        reference = by_autograd(kernel.feature_map.network, kernel.ready(x), kernel.trace)
+        agree(k, reference, "k(x) is that of plain autograd")
     if network is not None and before is not None:
         before.check(network.model)
-    try:
-        kernel(tree.take(x, slice(0, 0)))
-    except InputError:
-        pass
-    else:
-        raise AssertionError("an empty batch must be refused with InputError")
+    _refuses(kernel, x, k)
+    unchanged = all(torch.equal(v, w) for (_, v), (_, w) in zip(tree.leaves(x), tree.leaves(given), strict=True))
+    assert unchanged, "the inputs were changed"
 
 
-def _closeness(k: Tensor, tolerance: float | None) -> Callable[[Tensor, Tensor, str], None]:
-    bound = tolerance or (1e-10 if k.dtype == torch.float64 else 2e-5)
-    scale = float(k.abs().max())
+@dataclass(frozen=True)
+class _Agreement:
+    """Whether numbers agree, relative to the largest entry of a tile."""
 
-    def close(a: Tensor, b: Tensor, what: str) -> None:
+    bound: float
+    scale: float
+
+    @staticmethod
+    def with_tile(k: Tensor, tolerance: float | None) -> "_Agreement":
+        """The default bounds are some thousand roundings of the tile's type (heuristic)."""
+        return _Agreement(tolerance or (1e-10 if k.dtype == torch.float64 else 2e-5), float(k.abs().max()))
+
+    def __call__(self, a: Tensor, b: Tensor, what: str) -> None:
         assert a.shape == b.shape, f"{what}: shapes {tuple(a.shape)} and {tuple(b.shape)}"
         gap = float((a - b).abs().max())
-        assert gap <= bound * max(scale, 1e-30), f"{what}: differ by {gap:.2g}, largest entry {scale:.2g}"
-
-    return close
+        assert gap <= self.bound * max(self.scale, 1e-30), (
+            f"{what}: differ by {gap:.2g}, largest entry {self.scale:.2g}"
+        )
 
 
 def _shape(k: Tensor, n: int) -> None:
@@ -81,54 +94,110 @@ def _flat(k: Tensor) -> Tensor:
     return k.reshape(k.shape[:half].numel(), -1)
 
 
-def _symmetric_psd(k: Tensor, close: Callable[[Tensor, Tensor, str], None]) -> None:
+def _symmetric_psd(k: Tensor, agree: _Agreement) -> None:
     flat = _flat(k)
-    close(flat, flat.T, "symmetry")
+    agree(flat, flat.T, "symmetry")
     values = torch.linalg.eigvalsh(flat.double().cpu())
     lowest, trace = float(values[0]), float(values.sum())
-    slack = len(flat) * (1e-13 if k.dtype == torch.float64 else 1e-6)
+    slack = len(flat) * (1e-13 if k.dtype == torch.float64 else 1e-6)  # rounding moves eigenvalues by n·ε of the trace
     assert lowest >= -slack * max(trace, 1e-30), (
         f"not positive semidefinite: eigenvalue {lowest:.2g}, trace {trace:.2g}"
     )
 
 
-def _consistent(kernel: Kernel, x: Inputs, k: Tensor, close: Callable[[Tensor, Tensor, str], None]) -> None:
+def _consistent(kernel: Kernel, x: Inputs, k: Tensor, agree: _Agreement) -> None:
     n, half = k.shape[0], k.dim() // 2
-    diagonal = torch.diagonal(_flat(k)).reshape(k.shape[:half])
-    close(kernel.diag(x), diagonal, "diag(x) is the diagonal of k(x)")
+    agree(kernel.diag(x), _diagonal(k), "diag(x) is the diagonal of k(x)")
     head, tail = tree.take(x, slice(0, n - 1)), tree.take(x, slice(n - 1, n))
     columns = k[:-1].narrow(half, n - 1, 1)
-    close(kernel(head, tail), columns, "k(x, y) is a block of k([x, y])")
+    agree(kernel(head, tail), columns, "k(x1, x2) is a block of k([x1, x2])")
     order = torch.arange(n - 1, -1, -1)
     turned = k.flip(0).flip(half)
-    close(kernel(tree.transform(lambda v: v[order.to(v.device)], x)), turned, "equivariance under permutation")
+    agree(kernel(tree.transform(lambda v: v[order.to(v.device)], x)), turned, "equivariance under permutation")
 
 
-def _blockwise(kernel: Kernel, x: Inputs, k: Tensor, close: Callable[[Tensor, Tensor, str], None]) -> None:
+def _diagonal(k: Tensor) -> Tensor:
+    return torch.diagonal(_flat(k)).reshape(k.shape[: k.dim() // 2])
+
+
+def _prepared(kernel: Kernel, x: Inputs, k: Tensor, agree: _Agreement) -> None:
+    """`ready`, `prepare`, `pair` and `prepared_diag`, as everything downstream calls them."""
+    ready = kernel.ready(x)
+    again = kernel.ready(ready)
+    same = all(torch.equal(v, w) for (_, v), (_, w) in zip(tree.leaves(ready), tree.leaves(again), strict=True))
+    assert same, "ready(x) must leave what is ready as it is"
+    a, b = kernel.prepare(ready), kernel.prepare(ready, 1 << 30)
+    agree(kernel.pair(a, b, 1 << 30), k, "two prepared batches of the same samples, with bounds on memory, give k(x)")
+    agree(kernel.prepared_diag(a), _diagonal(k), "prepared_diag is the diagonal of k(x)")
+    agree(kernel.pair(a, a), k, "a prepared batch serves twice")
+
+
+def _blockwise(kernel: Kernel, x: Inputs, k: Tensor, agree: _Agreement) -> None:
     n = k.shape[0]
-    close(compute(kernel, x, progress=False).dense(), k, "compute(k, x) is k(x)")
+    agree(compute(kernel, x, progress=False).dense(), k, "compute(k, x) is k(x)")
     for rows in {1, n // 2, n - 1}:
-        for y in (None, x):
-            close(compute(kernel, x, y, tile=rows, progress=False).dense(), k, f"blocks of {rows}")
+        for x2 in (None, x):
+            agree(compute(kernel, x, x2, tile=rows, progress=False).dense(), k, f"blocks of {rows}")
 
 
-def _parts(kernel: Kernel, x: Inputs, k: Tensor, close: Callable[[Tensor, Tensor, str], None]) -> None:
+def _parts(kernel: Kernel, x: Inputs, k: Tensor, agree: _Agreement) -> None:
     try:
         parts = kernel.parts(x)
     except InputError:  # a kernel that is no sum over parameters says so
         return
-    close(torch.stack(list(parts.values())).sum(0), k, "parts sum to the whole")
+    agree(torch.stack(list(parts.values())).sum(0), k, "parts sum to the whole")
 
 
 def _reproducible(kernel: Kernel, x: Inputs, k: Tensor) -> None:
     assert torch.equal(kernel(x), k), "two calls give different numbers"
-    spec = kernel.spec()
-    assert json.loads(json.dumps(spec)) == spec == kernel.spec(), "spec() must be JSON and always the same"
     try:
         again = pickle.loads(pickle.dumps(kernel))
     except (pickle.PicklingError, AttributeError, RuntimeError):  # a lambda in the model, a parametrized module
         return
     assert torch.equal(again(x), k), "a pickled copy gives different numbers"
+
+
+def _says_of_itself(kernel: Kernel, x: Inputs, n: int) -> None:
+    """`spec`, `footprint`, `device` and `outputs`: what plans and stores go by."""
+    spec = kernel.spec()
+    assert json.loads(json.dumps(spec)) == spec == kernel.spec(), "spec() must be JSON and always the same"
+    assert isinstance(spec.get("kernel"), str), 'spec() must have the kernel\'s name under "kernel"'
+    ready = kernel.ready(x)
+    sizes = kernel.footprint(ready)
+    whole = len(sizes) == 2 and all(isinstance(size, int) and size >= 0 for size in sizes)
+    assert whole, f"footprint(x) must be two numbers of bytes, at least 0, got {sizes!r}"
+    device = kernel.device
+    assert device is None or isinstance(device, torch.device), f"device must be a torch.device or None, got {device!r}"
+    places = {v.device for _, v in tree.leaves(ready)}
+    assert device is None or places == {device}, f"device is {device}, but what is ready lies on {places}"
+    outputs = kernel.outputs(ready)
+    assert outputs is None or (outputs.dim() > 1 and len(outputs) == n), "outputs(x) must be None or [n, …]"
+
+
+def _refuses(kernel: Kernel, x: Inputs, k: Tensor) -> None:
+    """Empty batches, batches that do not go together, tiles that are not finite."""
+    a = kernel.prepare(kernel.ready(x))
+    try:
+        kernel.diagnose(a)
+    except NonFiniteError as e:
+        raise AssertionError(f"diagnose() complains of a batch that is finite: {e}") from e
+    attempts: dict[str, tuple[type[Exception], Callable[[], object]]] = {
+        "an empty batch must be refused with InputError": (InputError, lambda: kernel(tree.take(x, slice(0, 0)))),
+        "batches of different kinds must be refused with InputError": (
+            InputError,
+            lambda: kernel(x, tree.transform(lambda v: v.unsqueeze(-1), x)),
+        ),
+        "a tile that is not finite must be refused with NonFiniteError": (
+            NonFiniteError,
+            lambda: kernel.finite(torch.full_like(k, torch.nan), a, a),
+        ),
+    }
+    for what, (expected, attempt) in attempts.items():
+        try:
+            attempt()
+        except expected:
+            continue
+        raise AssertionError(what)
 
 
 def by_autograd(network: Network, x: Inputs, trace: bool) -> Tensor:
@@ -137,7 +206,7 @@ def by_autograd(network: Network, x: Inputs, trace: bool) -> Tensor:
     It shares nothing with the engine. Cost: a forward pass of two samples per sample, a backward pass per output.
     """
     model = _copied(network)
-    parameters = [p for name, p in model.named_parameters() if name in network.train]
+    parameters = [p for name, p in model.named_parameters() if name in network.trainable]
     n, rows = tree.size(x), []
     for p in parameters:
         p.requires_grad_(True)
@@ -145,7 +214,7 @@ def by_autograd(network: Network, x: Inputs, trace: bool) -> Tensor:
         two = tree.transform(lambda v, i=i: v[[i, (i + 1) % n]].clone(), x)  # type: ignore[misc]
         args, kwargs = network.arguments(two)
         with torch.enable_grad(), network.modes(exact=True):
-            out = network.outputs_of(model(*args, **kwargs), two)[0]
+            out = network.readout(model(*args, **kwargs), two)[0]
             for value in out:
                 grads = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
                 rows.append(torch.cat([_flat_gradient(g, p) for g, p in zip(grads, parameters, strict=True)]))
@@ -174,29 +243,30 @@ def _copied(network: Network) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class State:
+class ModelState:
     """Everything of a model that must stay as it is.
 
     >>> model = torch.nn.Linear(3, 2)
-    >>> before = State.of(model)
+    >>> before = ModelState.of(model)
     >>> before.check(model)
     """
 
-    modules: list[tuple[Any, ...]]
-    tensors: list[tuple[Any, ...]]
-    copies: bool
+    modules: list[tuple[str, nn.Module, bool, dict[str, object]]]  # name, module, training, attributes
+    tensors: list[tuple[str, Tensor, bool, Tensor | None, Tensor]]  # name, tensor, requires_grad, gradient, values
+    copies: bool  # whether it can be copied
     pickles: bool
 
     @staticmethod
-    def of(model: nn.Module) -> "State":
+    def of(model: nn.Module) -> "ModelState":
+        """The model as it is now."""
         modules = [(name, m, m.training, _attributes(m)) for name, m in model.named_modules(remove_duplicate=False)]
         every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-        tensors = [(name, v, v.requires_grad, v.grad, v._version, v.detach().clone()) for name, v in every]
-        return State(modules, tensors, _works(copy.deepcopy, model), _works(pickle.dumps, model))
+        tensors = [(name, v, v.requires_grad, v.grad, v.detach().clone()) for name, v in every]
+        return ModelState(modules, tensors, _works(copy.deepcopy, model), _works(pickle.dumps, model))
 
     def check(self, model: nn.Module) -> None:
         """Raise AssertionError naming what has changed."""
-        now = State.of(model)
+        now = ModelState.of(model)
         assert [m[0] for m in now.modules] == [m[0] for m in self.modules], "the model has other modules than before"
         for (name, m, training, own), (_, m2, training2, own2) in zip(self.modules, now.modules, strict=True):
             where = f"module {name or 'model'}"
@@ -206,7 +276,7 @@ class State:
             for key, v in own.items():
                 assert _same(v, own2[key]), f"{where}: attribute {key} has changed"
         assert [t[0] for t in now.tensors] == [t[0] for t in self.tensors], "the model has other parameters or buffers"
-        for (name, v, needs, grad, _, value), (_, v2, needs2, grad2, _, value2) in zip(
+        for (name, v, needs, grad, value), (_, v2, needs2, grad2, value2) in zip(
             self.tensors, now.tensors, strict=True
         ):
             assert v is v2, f"{name} is another tensor"
@@ -217,17 +287,17 @@ class State:
         assert now.pickles or not self.pickles, "the model cannot be pickled any more"
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def _attributes(module: nn.Module) -> dict[str, object]:
     return {k: _frozen(v) for k, v in module.__dict__.items()}
 
 
-def _frozen(v: Any) -> Any:
+def _frozen(v: object) -> object:
     if isinstance(v, dict):
         return {k: _frozen(w) for k, w in v.items()}
     return [_frozen(w) for w in v] if isinstance(v, list) else v
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
     if isinstance(a, list):
@@ -236,7 +306,7 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (simple and (a == b or a != a))
 
 
-def _works(f: Callable[[Any], Any], model: nn.Module) -> bool:
+def _works(f: Callable[[nn.Module], object], model: nn.Module) -> bool:
     try:
         f(model)
     except Exception:

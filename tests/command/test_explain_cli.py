@@ -203,15 +203,15 @@ def test_an_experiment_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pyt
     from tangency.experiments import surrogate_table1
 
     done: list[str] = []
-    real = surrogate_table1.one
+    real = surrogate_table1.measure_seed
 
-    def one(case: object, seed: int, options: Options) -> object:
+    def measure_seed(case: object, seed: int, options: Options) -> object:
         if len(done) == 1:
             raise KeyboardInterrupt
         done.append(f"{case.name}, seed {seed}")  # type: ignore[attr-defined]
         return real(case, seed, options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(surrogate_table1, "one", one)
+    monkeypatch.setattr(surrogate_table1, "measure_seed", measure_seed)
     options = Options(out=tmp_path, quick=True, seeds=1, progress=False)
     with pytest.raises(KeyboardInterrupt):
         surrogate_table1.run(options)
@@ -253,7 +253,7 @@ def test_a_mean_has_the_error_of_its_last_digit() -> None:
 
 
 def test_a_table_prints_its_rows_in_columns() -> None:
-    text = Table("Title", ("a", "b"), ({"a": "x", "b": 0.12345}, {"a": "long", "b": None}), ("note",)).text()
+    text = Table("Title", ("a", "b"), ({"a": "x", "b": 0.12345}, {"a": "long", "b": None}), ("note",)).table()
     assert text.splitlines()[0] == "Title"
     assert "0.123" in text
     assert text.endswith("note")

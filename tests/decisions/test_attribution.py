@@ -71,12 +71,12 @@ def machines(K: Any, y: Tensor, classes: int) -> dict[str, Any]:
     return {
         "surrogate": fit(K, y, reg=0.01 * scale**2, progress=False),
         "surrogate by norm": fit(K, y, reg=0.1 * scale, penalty="norm", progress=False),
-        "surrogate by sgd": fit(K, y, reg=0.1 * scale**2, method="sgd", tol=float("inf"), max_steps=3, progress=False),
+        "surrogate by sgd": fit(K, y, reg=0.1 * scale**2, solver="sgd", tol=float("inf"), max_steps=3, progress=False),
         "logistic": logistic(K, y, reg=0.1 * scale),
         "logistic with bias": logistic(K, y, reg=0.1 * scale, bias=True),
         "ridge": ridge(K, targets, reg=0.1 * scale),
         "ridge of one output": ridge(K, targets[:, 0], reg=0.1 * scale),
-        "ridge of weighted samples": ridge(K, targets, reg=0.1 * scale, weights=(torch.arange(N) % 4).double()),
+        "ridge of weighted samples": ridge(K, targets, reg=0.1 * scale, sample_weights=(torch.arange(N) % 4).double()),
         "ridgeless": ridgeless(K, targets, cutoff=1e-6),
     }
 
@@ -97,7 +97,7 @@ def test_attributions_sum_to_the_logits(name: str, kernel: str, classes: int) ->
         each, want = attributions(machine, cross), said(machine, cross)
         assert each.shape == (M, want.shape[1], N)
         near(each.sum(-1), want)
-        near(summarize(machine, cross, labels=y, k=3, progress=False).totals, want)
+        near(summarize(machine, cross, labels=y, neighbours=3, progress=False).totals, want)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -108,7 +108,7 @@ def test_each_attribution_is_the_formula(classes: int) -> None:
     kappa = cross.dense().numpy()
     for name, machine in machines(K, torch.arange(N) % classes, classes).items():
         if name.startswith("surrogate"):
-            W, b = machine.weights, machine.bias
+            W, b = machine.coefficients, machine.bias
         elif name.startswith("logistic"):
             W, b = machine.model.coefficients, machine.bias
         else:
@@ -148,9 +148,9 @@ def test_grams_on_disk_are_attributed_as_those_in_memory(cosine: bool, tmp_path:
     machine = fit(own, y, progress=False)
     near(attributions(machine, far).sum(-1), machine.logits(far))
     near(attributions(machine, far), attributions(machine, cross))
-    near(machine.weights, fit(dense, y, progress=False).weights, 1e-5)
+    near(machine.coefficients, fit(dense, y, progress=False).coefficients, 1e-5)
     on_disk, in_memory = (
-        summarize(machine, g, labels=y, k=4, fliers=3, memory="3KB", progress=False) for g in (far, cross)
+        summarize(machine, g, labels=y, neighbours=4, fliers=3, memory="3KB", progress=False) for g in (far, cross)
     )
     for field in fields(Attribution):
         a, b = getattr(on_disk, field.name), getattr(in_memory, field.name)
@@ -181,7 +181,7 @@ def test_bands_of_any_size_have_the_same_summary(memory: Any, disk: bool, tmp_pa
         cross = tg.compute(tg.trace_ntk(mlp([4, 3]).double()), z, x, store=str(tmp_path), tile=16, progress=False)
     model, y = random_surrogate(n, c), torch.arange(n) % 4
     outputs = torch.randint(c, (m, 2))
-    options = {"labels": y, "outputs": outputs, "k": 6, "fliers": 4, "progress": False}
+    options = {"labels": y, "outputs": outputs, "neighbours": 6, "fliers": 4, "progress": False}
     want, got = summarize(model, cross, **options), summarize(model, cross, memory=memory, **options)
     for field in fields(Attribution):
         a, b = getattr(want, field.name), getattr(got, field.name)
@@ -192,8 +192,8 @@ def test_bands_of_any_size_have_the_same_summary(memory: Any, disk: bool, tmp_pa
 def test_memory_bounds_the_rows_that_are_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A band takes about `memory`: of its attributions, copies and all."""
     rows: list[int] = []
-    real = tg.attribution._summary
-    monkeypatch.setattr(tg.decisions, "_summary", lambda *a: (rows.append(len(a[1])), real(*a))[1])
+    real = tg.decisions.attribution._summary
+    monkeypatch.setattr(tg.decisions.attribution, "_summary", lambda *a: (rows.append(len(a[1])), real(*a))[1])
     model, cross = random_surrogate(100, 3), normal(64, 100)
     summarize(model, cross, memory=1, progress=False)
     assert rows == [1] * 64
@@ -242,7 +242,7 @@ def test_a_model_in_single_precision_loses_no_digit_of_the_gram() -> None:
 
 def box(values: np.ndarray, fliers: int = 8) -> tuple[np.ndarray, int, np.ndarray]:
     """Of n numbers as the attributions of one decision: the six, how many lie beyond, the farthest."""
-    found = summarize(plain(len(values)), torch.from_numpy(values)[None], k=1, fliers=fliers, progress=False)
+    found = summarize(plain(len(values)), torch.from_numpy(values)[None], neighbours=1, fliers=fliers, progress=False)
     return found.boxes[0, 0, 0].numpy(), int(found.outliers[0, 0, 0]), found.fliers[0, 0, 0].numpy()
 
 
@@ -352,7 +352,10 @@ def test_boxes_are_by_class_of_decision_and_logit() -> None:
     sizes = [1, 2, 3, 5, 60]
     y = torch.cat([torch.full((k,), c) for c, k in enumerate(sizes)])[torch.randperm(71)]
     model, cross = random_surrogate(71, 3), torch.from_numpy(np.random.default_rng(0).standard_t(2, (4, 71)))
-    found, every = summarize(model, cross, labels=y, k=5, fliers=4, progress=False), attributions(model, cross).numpy()
+    found, every = (
+        summarize(model, cross, labels=y, neighbours=5, fliers=4, progress=False),
+        attributions(model, cross).numpy(),
+    )
     assert found.boxes.shape == (4, 3, 5, 6)
     assert found.fliers.shape == (4, 3, 5, 4)
     for j in range(4):
@@ -384,7 +387,7 @@ def test_nearest_helpful_and_harmful_are_those_of_sorting(n: int, seed: int, dat
     k = data.draw(st.integers(1, n))
     torch.manual_seed(seed)
     model, cross = random_surrogate(n, 3), normal(4, n)
-    found, every = summarize(model, cross, k=k, progress=False), attributions(model, cross)
+    found, every = summarize(model, cross, neighbours=k, progress=False), attributions(model, cross)
     for got, keys in ((found.similar, cross), (found.helpful, every), (found.harmful, -every)):
         order = np.argsort(-keys.numpy(), axis=-1, kind="stable")[..., :k]
         assert torch.equal(got, torch.from_numpy(order))
@@ -395,7 +398,7 @@ def test_nearest_helpful_and_harmful_are_those_of_sorting(n: int, seed: int, dat
 
 def test_among_equals_any_are_taken_but_none_twice() -> None:
     cross = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0, 1.0]], dtype=F64)
-    found = summarize(plain(6), cross, k=4, progress=False)
+    found = summarize(plain(6), cross, neighbours=4, progress=False)
     assert sorted(found.similar[0].tolist())[-1] in (3, 5)
     assert len(set(found.similar[0].tolist())) == 4
     assert found.similarity[0].tolist() == [2.0, 2.0, 2.0, 1.0]
@@ -407,7 +410,7 @@ def test_what_helps_most_is_not_what_is_nearest() -> None:
     """Helpful are those of large W κ, whatever κ is."""
     weights = torch.tensor([[0.1], [-3.0], [2.0]], dtype=F64)
     model = Surrogate(weights, torch.tensor([0.6], dtype=F64), 1.0, "weights", "newton", 1, 0.0, 0.0)
-    found = summarize(model, torch.tensor([[0.9, 0.5, 0.4]], dtype=F64), k=3, progress=False)
+    found = summarize(model, torch.tensor([[0.9, 0.5, 0.4]], dtype=F64), neighbours=3, progress=False)
     assert found.similar[0].tolist() == [0, 1, 2]
     assert found.helpful[0, 0].tolist() == [2, 0, 1]
     near(found.help[0, 0], [1.0, 0.29, -1.3], 1e-12)
@@ -439,7 +442,7 @@ def test_what_cannot_be_attributed_is_refused(model: Any, cross: Any, options: d
     with pytest.raises(InputError, match=message):
         attributions(model, cross, **options)
     with pytest.raises(InputError, match=message):
-        summarize(model, cross, progress=False, k=1, **options)
+        summarize(model, cross, progress=False, neighbours=1, **options)
 
 
 @pytest.mark.parametrize(
@@ -451,10 +454,10 @@ def test_what_cannot_be_attributed_is_refused(model: Any, cross: Any, options: d
         ({"labels": torch.arange(12), "classes": 4}, "labels has classes from 0 to 11; needed: from 0 to 3"),
         ({"labels": 2 * (torch.arange(12) % 2)}, r"labels has no sample of class 1 \(of 3\), so there is no box"),
         ({"labels": torch.arange(12) % 2, "classes": 4}, r"labels has no sample of class 2, 3 \(of 4\)"),
-        ({"k": 0}, "k=0; needed: a whole number from 1 to 12"),
-        ({"k": 13}, "k=13; needed: a whole number from 1 to 12"),
-        ({"k": 2.5}, "k=2.5; needed"),
-        ({"k": True}, "k=True; needed"),
+        ({"neighbours": 0}, "neighbours=0; needed: a whole number from 1 to 12"),
+        ({"neighbours": 13}, "neighbours=13; needed: a whole number from 1 to 12"),
+        ({"neighbours": 2.5}, "neighbours=2.5; needed"),
+        ({"neighbours": True}, "neighbours=True; needed"),
         ({"fliers": 0}, "fliers=0; needed: a whole number from 1"),
         ({"fliers": "all"}, "fliers='all'; needed"),
         ({"memory": 0}, "memory=0; needed: a positive number of bytes"),

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import tangency as tg
 from tangency import InputError, ModelError, TangencyWarning, decisions
 from tangency.datasets import Labelled
-from tangency.decisions import Decisions, View, explained, kernels, named
+from tangency.decisions import Decisions, Explanation, explained, kernels, compared
 from tangency.decisions.attribution import Attribution, attributions
 from tangency.decisions.forensics import flag
 from tangency.engine import outputs as heads
@@ -98,7 +98,7 @@ def alike(one: Decisions, other: Decisions, tolerance: float = 0.0) -> None:
     for (path, a), (same, b) in pairs:
         assert path == same
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=path)
-    for u, v in zip(one.views, other.views, strict=True):
+    for u, v in zip(one.explanations, other.explanations, strict=True):
         assert (u.name, u.title) == (v.name, v.title)
         for name in ("tau", "tad", "pearson", "r2", "intervals"):
             a, b = getattr(u.faithfulness, name), getattr(v.faithfulness, name)
@@ -119,11 +119,11 @@ def by_hand(kernel: tg.Kernel, reg: float = 1.0) -> tuple[Tensor, Tensor, Any]:
 @pytest.mark.parametrize("name", FIVE)
 def test_figures_are_those_of_the_parts_put_together_by_hand(found: Decisions, name: str) -> None:
     model, ((_, y), (z, y_z)) = trained(), data()
-    view: View = next(v for v in found.views if v.name == name)
+    view: Explanation = next(v for v in found.explanations if v.name == name)
     K, cross, surrogate = by_hand(kernels(model)[name])
     network, ties = model(z).detach(), torch.finfo(F64).eps ** 0.5
     near(found.logits, model(z).detach(), 1e-14)
-    near(view.surrogate.weights, surrogate.weights, 1e-5)
+    near(view.surrogate.coefficients, surrogate.coefficients, 1e-5)
     near(view.logits, surrogate.logits(cross), 1e-6)
     assert view.surrogate.reg == pytest.approx(surrogate.reg, rel=1e-12)
     assert view.title == decisions.TITLES[name]
@@ -166,25 +166,25 @@ def test_figures_are_those_of_the_parts_put_together_by_hand(found: Decisions, n
 
 def test_the_whole_says_what_it_is(found: Decisions) -> None:
     (x, _), (z, y_z) = data()
-    assert [v.name for v in found.views] == FIVE
+    assert [v.name for v in found.explanations] == FIVE
     assert torch.equal(found.train.x, x)
     assert torch.equal(found.test.y, y_z)
     assert found.accuracy == float((trained()(z).argmax(1) == y_z).double().mean())
-    assert found.accuracy == found.views[0].faithfulness.network_accuracy
+    assert found.accuracy == found.explanations[0].faithfulness.network_accuracy
     assert 0.5 < found.accuracy < 1
     facts = {"train": N, "test": M, "classes": 3, "explained": M, "model": "Sequential", "parameters": 211}
     assert {k: found.facts[k] for k in facts} == facts
     assert found.poisoned_train is None
-    assert found.views[0].flagged is None
+    assert found.explanations[0].flagged is None
     *lines, last = found.table().splitlines()
     assert last == found.outputs_said == "The network's outputs are taken for logits."
     assert len(lines) == 6
-    for line, view in zip(lines[1:], found.views, strict=True):
+    for line, view in zip(lines[1:], found.explanations, strict=True):
         assert line.startswith(view.name)
         assert f"{view.faithfulness.tau:.3f}" in line
     summary = json.loads(json.dumps(found.summary()))
     assert list(summary["kernels"]) == FIVE
-    for view in found.views:
+    for view in found.explanations:
         got = summary["kernels"][view.name]
         for figure in ("tau", "tad", "pearson", "r2", "accuracy", "ties"):
             assert got[figure] == getattr(view.faithfulness, figure)
@@ -201,34 +201,34 @@ def test_at_the_prompt_it_is_a_line(found: Decisions) -> None:
     assert repr(found).startswith(
         f"Decisions(Sequential: 40 test samples, 60 to train, 3 classes, accuracy {found.accuracy:.1%}"
     )
-    assert f"CK τ_K {found.views[-1].faithfulness.tau:.3f}" in repr(found)
-    assert max(len(repr(v)) for v in (found, *found.views)) < 300
-    assert "tensor" not in repr((found, found.views))
+    assert f"CK τ_K {found.explanations[-1].faithfulness.tau:.3f}" in repr(found)
+    assert max(len(repr(v)) for v in (found, *found.explanations)) < 300
+    assert "tensor" not in repr((found, found.explanations))
 
 
 def test_a_faithful_kernel_is_found_faithful_and_the_trace_more_than_noise(found: Decisions) -> None:
     """All five of a trained network follow it; of another network's labels they would not."""
-    for view in found.views:
+    for view in found.explanations:
         assert view.faithfulness.tau > 0.3
         assert abs(view.faithfulness.tad) < 0.2
     model = trained()
     (x, y), (z, y_z) = data()
     shuffled = y[torch.randperm(N, generator=torch.Generator().manual_seed(0))]
-    astray = explain(model, (x, shuffled), (z, y_z), kernels=["trNTK"]).views[0].faithfulness
-    assert astray.tau < found.views[0].faithfulness.tau - 0.2
+    astray = explain(model, (x, shuffled), (z, y_z), kernels=["trNTK"]).explanations[0].faithfulness
+    assert astray.tau < found.explanations[0].faithfulness.tau - 0.2
 
 
 def test_the_correct_class_is_explained_even_where_the_network_thinks_least_of_it() -> None:
     model, (train, (z, _)) = trained(), data()
     order = model(z).detach().argsort(1, descending=True)
-    got = explain(model, train, (z, order[:, 2]), kernels=["CK"]).views[0]
+    got = explain(model, train, (z, order[:, 2]), kernels=["CK"]).explanations[0]
     assert torch.equal(got.attribution.outputs, order[:, [0, 2]])
     near(got.attribution.totals, got.logits.gather(1, order[:, [0, 2]]), 1e-11)
 
 
 def test_reg_is_a_factor_on_the_default(found: Decisions) -> None:
-    other = explain(trained(), *data(), kernels=["CK"], reg=50.0).views[0]
-    assert other.surrogate.reg == pytest.approx(50 * found.views[-1].surrogate.reg)
+    other = explain(trained(), *data(), kernels=["CK"], reg_factor=50.0).explanations[0]
+    assert other.surrogate.reg == pytest.approx(50 * found.explanations[-1].surrogate.reg)
     _, cross, surrogate = by_hand(kernels(trained())["CK"], 50.0)
     near(other.logits, surrogate.logits(cross), 1e-6)
 
@@ -301,12 +301,15 @@ def test_of_many_test_samples_so_many_are_shown_some_wrong_and_some_unfaithful(f
         wrong = (found.logits.argmax(1) != y).nonzero()[:, 0].tolist()
         assert len(wrong) > 3
         assert len(set(wrong) & set(shown.tolist())) >= min(samples // 3, len(wrong))
-        ranks = [log_odds(z, y, outputs_are="logits").argsort().argsort() for z in (found.logits, some.views[0].logits)]
+        ranks = [
+            log_odds(z, y, outputs_are="logits").argsort().argsort()
+            for z in (found.logits, some.explanations[0].logits)
+        ]
         gap = (ranks[0] - ranks[1]).abs()
         worst = gap.sort(descending=True).values[: samples // 3]
         # As many of the least faithful, up to ties.
         assert samples < 3 or int((gap[shown] >= worst[-1]).sum()) >= samples // 3
-    for view, whole in ((some.views[0], found.views[0]), (some.views[1], found.views[-1])):
+    for view, whole in ((some.explanations[0], found.explanations[0]), (some.explanations[1], found.explanations[-1])):
         assert view.logits.shape == (M, 3)
         assert view.faithfulness.samples == M
         assert view.faithfulness.tau == whole.faithfulness.tau
@@ -323,10 +326,14 @@ def test_which_are_shown_is_the_same_in_every_run() -> None:
 
 def test_more_neighbours_than_training_samples_are_all_of_them() -> None:
     (x, y), test = data()
-    few = explain(trained(), (x[:6], y[:6]), test, kernels=["CK"], nearest=100, poisoned_train=torch.ones(6).bool())
-    assert few.views[0].attribution.similar.shape == (M, 6)
-    assert explain(trained(), (x[:4], y[:4]), test, kernels=["CK"], poisoned_train=torch.ones(4).bool()).views
-    assert explain(trained(), *data(), kernels=["CK"], nearest=3).views[0].attribution.helpful.shape == (M, 2, 3)
+    few = explain(trained(), (x[:6], y[:6]), test, kernels=["CK"], neighbours=100, poisoned_train=torch.ones(6).bool())
+    assert few.explanations[0].attribution.similar.shape == (M, 6)
+    assert explain(trained(), (x[:4], y[:4]), test, kernels=["CK"], poisoned_train=torch.ones(4).bool()).explanations
+    assert explain(trained(), *data(), kernels=["CK"], neighbours=3).explanations[0].attribution.helpful.shape == (
+        M,
+        2,
+        3,
+    )
 
 
 # Forms of models and data.
@@ -352,11 +359,11 @@ def test_a_model_with_one_output_has_two_classes(squeezed: bool) -> None:
     near(one.logits, torch.stack([-out, out], 1) / 2, 1e-14)
     near(torch.softmax(one.logits, 1)[:, 1], torch.sigmoid(out), 1e-12)
     assert one.accuracy == float(((out > 0).long() == y_z).double().mean())
-    assert [v.name for v in one.views] == ["trNTK", "trNTK⁰", "Em", "CK"]  # the pseudo kernel is the trace
-    for view in one.views:
+    assert [v.name for v in one.explanations] == ["trNTK", "trNTK⁰", "Em", "CK"]  # the pseudo kernel is the trace
+    for view in one.explanations:
         assert view.attribution.outputs.sort(1).values.tolist() == [[0, 1]] * M
         assert float(view.attribution.totals.sum(1).abs().max()) < 1e-10  # −z/2 and z/2
-    assert [v.name for v in explain(model, train, (z, y_z), kernels=["pNTK"]).views] == ["pNTK"]
+    assert [v.name for v in explain(model, train, (z, y_z), kernels=["pNTK"]).explanations] == ["pNTK"]
 
 
 def test_two_outputs_of_two_classes_are_explained_by_their_difference() -> None:
@@ -365,7 +372,7 @@ def test_two_outputs_of_two_classes_are_explained_by_their_difference() -> None:
     out = model(z).detach()
     near(two.logits, out - out.mean(1, keepdim=True), 1e-13)
     assert two.accuracy == float((out.argmax(1) == y_z).double().mean())
-    assert two.views[0].title == "cosine of the tangent kernel of the log-odds"
+    assert two.explanations[0].title == "cosine of the tangent kernel of the log-odds"
 
 
 # What the outputs are: one network, written in several ways.
@@ -419,7 +426,7 @@ def agree(got: Decisions, want: Decisions, tolerance: float = 1e-8) -> None:
         assert path == same
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=path)
     assert got.accuracy == want.accuracy
-    for u, v in zip(got.views, want.views, strict=True):
+    for u, v in zip(got.explanations, want.explanations, strict=True):
         assert (u.name, u.title) == (v.name, v.title)
         for name in ("tau", "tad", "accuracy", "network_accuracy", "ties"):
             assert getattr(u.faithfulness, name) == getattr(v.faithfulness, name), name
@@ -446,7 +453,7 @@ def test_that_explanation_is_the_one_made_by_hand(of_two: Decisions) -> None:
     left, right = (gradients(lambda v: difference(model(v)), model, v) for v in (z, x))
     a, b = (v / v.norm(dim=1, keepdim=True) for v in (left, right))
     for name, cross, K in (("trNTK⁰", left @ right.T, right @ right.T), ("trNTK", a @ b.T, b @ b.T)):
-        view = next(v for v in of_two.views if v.name == name)
+        view = next(v for v in of_two.explanations if v.name == name)
         near(view.attribution.similarity, cross.sort(1, descending=True).values[:, :8], 1e-10)
         K = (K + K.T) / 2
         surrogate = fit(K, y, reg=default_reg(K), progress=False)
@@ -454,7 +461,7 @@ def test_that_explanation_is_the_one_made_by_hand(of_two: Decisions) -> None:
         sign = 2.0 * y_z - 1
         want = scipy.stats.kendalltau(sign * odds, sign * difference(surrogate.logits(cross))[:, 0]).statistic
         assert view.faithfulness.tau == pytest.approx(want, abs=2e-3)
-    assert [v.name for v in of_two.views] == ["trNTK", "trNTK⁰", "Em", "CK"]  # the pseudo kernel is the trace
+    assert [v.name for v in of_two.explanations] == ["trNTK", "trNTK⁰", "Em", "CK"]  # the pseudo kernel is the trace
 
 
 @pytest.mark.parametrize(
@@ -475,12 +482,14 @@ def test_of_probabilities_alone_the_logits_are_centred_and_have_no_sum(found: De
     end = TWO["softmax by hand"][1]
     got = explain(Ends(trained(), end).eval(), (x, y), (z, y_z))
     near(got.logits, found.logits - found.logits.mean(1, keepdim=True), 1e-12)
-    assert [v.name for v in got.views] == ["trNTK", "trNTK⁰", "Em", "CK"]
+    assert [v.name for v in got.explanations] == ["trNTK", "trNTK⁰", "Em", "CK"]
     assert "known but for their mean" in got.outputs_said
-    assert got.views[0].title == "cosine of the tangent kernel's trace over centred logits"
+    assert got.explanations[0].title == "cosine of the tangent kernel's trace over centred logits"
     model = trained()
     kernel = tg.trace_ntk(model, outputs=lambda out: out - out.mean(1, keepdim=True))
-    near(got.views[1].attribution.similarity, kernel(z, x).detach().sort(1, descending=True).values[:, :8], 1e-10)
+    near(
+        got.explanations[1].attribution.similarity, kernel(z, x).detach().sort(1, descending=True).values[:, :8], 1e-10
+    )
     with pytest.raises(
         InputError, match="pNTK is the kernel of the logits' sum, which .* do not tell. Give the network"
     ):
@@ -548,7 +557,7 @@ def test_equal_samples_with_the_largest_probability_are_not_taken_for_clamped() 
     by_hand = Ends(inner, lambda f: 1 / (1 + (-f).exp())).eval()
     assert int((by_hand(x) == by_hand(x).max()).sum()) > 1
     got, want = (explain(model, (x, y), (z, y_z), kernels=["trNTK"]) for model in (by_hand, inner))
-    near(got.views[0].logits, want.views[0].logits, 1e-6)
+    near(got.explanations[0].logits, want.explanations[0].logits, 1e-6)
 
 
 def test_samples_without_a_cosine_are_counted() -> None:
@@ -598,7 +607,7 @@ def test_a_network_that_is_wrong_in_no_order_is_not_doubted() -> None:
 def test_rows_that_sum_to_nearly_one_are_probabilities(found: Decisions, factor: float) -> None:
     got = explain(Ends(trained(), lambda z: factor * z.softmax(1)).eval(), *data(), kernels=["CK"])
     assert got.outputs_are == "probabilities"
-    assert got.views[0].faithfulness.tau == found.views[-1].faithfulness.tau
+    assert got.explanations[0].faithfulness.tau == found.explanations[-1].faithfulness.tau
 
 
 # By name, how a network with one logit (three for "sigmoids") ends, what that is taken for, and what is said.
@@ -633,7 +642,7 @@ def test_what_outputs_are_may_be_given() -> None:
     as_logit = explain(sigmoid, (x, y), (z, y_z), kernels=["trNTK"], outputs_are="logits")
     near(as_logit.logits[:, 1], torch.sigmoid(inner(z)).detach()[:, 0] / 2, 1e-14)
     kernel = tg.cosine(tg.trace_ntk(sigmoid))(z, x).detach()
-    near(as_logit.views[0].attribution.similarity, kernel.sort(1, descending=True).values[:, :8], 1e-10)
+    near(as_logit.explanations[0].attribution.similarity, kernel.sort(1, descending=True).values[:, :8], 1e-10)
     log_p = Ends(inner, DOUBTS["log p"][0]).eval()
     got = explain(log_p, (x, y), (z, y_z), kernels=["trNTK"], outputs_are="log-probabilities")
     agree(got, explain(inner, (x, y), (z, y_z), kernels=["trNTK"]))
@@ -682,8 +691,10 @@ def test_kernels_that_are_given_are_taken_as_they_are_and_logits_can_be_had_for_
     module = tg.decisions.logits_of(model, train)
     made = {"mine": tg.cosine(tg.trace_ntk(module)), "other": tg.trace_ntk(model)}
     got = explain(model, train, test, kernels=made)
-    near(got.views[0].logits, of_two.views[0].logits, 1e-8)
-    assert float((got.views[1].logits - of_two.views[1].logits).abs().max()) > 0.1  # p(1 − p) times another
+    near(got.explanations[0].logits, of_two.explanations[0].logits, 1e-8)
+    assert (
+        float((got.explanations[1].logits - of_two.explanations[1].logits).abs().max()) > 0.1
+    )  # p(1 − p) times another
     assert "Kernels were given, and are taken as they are; tg.decisions.logits_of" in got.outputs_said
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert [m.training for m in model.modules()] == modes
@@ -710,7 +721,7 @@ def test_ties_that_rounding_would_break_are_ties_in_both_precisions(dtype: torch
     noise = 0.3 * torch.randn(90, 3, dtype=F64, generator=generator)
     y, y_z = (model(x) + noise[:60]).argmax(1), (model(some) + noise[60:]).argmax(1).repeat_interleave(4)
     got = explain(model.to(dtype), (x.to(dtype), y), (z.to(dtype), y_z), kernels=["trNTK", "CK"])
-    for view in got.views:
+    for view in got.explanations:
         odds = [v.gather(1, y_z[:, None])[:, 0] for v in (got.logits, view.logits)]
         others = [v.scatter(1, y_z[:, None], -torch.inf).exp().sum(1).log() for v in (got.logits, view.logits)]
         odds = [(a - b).reshape(30, 4) for a, b in zip(odds, others, strict=True)]
@@ -776,7 +787,7 @@ def test_a_pseudo_kernel_that_vanishes_is_left_out_and_why_is_said(name: str, dt
     model = Ends(trained().to(dtype), ends.get(name, lambda z: z.softmax(1))).eval()
     options: dict[str, Any] = {"outputs_are": "logits"} if name == "softmax as logits" else {}
     got = explain(model, *data(dtype=dtype), **options)
-    assert [v.name for v in got.views] == ["trNTK", "trNTK⁰", "Em", "CK"]
+    assert [v.name for v in got.explanations] == ["trNTK", "trNTK⁰", "Em", "CK"]
     assert "pNTK is left out: the outputs of a sample have the same sum whatever" in got.outputs_said
     assert got.outputs_said in got.table()
     with pytest.raises(InputError, match="kernel pNTK: the outputs of a sample have the same sum.*Name other kernels"):
@@ -786,8 +797,8 @@ def test_a_pseudo_kernel_that_vanishes_is_left_out_and_why_is_said(name: str, dt
 def test_a_pseudo_kernel_of_a_last_layer_whose_rows_cancel_is_kept() -> None:
     """Its outputs sum to 0, and its gradients do not vanish."""
     got = explain(balanced_last(trained()), *data())
-    assert [v.name for v in got.views] == FIVE
-    near(got.views[2].logits, got.views[4].logits, 1e-6)  # it is the last hidden layer
+    assert [v.name for v in got.explanations] == FIVE
+    near(got.explanations[2].logits, got.explanations[4].logits, 1e-6)  # it is the last hidden layer
 
 
 class Bare(nn.Module):
@@ -820,7 +831,7 @@ def test_models_without_hidden_layers_are_explained_without_their_kernels(
     tg.models.fit(model, *data()[0], epochs=10, batch=20, progress=False)
     got = explain(model, *data())
     agree(got, explain(model, *data(), kernels=names))
-    assert [v.name for v in got.views] == names
+    assert [v.name for v in got.explanations] == names
     reasons = {"Em": "this model has no modules before its last", "CK": "no linear or convolutional layer was found"}
     for name in missing:
         assert f"{name} is left out: {reasons[name]}" in got.outputs_said
@@ -846,7 +857,7 @@ def test_inputs_may_be_tuples_and_dicts() -> None:
     for form in (lambda v: (v[:, :1], v[:, 1:]), lambda v: {"a": v[:, :1], "b": v[:, 1:]}):
         got = explain(Parts(model).eval(), (form(x), y), (form(z), y_z), kernels=names)
         near(got.logits, whole.logits, 1e-12)
-        for view, want in zip(got.views, whole.views, strict=True):
+        for view, want in zip(got.explanations, whole.explanations, strict=True):
             near(view.logits, want.logits, 1e-6)
             assert torch.equal(view.attribution.similar, want.attribution.similar)
 
@@ -889,7 +900,7 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
 def test_a_model_may_return_something_with_logits(found: Decisions, form: Any) -> None:
     got = explain(Returning(trained(), form).eval(), *data(), kernels=["trNTK", "trNTK0", "pNTK"])
     near(got.logits, found.logits, 1e-14)
-    for view, want in zip(got.views, found.views[:3], strict=True):
+    for view, want in zip(got.explanations, found.explanations[:3], strict=True):
         near(view.logits, want.logits, 1e-6)
 
 
@@ -899,17 +910,17 @@ def test_kernels_may_be_given_by_name_or_as_they_are(found: Decisions) -> None:
         "sum": tg.sum(tg.cosine(tg.trace_ntk(model)), tg.cosine(tg.conjugate_kernel(model))),
         "mine": tg.scale(tg.head_ntk(model, (0, 1)), 3.0),
         "CK": tg.cosine(tg.conjugate_kernel(model)),
-        "last layer": tg.cosine(tg.trace_ntk(model, train=list(model)[-1])),
+        "last layer": tg.cosine(tg.trace_ntk(model, trainable=list(model)[-1])),
     }
     got = explain(model, *data(), kernels=made)
-    assert [v.name for v in got.views] == list(made)
-    assert [v.title for v in got.views] == ["sum", "mine", decisions.TITLES["CK"], "last layer"]
-    for view, kernel in zip(got.views, made.values(), strict=True):
+    assert [v.name for v in got.explanations] == list(made)
+    assert [v.title for v in got.explanations] == ["sum", "mine", decisions.TITLES["CK"], "last layer"]
+    for view, kernel in zip(got.explanations, made.values(), strict=True):
         _, cross, surrogate = by_hand(kernel)
         near(view.logits, surrogate.logits(cross), 1e-6)
-    near(got.views[2].logits, found.views[4].logits, 1e-9)
+    near(got.explanations[2].logits, found.explanations[4].logits, 1e-9)
     for names in (["CK", "trNTK"], ("CK", "trNTK", "CK"), [" CK", "trNTK "]):
-        assert [v.name for v in explain(model, *data(), kernels=names).views] == ["CK", "trNTK"]
+        assert [v.name for v in explain(model, *data(), kernels=names).explanations] == ["CK", "trNTK"]
     assert list(kernels(model, ["trNTK0"])) == ["trNTK⁰"]
     five = kernels(model)
     assert five["trNTK"].kernel is five["trNTK⁰"]  # one computation for both
@@ -921,11 +932,11 @@ def test_data_may_be_labelled_arrays_and_pairs(found: Decisions) -> None:
     got = explain(
         model, Labelled(x, y, names, name="clouds train"), Labelled(z, y_z, names, name="clouds test"), kernels=["CK"]
     )
-    near(got.views[0].logits, found.views[-1].logits, 1e-9)
+    near(got.explanations[0].logits, found.explanations[-1].logits, 1e-9)
     assert got.train.classes == got.test.classes == names
     assert got.facts["data"] == "clouds"
     got = explain(model, (x.numpy(), y.tolist()), (z.numpy(), y_z.numpy()), kernels=["CK"])
-    near(got.views[0].logits, found.views[-1].logits, 1e-9)
+    near(got.explanations[0].logits, found.explanations[-1].logits, 1e-9)
     # The test set need not have every class.
     assert explain(model, (x, y), (z[y_z < 2], y_z[y_z < 2]), kernels=["CK"]).test.classes == ("0", "1", "2")
 
@@ -947,7 +958,7 @@ def test_pictures_through_a_network_with_norms_and_dropout_are_explained_in_eval
     got, again = (explain(model, (x[:30], y[:30]), (x[30:], y[30:])) for _ in range(2))
     alike(got, again)
     near(got.logits, model(x[30:]).detach(), 1e-13)
-    assert [v.name for v in got.views] == FIVE
+    assert [v.name for v in got.explanations] == FIVE
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert not any(m.training for m in model.modules())
 
@@ -955,8 +966,8 @@ def test_pictures_through_a_network_with_norms_and_dropout_are_explained_in_eval
 def test_single_precision_says_the_same_to_its_digits(found: Decisions) -> None:
     """A model and data in float32: the surrogate is fitted in float64 all the same."""
     got = explain(trained().float(), *data(dtype=torch.float32))
-    for view, want in zip(got.views, found.views, strict=True):
-        assert view.surrogate.weights.dtype == F64
+    for view, want in zip(got.explanations, found.explanations, strict=True):
+        assert view.surrogate.coefficients.dtype == F64
         assert view.logits.dtype == F64
         near(view.logits, want.logits, 5e-2)
         assert view.faithfulness.tau == pytest.approx(want.faithfulness.tau, abs=0.03)
@@ -972,7 +983,7 @@ def test_frozen_parameters_do_not_matter_to_kernels_of_hidden_layers(found: Deci
     """Only tangent kernels need parameters that count."""
     model = trained().requires_grad_(False)
     got = explain(model, *data(), kernels=["Em", "CK"])
-    near(got.views[1].logits, found.views[4].logits, 1e-9)
+    near(got.explanations[1].logits, found.explanations[4].logits, 1e-9)
     with pytest.raises(InputError, match="every parameter is frozen"):
         explain(model, *data(), kernels=["trNTK"])
 
@@ -993,14 +1004,14 @@ def test_masks_of_poisoned_samples_flag_test_samples_by_their_neighbours() -> No
     got = explain(trained(), (x, y), (z, y_z), poisoned_train=train_mask, poisoned_test=test_mask, samples=7)
     assert torch.equal(got.poisoned_train, train_mask)
     assert torch.equal(got.poisoned_test, test_mask)
-    for view in got.views:
+    for view in got.explanations:
         _, cross, _ = by_hand(kernels(trained())[view.name])
         want = [sum(bool(train_mask[i]) for i in row.argsort(descending=True)[:5]) >= 3 for row in cross]
         assert view.flagged.tolist() == want
         assert torch.equal(view.flagged, flag(cross, train_mask)[1])
         assert 0 < sum(want) < M
     alone = explain(trained(), (x, y), (z, y_z), poisoned_test=test_mask.numpy(), kernels=["CK"])
-    assert alone.views[0].flagged is None
+    assert alone.explanations[0].flagged is None
     assert torch.equal(alone.poisoned_test, test_mask)
 
 
@@ -1012,7 +1023,7 @@ def test_a_kernel_and_its_cosine_share_one_gram_and_none_outlives_its_last_use(
 ) -> None:
     made: list[weakref.ref[tg.Gram]] = []
     alive: list[int] = []
-    real = named.compute
+    real = compared.compute
 
     def counted(*args: Any, **options: Any) -> tg.Gram:
         gc.collect()
@@ -1021,7 +1032,7 @@ def test_a_kernel_and_its_cosine_share_one_gram_and_none_outlives_its_last_use(
         made.append(weakref.ref(gram))
         return gram
 
-    monkeypatch.setattr(named, "compute", counted)
+    monkeypatch.setattr(compared, "compute", counted)
     got = explain(trained(), *data())
     assert len(made) == 8  # two for each of four kernels; the trace's serve its cosine as well
     assert max(alive) <= 1  # when the next begins, nothing but its own first half is there
@@ -1032,12 +1043,12 @@ def test_a_kernel_and_its_cosine_share_one_gram_and_none_outlives_its_last_use(
 
 def test_the_result_holds_no_gram_nor_anything_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even behind a view: the memory that each tensor keeps alive is counted."""
-    monkeypatch.setattr(explained, "PICTURE", 12)
+    monkeypatch.setattr(explained, "PICTURE_ROWS", 12)
     (x, y), (z, y_z) = data()
     got = explain(trained(), (x, y), (z, y_z), samples=20, poisoned_train=y == 1)
     seen = dict(tensors(got))
-    assert ".views[0].picture" in seen
-    assert ".views[4].attribution.boxes" in seen
+    assert ".explanations[0].picture" in seen
+    assert ".explanations[4].attribution.boxes" in seen
     for path, v in seen.items():
         assert v.untyped_storage().nbytes() < 4 * N * M, path
         assert v.device.type == "cpu"
@@ -1049,10 +1060,10 @@ def test_the_picture_of_a_large_gram_has_an_equal_part_of_each_class(
     size: int, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most so many rows, first come; each entry is that of the Gram."""
-    monkeypatch.setattr(explained, "PICTURE", size)
+    monkeypatch.setattr(explained, "PICTURE_ROWS", size)
     x, y = torch.randn(N, 3, dtype=F64), torch.arange(N) % classes
     model = mlp([3, 8, classes], nn.Tanh).double()
-    view = explain(model, (x, y), (x[:9], y[:9]), kernels=["CK"]).views[0]
+    view = explain(model, (x, y), (x[:9], y[:9]), kernels=["CK"]).explanations[0]
     assert view.picture.shape == (int(view.spans.sum()),) * 2
     K = tg.cosine(tg.conjugate_kernel(model))(x).detach()
     rows = torch.cat([(y == c).nonzero()[: int(k), 0] for c, k in enumerate(view.spans)])
@@ -1101,12 +1112,12 @@ REFUSED: list[tuple[Any, Any, Any, dict[str, Any], str]] = [
     (NET, (X, Y), (Z, Y_Z), {"kernels": {}}, "kernels= is empty; needed: at least one"),
     (NET, (X, Y), (Z, Y_Z), {"kernels": {"a": X @ X.T}}, r"kernels\['a'\] is a Tensor; needed: a kernel"),
     (NET, (X, Y), (Z, Y_Z), {"kernels": {"a": tg.full_ntk(NET)}}, "one similarity for each pair.*tg.trace_ntk"),
-    (NET, (X, Y), (Z, Y_Z), {"samples": 0}, "samples=0, nearest=8, reg=1.0; needed: whole numbers from 1"),
+    (NET, (X, Y), (Z, Y_Z), {"samples": 0}, "samples=0, neighbours=8, reg_factor=1.0; needed: whole numbers from 1"),
     (NET, (X, Y), (Z, Y_Z), {"samples": 2.5}, "samples=2.5"),
-    (NET, (X, Y), (Z, Y_Z), {"nearest": 0}, "nearest=0"),
-    (NET, (X, Y), (Z, Y_Z), {"reg": 0.0}, "reg=0.0; needed: .*above 0"),
-    (NET, (X, Y), (Z, Y_Z), {"reg": -1.0}, "reg=-1.0; needed: .*above 0"),
-    (NET, (X, Y), (Z, Y_Z), {"reg": np.nan}, "reg=nan"),
+    (NET, (X, Y), (Z, Y_Z), {"neighbours": 0}, "neighbours=0"),
+    (NET, (X, Y), (Z, Y_Z), {"reg_factor": 0.0}, "reg_factor=0.0; needed: .*above 0"),
+    (NET, (X, Y), (Z, Y_Z), {"reg_factor": -1.0}, "reg_factor=-1.0; needed: .*above 0"),
+    (NET, (X, Y), (Z, Y_Z), {"reg_factor": np.nan}, "reg_factor=nan"),
     (NET, (X, Y), (Z, Y_Z), {"memory": "lots"}, "memory='lots'; needed: a number of bytes"),
     (NET, (X, Y), (Z, Y_Z), {"poisoned_train": torch.zeros(N)}, r"poisoned_train has shape \(60,\), torch.float32"),
     (NET, (X, Y), (Z, Y_Z), {"poisoned_train": torch.zeros(M).bool()}, r"poisoned_train has shape \(40,\).*the 60"),
@@ -1138,7 +1149,7 @@ def test_refusals_come_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **options: Any) -> Any:
         raise AssertionError("a Gram was computed")
 
-    monkeypatch.setattr(named, "compute", fail)
+    monkeypatch.setattr(compared, "compute", fail)
     for test, options in (
         ((Z, Y_Z), {"poisoned_train": torch.zeros(3)}),
         ((Z, Y_Z), {"kernels": ["trNTK", "none"]}),

@@ -340,15 +340,15 @@ def test_votes_are_poisoned_ones_among_the_nearest(n: int, m: int, seed: int, da
     cross, poisoned = rng.permutation(n * m).reshape(m, n) / 7.0, rng.random(n) < 0.4  # without ties
     truth = rng.random(m) < 0.5
     want = by_sorting(cross, poisoned, k)
-    votes, flagged = flag(cross, torch.from_numpy(poisoned), k=k, threshold=threshold)
+    votes, flagged = flag(cross, torch.from_numpy(poisoned), neighbours=k, threshold=threshold)
     assert votes.tolist() == want
     assert flagged.tolist() == [v >= threshold for v in want]
     found = detect(
-        torch.from_numpy(cross), torch.from_numpy(poisoned), torch.from_numpy(truth), k=k, threshold=threshold
+        torch.from_numpy(cross), torch.from_numpy(poisoned), torch.from_numpy(truth), neighbours=k, threshold=threshold
     )
     assert torch.equal(found.votes, votes)
     assert torch.equal(found.flagged, flagged)
-    assert (found.k, found.threshold) == (k, threshold)
+    assert (found.neighbours, found.threshold) == (k, threshold)
     for got, score, total in ((found.precision, precision_score, flagged), (found.recall, recall_score, truth)):
         assert got == pytest.approx(score(truth, flagged.numpy(), zero_division=np.nan), nan_ok=True)
         assert np.isnan(got) == (not bool(total.any()))
@@ -409,11 +409,16 @@ MASK = torch.tensor([True, False, True, False, True, False])
         (torch.rand(4, 6), MASK[:5], {}, r"cross has shape \(4, 6\), poisoned \(5,\)"),
         (torch.rand(6), MASK, {}, r"cross has shape \(6,\)"),
         (torch.rand(4, 2, 6, 2), MASK, {}, r"cross has shape \(4, 2, 6, 2\)"),
-        (torch.rand(4, 6), MASK, {"k": 7}, "k=7, threshold=3; needed: 1 ≤ threshold ≤ k ≤ 6"),
-        (torch.rand(4, 6), MASK, {"k": 0}, "k=0, threshold=3"),
-        (torch.rand(4, 6), MASK, {"k": 2}, "k=2, threshold=3; needed: 1 ≤ threshold"),
-        (torch.rand(4, 6), MASK, {"threshold": 0}, "k=5, threshold=0"),
-        (torch.rand(4, 6), MASK, {"k": 2.5, "threshold": 1}, "k=2.5"),
+        (
+            torch.rand(4, 6),
+            MASK,
+            {"neighbours": 7},
+            "neighbours=7, threshold=3; needed: 1 ≤ threshold ≤ neighbours ≤ 6",
+        ),
+        (torch.rand(4, 6), MASK, {"neighbours": 0}, "neighbours=0, threshold=3"),
+        (torch.rand(4, 6), MASK, {"neighbours": 2}, "neighbours=2, threshold=3; needed: 1 ≤ threshold"),
+        (torch.rand(4, 6), MASK, {"threshold": 0}, "neighbours=5, threshold=0"),
+        (torch.rand(4, 6), MASK, {"neighbours": 2.5, "threshold": 1}, "neighbours=2.5"),
         (torch.tensor([[0.1, np.nan, 0.3, 0.4, 0.5, 0.6]]), MASK, {}, r"cross\[0, 1\] is nan"),
     ],
 )

@@ -33,7 +33,7 @@ class Case:
         self.K, self.cross = tg.compute(kernel, self.x), tg.compute(kernel, self.z, self.x)
         with torch.no_grad():
             self.f0, self.g0 = self.net(self.x), self.net(self.z)
-        self.phi, self.psi = kernel.matrix(self.x), kernel.matrix(self.z)
+        self.phi, self.psi = kernel.features(self.x), kernel.features(self.z)
 
     def trained(self, loss: Callable, optimizer: Callable, **plan: object) -> D.History:
         """The linearised network, trained by torch."""
@@ -240,7 +240,7 @@ def test_weights_and_unreachable_targets() -> None:
     phi = torch.randn(6, 3, dtype=DOUBLE)
     k, y, f0 = phi @ phi.T, torch.randn(6, 2, dtype=DOUBLE), torch.randn(6, 2, dtype=DOUBLE)
     w = torch.tensor([1.0, 0.5, 2.0, 0.0, 1.0, 3.0], dtype=DOUBLE)
-    flow = D.flow(k, y, f0=f0, weights=w)
+    flow = D.flow(k, y, f0=f0, sample_weights=w)
     assert len(flow.values) == 3
     for t in (0.0, 0.7, INF):
         path = flow.at(t)
@@ -261,7 +261,7 @@ def test_flow_solves_its_equation(n: int, q: int, t: float, weighted: bool) -> N
     k, y, f0 = phi @ phi.T, torch.randn(n, q, dtype=DOUBLE), torch.randn(n, q, dtype=DOUBLE)
     w = torch.rand(n, dtype=DOUBLE) + 0.1 if weighted else torch.ones(n, dtype=DOUBLE)
     h = 1e-4
-    before, now, after = D.flow(k, y, f0=f0, weights=w, lr=0.2).at([t - h if t > h else 0, t, t + h]).train
+    before, now, after = D.flow(k, y, f0=f0, sample_weights=w, lr=0.2).at([t - h if t > h else 0, t, t + h]).train
     step = h + min(t, h)
     slope = -0.2 * k @ (w[:, None] * (now - y))
     assert float(((after - before) / step - slope).abs().max()) < 1e-5 * (1 + float(k.abs().max()) ** 3)
@@ -302,7 +302,7 @@ def oracle(name: str) -> Tensor:
 def test_gradient_descent_mse_of_neural_tangents(kind: str) -> None:
     k, cross = oracle(f"{KINDS[kind]}/k_dd"), oracle(f"{KINDS[kind]}/k_td")
     y, f0, lr = oracle("y_train"), oracle("f0_train"), float(ORACLE["learning_rate"])
-    path = D.flow(k, y, f0=f0, weights=1 / y.numel(), lr=lr).at(oracle("mse/times"))
+    path = D.flow(k, y, f0=f0, sample_weights=1 / y.numel(), lr=lr).at(oracle("mse/times"))
     close(path.train, oracle(f"mse/{kind}/train"), 1e-6)
     close(path.predict(cross, oracle("f0_test")), oracle(f"mse/{kind}/test"), 1e-6)
 
@@ -352,7 +352,7 @@ def test_ensembles_of_neural_tangents(kind: str, reg: float) -> None:
 
 def test_max_learning_rate_of_neural_tangents() -> None:
     for momentum, key in ((0.0, "rate/plain"), (0.9, "rate/momentum")):
-        mine = D.max_learning_rate(oracle("ntk/k_dd"), weights=1 / oracle("y_train").numel(), momentum=momentum)
+        mine = D.max_learning_rate(oracle("ntk/k_dd"), sample_weights=1 / oracle("y_train").numel(), momentum=momentum)
         assert mine == pytest.approx(float(ORACLE[key]), rel=1e-6)
 
 
@@ -461,9 +461,9 @@ def lazy(width: int, activation: Callable, beta: float, signs: bool, seed: int) 
     net.v.data = net.v.data.sign() if signs else torch.ones_like(net.v)
     with torch.no_grad():
         y = net(x[:n])[:, 0] + torch.randn(n, dtype=DOUBLE).sign()
-    lr = D.max_learning_rate(tg.trace_ntk(net, train="W")(x[:n])) / 2
+    lr = D.max_learning_rate(tg.trace_ntk(net, trainable="W")(x[:n])) / 2
     return D.linearization_quality(
-        net, x[:n], y, width=width, beta=beta, lr=lr, steps=100, every=25, x_test=x[n:], train="W"
+        net, x[:n], y, width=width, beta=beta, lr=lr, steps=100, every=25, x_test=x[n:], trainable="W"
     )
 
 
@@ -500,8 +500,8 @@ def test_a_violated_bound_would_show() -> None:
         (lambda c: D.flow(c.K, c.y[:3]), "full over 2 outputs of 7 samples"),
         (lambda c: D.flow(c.K, c.y * float("nan")), "y\\[0, 0\\] is nan"),
         (lambda c: D.flow(c.K, c.y, f0=c.f0[:2]), "f0 has shape"),
-        (lambda c: D.flow(c.K, c.y, weights=-torch.ones(7)), "weights from -1"),
-        (lambda c: D.flow(c.K, c.y, weights=torch.ones(3)), "one number per sample"),
+        (lambda c: D.flow(c.K, c.y, sample_weights=-torch.ones(7)), "sample_weights from -1"),
+        (lambda c: D.flow(c.K, c.y, sample_weights=torch.ones(3)), "one number per sample"),
         (lambda c: D.flow(c.K, c.y, lr=-1), "lr=-1"),
         (lambda c: D.flow(c.K, c.y).at([-1.0]), "at least 0"),
         (lambda c: D.flow(c.K, c.y).at([float("nan")]), "at least 0"),

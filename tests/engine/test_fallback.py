@@ -20,8 +20,8 @@ def want(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def test_a_wrong_rule_is_found_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2)).double()
     x = torch.randn(4, 2, 3, 3, dtype=F64)
-    real = rules.Conv.a
-    monkeypatch.setattr(rules.Conv, "a", lambda self, x: real(self, x).flip(1))  # positions mixed up
+    real = rules.ConvRule.a
+    monkeypatch.setattr(rules.ConvRule, "a", lambda self, x: real(self, x).flip(1))  # positions mixed up
     with pytest.warns(tg.PerformanceWarning, match=r"0\.weight \(its rule disagrees with autograd\)"):
         got = tg.trace_ntk(model)(x)
     torch.testing.assert_close(got, want(model, x), rtol=1e-10, atol=1e-12)
@@ -34,7 +34,7 @@ def test_a_rule_that_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: object, x: torch.Tensor, d: torch.Tensor) -> None:
         raise rules.NoRule
 
-    monkeypatch.setattr(rules.Affine, "weight", broken)
+    monkeypatch.setattr(rules.NormRule, "weight", broken)
     with pytest.warns(tg.PerformanceWarning, match=r"1\.weight \(its rule does not fit\)"):
         got = tg.trace_ntk(model)(x)
     torch.testing.assert_close(got, want(model, x), rtol=1e-10, atol=1e-12)

@@ -91,15 +91,15 @@ def test_frozen_and_unused_parameters() -> None:
     model = net()
     for p in model.parameters():
         p.requires_grad_(False)
-    with pytest.raises(tg.InputError, match="every parameter is frozen.*train="):
+    with pytest.raises(tg.InputError, match="every parameter is frozen.*trainable="):
         tg.trace_ntk(model)
-    assert tg.trace_ntk(model, train=lambda name, p: True)(X).shape == (4, 4)
+    assert tg.trace_ntk(model, trainable=lambda name, p: True)(X).shape == (4, 4)
     model = Fn(lambda m, x: m.first(x))
     parts = tg.trace_ntk(model).parts(X)
     assert float(parts["second.weight"].abs().max()) == 0
-    assert "unused" in str(tg.trace_ntk(model).explain(X))
+    assert "unused" in str(tg.trace_ntk(model).costs(X))
     with pytest.raises(tg.ModelError, match="do not depend on any of the parameters"):
-        tg.trace_ntk(model, train="second")(X)
+        tg.trace_ntk(model, trainable="second")(X)
     with pytest.raises(tg.InputError, match="no parameters"):
         tg.trace_ntk(nn.ReLU())
 
@@ -130,11 +130,11 @@ def test_sixteen_bit_parameters_need_a_decision() -> None:
 
 def test_second_inputs_are_checked_too() -> None:
     kernel = tg.trace_ntk(net())
-    with pytest.raises(tg.InputError, match=r"y of shape \(0, 6\)"):
+    with pytest.raises(tg.InputError, match=r"x2 of shape \(0, 6\)"):
         kernel(X, X[:0])
-    with pytest.raises(tg.InputError, match="x and y differ in form"):
+    with pytest.raises(tg.InputError, match="x1 and x2 differ in form"):
         kernel(X, (X,))
-    with pytest.raises(tg.InputError, match=r"x and y differ: x is \(4, 6\)"):
+    with pytest.raises(tg.InputError, match=r"x1 and x2 differ: x is \(4, 6\)"):
         kernel(X, X[:, None])
 
 
@@ -179,12 +179,12 @@ def test_options() -> None:
         tg.trace_ntk(model, dtype="float8")
     with pytest.raises(tg.InputError, match="dtype=torch.bfloat16; needed"):
         tg.trace_ntk(model, dtype=torch.bfloat16)
-    with pytest.raises(tg.InputError, match=r"train='2.wieght' names no parameter.*Did you mean '2.weight'"):
-        tg.trace_ntk(model, train="2.wieght")
+    with pytest.raises(tg.InputError, match=r"trainable='2.wieght' names no parameter.*Did you mean '2.weight'"):
+        tg.trace_ntk(model, trainable="2.wieght")
     with pytest.raises(tg.InputError, match="no parameters of this model"):
-        tg.trace_ntk(model, train=nn.Linear(2, 2))
+        tg.trace_ntk(model, trainable=nn.Linear(2, 2))
     with pytest.raises(tg.InputError, match="selects none"):
-        tg.trace_ntk(model, train=lambda name, p: False)
+        tg.trace_ntk(model, trainable=lambda name, p: False)
     with pytest.raises(tg.InputError, match="params= lacks 2.weight"):
         tg.trace_ntk(model, params={k: v for k, v in model.state_dict().items() if k != "2.weight"})
     with pytest.raises(tg.InputError, match=r"entries that the model lacks: 2.weigth.*Did you mean"):

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo import Net, parameter
 
 import tangency as tg
-from tangency.engine import jacobian
+from tangency.engine import fallback
 from tangency.testing import by_autograd
 
 F64 = torch.float64
@@ -27,7 +27,7 @@ def want(model: nn.Module, x: Any = X) -> Tensor:
 
 
 def two(kernel: Any, x: Any) -> Tensor:
-    return by_autograd(kernel.features.network, x, trace=True)
+    return by_autograd(kernel.feature_map.network, x, trace=True)
 
 
 def close(a: Tensor, b: Tensor) -> None:
@@ -45,21 +45,21 @@ def prototypes() -> nn.Module:
 @pytest.mark.filterwarnings("ignore::tangency.PerformanceWarning")
 def test_a_fallback_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """It used to be compared with itself."""
-    real = jacobian.jacobian_vmap
+    real = fallback.jacobian_vmap
     model = prototypes()
 
     def threefold(*args: Any) -> dict[str, Tensor]:
         return {k: 3 * g for k, g in real(*args).items()}
 
-    monkeypatch.setattr("tangency.engine.probe.jacobian_vmap", threefold)
-    monkeypatch.setattr("tangency.engine.jacobian.jacobian_vmap", threefold)
+    monkeypatch.setattr("tangency.engine.verify.jacobian_vmap", threefold)
+    monkeypatch.setattr("tangency.engine.fallback.jacobian_vmap", threefold)
     kernel = tg.trace_ntk(model)
     close(kernel(X), want(model))
-    (plan,) = kernel.features.plans.values()
+    (plan,) = kernel.feature_map.plans.values()
     assert plan.looped == {"p"}
-    loop = jacobian.jacobian_loop
+    loop = fallback.jacobian_loop
     monkeypatch.setattr(
-        "tangency.engine.probe.jacobian_loop", lambda *a, **k: {n: 3 * g for n, g in loop(*a, **k).items()}
+        "tangency.engine.verify.jacobian_loop", lambda *a, **k: {n: 3 * g for n, g in loop(*a, **k).items()}
     )
     with pytest.raises(tg.ModelError, match="two ways to take the gradient of p"):
         tg.trace_ntk(model)(X)
@@ -74,7 +74,7 @@ def test_torch_func_that_fails_later_is_replaced(monkeypatch: pytest.MonkeyPatch
     def fails(*args: Any) -> dict[str, Tensor]:
         raise RuntimeError("inconsistent configuration")
 
-    monkeypatch.setattr("tangency.engine.jacobian.jacobian_vmap", fails)
+    monkeypatch.setattr("tangency.engine.fallback.jacobian_vmap", fails)
     close(kernel(X), want(model))
 
 
@@ -82,7 +82,7 @@ def test_torch_func_that_fails_later_is_replaced(monkeypatch: pytest.MonkeyPatch
 def test_torch_func_is_used_where_it_is_right() -> None:
     kernel = tg.trace_ntk(prototypes())
     kernel(X)
-    (plan,) = kernel.features.plans.values()
+    (plan,) = kernel.feature_map.plans.values()
     assert set(plan.fallback) == {"p"}
     assert not plan.looped
 
@@ -102,9 +102,9 @@ def test_autograd_on_one_sample_is_not_trusted() -> None:
     x = torch.randn(4, 2, 5, 5, dtype=F64)
     kernel = tg.trace_ntk(model.eval())
     got = kernel(x)
-    (plan,) = kernel.features.plans.values()
+    (plan,) = kernel.feature_map.plans.values()
     assert not plan.fallback
-    close(got, by_autograd(kernel.features.network, x, trace=True))
+    close(got, by_autograd(kernel.feature_map.network, x, trace=True))
     close(torch.cat([kernel(x[k : k + 1], x) for k in range(4)]), got)  # nor in batches of one of our own
     e, i = 1e-6, (0, 0, 1, 1)  # and with finite differences
     w = model.stem.weight
@@ -115,7 +115,7 @@ def test_autograd_on_one_sample_is_not_trusted() -> None:
         down = model(x)
         w[i] += e
     flat = sum(v * s for v, s in zip(i, w.stride(), strict=True))
-    column = kernel.features(x)["stem.weight"].expand()[:, :, flat]
+    column = kernel.feature_map(x)["stem.weight"].expand()[:, :, flat]
     torch.testing.assert_close(column, (up - down) / (2 * e), rtol=1e-6, atol=1e-7)
 
 
@@ -177,7 +177,7 @@ def test_weights_made_in_eval_are_refused() -> None:
     model = Made().double().eval()
     with pytest.raises(tg.ModelError, match="do not depend on the parameter table, but its module keeps a tensor ab"):
         tg.trace_ntk(model)(X)
-    assert tg.trace_ntk(model, train="f")(X).shape == (5, 5)
+    assert tg.trace_ntk(model, trainable="f")(X).shape == (5, 5)
 
 
 class Flagged(nn.Module):
@@ -227,8 +227,8 @@ def test_a_change_that_no_attribute_shows() -> None:
 def test_plans_stay_in_their_process() -> None:
     kernel = tg.trace_ntk(nn.Linear(4, 2).double())
     kernel(X)
-    assert kernel.features.plans
-    assert not pickle.loads(pickle.dumps(kernel)).features.plans
+    assert kernel.feature_map.plans
+    assert not pickle.loads(pickle.dumps(kernel)).feature_map.plans
 
 
 class DropPath(nn.Module):
@@ -340,7 +340,7 @@ def test_wrappers_are_opened() -> None:
     parallel = nn.DataParallel(inner)
     assert torch.equal(tg.trace_ntk(parallel)(X), k)
     assert torch.equal(tg.trace_ntk(parallel, params=parallel.state_dict())(X), k)
-    assert torch.equal(tg.trace_ntk(parallel, train="module.2")(X), tg.trace_ntk(inner, train="2")(X))
+    assert torch.equal(tg.trace_ntk(parallel, trainable="module.2")(X), tg.trace_ntk(inner, trainable="2")(X))
     part = Net(lambda m, x: m.b(m.a(x)), a=torch.compile(inner, backend="eager"), b=nn.Linear(2, 2).double())
     plain = Net(lambda m, x: m.b(m.a(x)), a=inner, b=part.b)
     close(tg.trace_ntk(part)(X), tg.trace_ntk(plain)(X))
@@ -490,7 +490,7 @@ def test_checkpoints_with_other_parameters() -> None:
     model = Net(lambda m, x: m.g(checkpoint(m.f, x, use_reentrant=False)), f=block, g=nn.Linear(3, 2)).double()
     plain = Net(lambda m, x: m.g(m.f(x)), f=block, g=model.g)
     other = {k: v + 0.1 for k, v in model.state_dict().items()}
-    for options in ({"train": "f.0"}, {"train": "f.2.weight"}, {"params": other}, {"dtype": torch.float32}):
+    for options in ({"trainable": "f.0"}, {"trainable": "f.2.weight"}, {"params": other}, {"dtype": torch.float32}):
         torch.testing.assert_close(tg.trace_ntk(model, **options)(X), tg.trace_ntk(plain, **options)(X))
 
 
@@ -553,8 +553,8 @@ def test_an_expert_that_the_first_samples_do_not_reach() -> None:
     x = X.clone()
     x[:, 0] = torch.tensor([-1.0, -1, 1, 1, -1])
     j = {"w": jacobians_loop(model, x)["w"]}
-    close(tg.trace_ntk(model, train="w")(x), trace(j, j))
-    close(tg.trace_ntk(model, train="w")(x.flip(0)), trace(j, j).flip(0, 1))
+    close(tg.trace_ntk(model, trainable="w")(x), trace(j, j))
+    close(tg.trace_ntk(model, trainable="w")(x.flip(0)), trace(j, j).flip(0, 1))
 
 
 @pytest.mark.parametrize("sample", [0, 1, 3])

@@ -20,7 +20,7 @@ def agrees(model: nn.Module, x: torch.Tensor, covered: bool = True) -> None:
     trace = tg.trace_ntk(model)(x)
     assert float((trace - reference.trace(j, j)).norm()) <= 1e-10 * float(trace.norm()) + 1e-14
     if covered:
-        assert not kernel.features.plan(x).fallback
+        assert not kernel.feature_map.plan(x).fallback
 
 
 class Pool(nn.Module):

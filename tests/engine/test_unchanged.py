@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import tangency as tg
-from tangency.testing import State
+from tangency.testing import ModelState
 
 
 class Interrupting(nn.Module):
@@ -41,7 +41,7 @@ FUSE = [0]
 def test_after_an_exception(error: type[BaseException], fuse: int) -> None:
     model = Interrupting(error, fuse).eval()
     x = torch.randn(6, 4)
-    before, modes = State.of(model), (torch.is_grad_enabled(), torch.backends.cudnn.allow_tf32)
+    before, modes = ModelState.of(model), (torch.is_grad_enabled(), torch.backends.cudnn.allow_tf32)
     with pytest.raises(error, match="stop"):
         for _ in range(8):
             tg.trace_ntk(model)(x)
@@ -58,7 +58,7 @@ def test_after_all_kernels() -> None:
     model(torch.randn(1, 3, 32, 32)).sum().backward()
     grads = {k: p.grad for k, p in model.named_parameters()}
     x = torch.randn(3, 3, 32, 32)
-    before, given = State.of(model), x.clone()
+    before, given = ModelState.of(model), x.clone()
     for kernel in (tg.full_ntk, tg.trace_ntk, tg.pseudo_ntk, tg.conjugate_kernel, tg.embedding_kernel):
         kernel(model)(x)
         kernel(model)(x.clone().requires_grad_())
@@ -182,7 +182,7 @@ def test_models_that_change_themselves(make) -> None:  # type: ignore[no-untyped
     torch.manual_seed(0)
     model = make().double().eval()
     x = torch.randn(5, 4, dtype=torch.float64)
-    before = State.of(model)
+    before = ModelState.of(model)
     for kernel in (tg.trace_ntk(model), tg.pseudo_ntk(model)):
         assert torch.equal(kernel(x), kernel(x))
         kernel.parts(x)
@@ -224,7 +224,7 @@ def test_training_goes_on_with_a_shared_module() -> None:
 
 def test_ctrl_c_while_the_model_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worst moment: half of it is back, half is not."""
-    real, count = tg.engine.borrow._put_back, [0]
+    real, count = tg.engine.network._put_back, [0]
 
     def interrupted(now: object, before: object) -> None:
         count[0] += 1
@@ -232,9 +232,9 @@ def test_ctrl_c_while_the_model_is_put_back(monkeypatch: pytest.MonkeyPatch) -> 
             raise KeyboardInterrupt
         real(now, before)
 
-    monkeypatch.setattr(tg.engine.borrow, "_put_back", interrupted)
+    monkeypatch.setattr(tg.engine.network, "_put_back", interrupted)
     model = counting().eval()
-    before = State.of(model)
+    before = ModelState.of(model)
     with pytest.raises(KeyboardInterrupt):
         tg.trace_ntk(model)(torch.randn(3, 4))
     before.check(model)
@@ -259,7 +259,7 @@ def test_two_threads_on_one_model() -> None:
     other = {k: v + 1 for k, v in model.state_dict().items()}
     x = torch.randn(5, 4, dtype=torch.float64)
     kernels = [tg.trace_ntk(model), tg.trace_ntk(model, params=other)]
-    want, before = [k(x) for k in kernels], State.of(model)
+    want, before = [k(x) for k in kernels], ModelState.of(model)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda j: (j % 2, kernels[j % 2](x)), range(60)))
     for j, k in found:

@@ -33,7 +33,7 @@ def check(model: nn.Module, x: Any, tolerance: float = 1e-10) -> None:
     for name, part in parts(j, j).items():
         assert float((kernel.parts(x)[name] - torch.einsum("ncmc->nm", part)).norm()) < tolerance * scale, name
     assert float((kernel.diag(x) - want.diagonal()).norm()) < tolerance * scale
-    matrix = kernel.matrix(x)
+    matrix = kernel.features(x)
     flat = torch.cat([v.reshape(len(want), v.shape[1], -1) for v in j.values()], 2)
     torch.testing.assert_close(matrix, flat.flatten(1), rtol=1e-8, atol=1e-10)  # in the parameters' own order
 

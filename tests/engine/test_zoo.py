@@ -8,7 +8,7 @@ import torch
 from zoo import ZOO, Case, build
 
 import tangency as tg
-from tangency.testing import State
+from tangency.testing import ModelState
 
 CASES = [pytest.param(case, id=case.name) for case in ZOO]
 pytestmark = pytest.mark.filterwarnings("ignore::tangency.PerformanceWarning", "ignore:.*batching rule.*:UserWarning")
@@ -22,7 +22,7 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_equal_the_jacobian_products(case: Case) -> None:
     model, x = build(case, 4)
-    before = State.of(model)
+    before = ModelState.of(model)
     left, right = tg._base.tree.take(x, slice(0, 3)), tg._base.tree.take(x, slice(2, 4))
     j = reference.jacobians(model, x)
     a, b = {k: v[:3] for k, v in j.items()}, {k: v[2:] for k, v in j.items()}
@@ -68,7 +68,7 @@ def test_rules_cover_what_they_should(case: Case) -> None:
         kernel = tg.trace_ntk(model)
         kernel(x)
         kernel(x)
-    (plan,) = kernel.features.plans.values()
+    (plan,) = kernel.feature_map.plans.values()
     assert set(plan.fallback) == set(case.fallback)
     messages = [str(w.message) for w in said if issubclass(w.category, tg.PerformanceWarning)]
     assert len(messages) == bool(case.fallback)  # said once

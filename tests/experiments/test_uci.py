@@ -16,10 +16,10 @@ from tangency import InputError
 from tangency._base import strict_json as _json
 from tangency.cli import main
 from tangency.experiments import classifiers, uci
-from tangency.experiments.classifiers import CLASSIFIERS, Job, Plan, Split
+from tangency.experiments.classifiers import CLASSIFIERS, ClassifierJob, Plan, TableSplit
 from tangency.experiments.table import Kept, Options
 
-SMALL = replace(uci.QUICK, depths=(1,), costs=(1.0,), gammas=(0.1,), degrees=(2,), scales=(0.1,), few_costs=(1.0,),
+SMALL = replace(uci.QUICK_PLAN, depths=(1,), costs=(1.0,), gammas=(0.1,), degrees=(2,), scales=(0.1,), few_costs=(1.0,),
                 trees=5, layers=(1,), width=8, steps=20)  # fmt: skip
 
 
@@ -45,14 +45,14 @@ def oracle(x: np.ndarray, depth: int, frozen: int) -> np.ndarray:
     return found
 
 
-def some(n: int = 60, d: int = 3, classes: int = 2, seed: int = 0) -> uci.Samples:
+def some(n: int = 60, d: int = 3, classes: int = 2, seed: int = 0) -> uci.UciSet:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, d))
     y = np.digitize(x[:, 0], np.linspace(-1, 1, classes + 1)[1:-1])
-    return uci.Samples("some", x, y, np.zeros(d, bool))
+    return uci.UciSet("some", x, y, np.zeros(d, bool))
 
 
-def write(folder: Path, name: str, samples: uci.Samples) -> None:
+def write(folder: Path, name: str, samples: uci.UciSet) -> None:
     lines = [",".join([*(f"{v:.5f}" for v in row), f"c{c}"]) for row, c in zip(samples.x, samples.y, strict=True)]
     (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
 
@@ -85,7 +85,7 @@ def test_parts_of_the_best() -> None:
 def test_rows_hold_ours_beside_the_published() -> None:
     a = np.full((2, 6), 0.5)
     a[:, 0] = 0.8, 1.0
-    first = uci.compared(a, published=True)[0]
+    first = uci.comparison(a, published=True)[0]
     assert first["classifier"] == "NTK"
     assert (first["rank"], first["accuracy %"], first["P90 %"], first["PMA %"]) == (
         "1.00", "90.00 ± 10.00", "100.00", "100.00 ± 0.00",
@@ -110,10 +110,10 @@ def test_folds_are_stratified_and_depend_on_the_seed_alone(k: int) -> None:
 
 
 def test_every_classifier_gets_the_same_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Job] = {}
+    seen: dict[str, ClassifierJob] = {}
 
-    def spy(name: str) -> Callable[[Job], dict[str, Any]]:
-        def look(job: Job) -> dict[str, Any]:
+    def spy(name: str) -> Callable[[ClassifierJob], dict[str, Any]]:
+        def look(job: ClassifierJob) -> dict[str, Any]:
             seen[name] = job
             return {"choice": {}, "validation": 0.0, "accuracies": [0.0]}
 
@@ -121,7 +121,7 @@ def test_every_classifier_gets_the_same_splits(monkeypatch: pytest.MonkeyPatch) 
 
     for name in list(CLASSIFIERS):
         monkeypatch.setitem(CLASSIFIERS, name, spy(name))
-        uci.one(some(), name, SMALL, 2, "cpu")
+        uci.measure(some(), name, SMALL, 2, "cpu")
     first = seen["NTK"]
     assert len(first.folds) == 8
     for job in seen.values():
@@ -146,8 +146,8 @@ def test_gaps_are_filled_from_the_training_rows_alone() -> None:
     y = np.array([0, 1, 0, 1, 0, 1])
     train, test = np.array([0, 1, 2, 3]), np.array([4, 5])
 
-    def split(values: np.ndarray) -> Split:
-        return uci.prepared(uci.Samples("some", values, y, np.array([False, True])), train, test)
+    def split(values: np.ndarray) -> TableSplit:
+        return uci.standardised(uci.UciSet("some", values, y, np.array([False, True])), train, test)
 
     found = split(x)
     filled = np.array([1.0, 2, 9, 2])  # the median of 1, 2, 9; of words the most frequent, 1
@@ -167,8 +167,8 @@ def test_gaps_are_filled_from_the_training_rows_alone() -> None:
 
 def test_constant_and_empty_columns_are_zero() -> None:
     x = np.array([[3.7, np.nan, 1.0], [3.7, np.nan, 2.0], [3.7, np.nan, 4.0], [5.0, 2.0, 3.0]])
-    samples = uci.Samples("some", x, np.array([0, 1, 0, 1]), np.zeros(3, bool))
-    split = uci.prepared(samples, np.array([0, 1, 2]), np.array([3]))
+    samples = uci.UciSet("some", x, np.array([0, 1, 0, 1]), np.zeros(3, bool))
+    split = uci.standardised(samples, np.array([0, 1, 2]), np.array([3]))
     assert (split.x[:, :2] == 0).all()
     assert (split.x_test[0, :2] == 0).all()
     assert split.x_test[0, 2] != 0
@@ -179,7 +179,7 @@ def test_constant_and_empty_columns_are_zero() -> None:
 
 def test_words_are_numbered_and_gaps_kept(tmp_path: Path) -> None:
     (tmp_path / "car.csv").write_text("2,red,1.5,b\n5more,?,2,a\n3,blue,?,b\n2,red,.5,a\n")
-    samples = uci.read(tmp_path / "car.csv")
+    samples = uci.read_set(tmp_path / "car.csv")
     assert samples.words.tolist() == [True, True, False]
     assert np.array_equal(samples.x, [[0, 1, 1.5], [2, np.nan, 2], [1, 0, np.nan], [0, 1, 0.5]], equal_nan=True)
     assert samples.y.tolist() == [1, 0, 1, 0]
@@ -214,7 +214,7 @@ def test_sets_that_are_left_out_are_named(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_folder_without_sets_is_refused(make: Callable[[Path], object], said: str, tmp_path: Path) -> None:
     make(tmp_path)
     with pytest.raises(InputError, match=said):
-        uci.run(Options(data=tmp_path))
+        uci.reproduce_uci(Options(data=tmp_path))
 
 
 def test_no_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,7 +247,7 @@ def test_the_other_kernels_are_scikit_learns() -> None:
 def test_a_machine_without_bounded_duals_is_the_same_for_every_larger_cost() -> None:
     """What the search leaves out would not have changed its choice."""
     choose, several = uci.splits(some(80, classes=2), 1)
-    job = Job(choose, several, 2, replace(SMALL, gammas=(4.0,), costs=(0.1, 1.0, 10.0, 1e3, 1e4)))
+    job = ClassifierJob(choose, several, 2, replace(SMALL, gammas=(4.0,), costs=(0.1, 1.0, 10.0, 1e3, 1e4)))
     K, L = (classifiers.gaussian_gram(4.0, v, choose.x) for v in (choose.x, choose.x_test))
     every = {C: classifiers._svm(K, L, choose, C) for C in job.plan.costs}
     free = [C for C, (_, bounded) in every.items() if not bounded]
@@ -258,10 +258,10 @@ def test_a_machine_without_bounded_duals_is_the_same_for_every_larger_cost() -> 
 
 def test_networks_side_by_side_are_those_trained_alone() -> None:
     _, several = uci.splits(some(61, classes=3), 1)  # folds of two sizes: the shorter ones are filled up
-    job = Job(several[0], several, 3, replace(SMALL, steps=60))
+    job = ClassifierJob(several[0], several, 3, replace(SMALL, steps=60))
     for initialisation, rate in (("he", 0.1), ("ntk", 3.0)):
-        together = classifiers.train(initialisation, 1, [rate] * 2, several[:2], job)  # type: ignore[arg-type]
-        alone = classifiers.train(initialisation, 1, [rate], several[:1], job)  # type: ignore[arg-type]
+        together = classifiers.train_networks(initialisation, 1, [rate] * 2, several[:2], job)  # type: ignore[arg-type]
+        alone = classifiers.train_networks(initialisation, 1, [rate], several[:1], job)  # type: ignore[arg-type]
         assert together[0] == alone[0]
         assert min(together) > 0.7, initialisation
 
@@ -278,7 +278,7 @@ def test_a_class_that_the_training_rows_lack_is_a_mistake_and_no_error() -> None
     samples = some(41, classes=2)
     lone = replace(samples, y=np.where(np.arange(41) == 7, 2, samples.y))
     for name in CLASSIFIERS:
-        row = uci.one(lone, name, SMALL, 1, "cpu")
+        row = uci.measure(lone, name, SMALL, 1, "cpu")
         assert len(row["accuracies"]) == 4
         assert min(row["accuracies"]) < 1
 
@@ -304,27 +304,27 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     write(tmp_path, "b", some(30))
     monkeypatch.setattr(uci, "PLAN", SMALL)
     monkeypatch.setattr(uci, "_cores", lambda: 1)
-    real, calls = uci.one, list[str]()
+    real, calls = uci.measure, list[str]()
 
-    def stopping(samples: uci.Samples, name: str, *rest: Any) -> Any:
+    def stopping(samples: uci.UciSet, name: str, *rest: Any) -> Any:
         if len(calls) == 7:
             raise KeyboardInterrupt
         calls.append(f"{samples.name}: {name}")
         return real(samples, name, *rest)
 
     options = Options(data=tmp_path, out=tmp_path / "out", seeds=1, progress=False)
-    monkeypatch.setattr(uci, "one", stopping)
+    monkeypatch.setattr(uci, "measure", stopping)
     with pytest.raises(KeyboardInterrupt):
-        uci.run(options)
+        uci.reproduce_uci(options)
     assert list(json.loads((tmp_path / "out/uci.json").read_text())["rows"]) == calls
     before, calls = calls, []
-    table = uci.run(options)
+    table = uci.reproduce_uci(options)
     assert len(calls) == 5
     assert not set(before) & set(calls)
     assert len(table.rows) == 6
     write(tmp_path, "b", some(30, seed=1))
     with pytest.raises(InputError, match="begun in another way.*sets"):
-        uci.run(options)
+        uci.reproduce_uci(options)
 
 
 def test_processes_find_what_one_alone_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +334,7 @@ def test_processes_find_what_one_alone_finds(tmp_path: Path, monkeypatch: pytest
     found = []
     for cores in (1, 2):
         monkeypatch.setattr(uci, "_cores", lambda cores=cores: cores)
-        found.append(uci.run(options).rows)
+        found.append(uci.reproduce_uci(options).rows)
     assert found[0] == found[1]
 
 

@@ -1,7 +1,7 @@
 """Tests of the CUDA paths. They need a GPU, or TANGENCY_GPU_ON_CPU=1, with which they run on the CPU in its place.
 
 TANGENCY_GPU_LOG names a file to which every outcome and every measured error goes as a line of JSON;
-`benchmarks/gpu_tests.py` makes its table of it.
+`benchmarks/robustness/gpu_tests.py` makes its table of it.
 """
 
 from collections.abc import Iterator

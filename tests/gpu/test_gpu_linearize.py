@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo import build
 
 import tangency as tg
-from tangency.testing import State
+from tangency.testing import ModelState
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*batching rule.*:UserWarning")]
 RECURRENT = ("lstm", "gru")
@@ -50,7 +50,7 @@ def evaluated(net: tg.Linearized, x: Any) -> tuple[Tensor, Tensor]:
 def compare(name: str, order: int, errors: Errors) -> None:
     (near, x), (far, y) = build(CASES[name], 3), build(CASES[name], 3)
     far, y = far.to(DEVICE), there(y)
-    before = State.of(far)
+    before = ModelState.of(far)
     want, got = evaluated(tg.linearize(near, order), x), evaluated(tg.linearize(far, order), y)
     errors.below(f"linearize order {order}, values", error(got[0], want[0]), BOUND)
     errors.below(f"linearize order {order}, gradients", error(got[1], want[1]), BOUND)

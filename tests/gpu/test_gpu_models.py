@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, prune
 from zoo import Net, parameter
 
 import tangency as tg
-from tangency.testing import State
+from tangency.testing import ModelState
 
 pytestmark = [pytest.mark.gpu, *(pytest.mark.filterwarnings(q) for q in QUIET)]
 
@@ -167,7 +167,7 @@ def both(name: str) -> tuple[nn.Module, Tensor, nn.Module, Tensor]:
 def test_the_kernel_is_that_of_plain_autograd(name: str, errors: Errors) -> None:
     near, x, far, y = both(name)
     bound = BOUNDS.get(name, 1e-8)
-    before = State.of(far)
+    before = ModelState.of(far)
     j = reference.jacobians_loop(near, x)
     full, trace = tg.full_ntk(far), tg.trace_ntk(far)
     errors.below("odd models float64", error(full(y), reference.full(j, j)), bound, "full")
@@ -181,7 +181,7 @@ def test_the_kernel_is_that_of_plain_autograd(name: str, errors: Errors) -> None
 @pytest.mark.parametrize("name", MODELS)
 def test_narrow_precisions_are_close(name: str, dtype: str, errors: Errors) -> None:
     near, x, far, y = both(name)
-    before = State.of(far)
+    before = ModelState.of(far)
     bound = {"float32": 1e-4, "float16": 2e-3, "tf32": 2e-2}[dtype]
     got = tg.trace_ntk(far, dtype=dtype)(y)
     errors.below(f"odd models {dtype}", cosine_error(got, tg.trace_ntk(near)(x)), bound)
@@ -193,7 +193,7 @@ def test_nothing_of_the_model_is_touched(name: str) -> None:
     _, _, model, x = both(name)
     with torch.backends.cudnn.flags(enabled=False):  # cuDNN's recurrent layers have no backward pass in eval()
         model(x).sum().backward()
-    before, given = State.of(model), x.clone()
+    before, given = ModelState.of(model), x.clone()
     for kernel in (tg.trace_ntk(model), tg.pseudo_ntk(model)):
         kernel.parts(x)
         kernel.diag(x)
@@ -216,7 +216,7 @@ def test_conformance(name: str) -> None:
 def test_after_an_exception(name: str) -> None:
     """A failure in the middle of a pass leaves the model, and torch's switches, as they were."""
     _, _, model, x = both(name)
-    before = State.of(model)
+    before = ModelState.of(model)
 
     def failing(out: Tensor) -> Tensor:
         raise KeyError("in the head")

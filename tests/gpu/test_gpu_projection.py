@@ -92,7 +92,7 @@ def test_the_same_blocks_give_the_same_bits(net: str, kind: str) -> None:
 
 @pytest.mark.parametrize("net", STEADY)
 def test_stored_features_go_on_to_the_bit(net: str, tmp_path: Path) -> None:
-    pytest.importorskip("zarr", reason="zarr is missing here: python benchmarks/gpu_tests.py --wheels brings it")
+    pytest.importorskip("zarr", reason="zarr is missing here: python -m benchmarks.robustness.gpu_tests --wheels brings it")
     kernel, x = projected(net, "sparse")
     store = str(tmp_path / "features")
     want = kernel.features(x, store=store, tile=16, progress=False)[:]
@@ -130,7 +130,7 @@ def test_neighbours(errors: Errors) -> None:
     model, x = made("perceptron", F64)
     kernel = tg.projected(tg.trace_ntk(model), DIM, joint=True)
     phi = kernel.features(x)
-    similarity, who = tg.projection.nearest(phi[:7], phi, count=4)
+    similarity, who = tg.projection.nearest(phi[:7], phi, neighbours=4)
     unit = torch.nn.functional.normalize(phi.double(), dim=1)
     want, index = (unit[:7] @ unit.T).topk(4)
     assert torch.equal(who.cpu(), index.cpu())

@@ -29,7 +29,7 @@ from torch import Tensor
 from zoo import build
 
 import tangency as tg
-from tangency.testing import State
+from tangency.testing import ModelState
 
 pytestmark = [pytest.mark.gpu, *(pytest.mark.filterwarnings(q) for q in QUIET)]
 ROUNDS = 4
@@ -48,18 +48,18 @@ def test_a_worker_on_every_gpu(net: str, errors: Errors) -> None:
     if net == "transformer":
         pytest.importorskip("cloudpickle", reason="a model with lambdas needs cloudpickle to travel")
     kernel, x = trace(net)
-    before = State.of(kernel.features.network.model)
+    before = ModelState.of(kernel.feature_map.network.model)
     options: dict[str, Any] = {"tile": 16, "memory": "1GiB", "progress": False}
     want = tg.compute(kernel, x, **options).dense()
     got = tg.compute(kernel, x, executor=executor(), **options).dense()
     errors.below("workers", error(got, want), 1e-6)
     if net in STEADY:
         assert torch.equal(got.cpu(), want.cpu())
-    before.check(kernel.features.network.model)
+    before.check(kernel.feature_map.network.model)
 
 
 def test_workers_fill_a_store(tmp_path: Path, errors: Errors) -> None:
-    pytest.importorskip("zarr", reason="zarr is missing here: python benchmarks/gpu_tests.py --wheels brings it")
+    pytest.importorskip("zarr", reason="zarr is missing here: python -m benchmarks.robustness.gpu_tests --wheels brings it")
     kernel, x = trace("convolutions", F64)
     gram = tg.compute(kernel, x, store=str(tmp_path / "gram"), tile=16, executor=executor(), progress=False)
     errors.below("workers, float64", error(gram.dense(), kernel(x)), 1e-12)

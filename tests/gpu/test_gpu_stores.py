@@ -13,7 +13,7 @@ from on_device import DEVICE, NETS, QUIET, STEADY, Errors, error, trace
 import tangency as tg
 from tangency.gram.sweep import Sweep
 
-pytest.importorskip("zarr", reason="zarr is missing here: python benchmarks/gpu_tests.py --wheels brings it")
+pytest.importorskip("zarr", reason="zarr is missing here: python -m benchmarks.robustness.gpu_tests --wheels brings it")
 pytestmark = [pytest.mark.gpu, *(pytest.mark.filterwarnings(q) for q in QUIET)]
 TILE = 8
 BUDGETS = ("1GiB", "8GiB")
@@ -136,7 +136,7 @@ def test_the_kernel_of_the_cpu_goes_on_with_a_store_of_the_gpu(tmp_path: Path, e
     filled(tmp_path / "gram", kernel, x, memory="1GiB")  # as much as the CPU will have
     want = chunks(tmp_path / "gram")
     (tmp_path / "gram" / "c" / "0" / "2").unlink()
-    model = kernel.features.network.model.cpu()
+    model = kernel.feature_map.network.model.cpu()
     filled(tmp_path / "gram", tg.trace_ntk(model), x.cpu())
     assert chunks(tmp_path / "gram").keys() == want.keys()
     dense = tg.open_gram(str(tmp_path / "gram")).dense()

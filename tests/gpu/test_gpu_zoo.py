@@ -10,7 +10,7 @@ from torch import Tensor
 from zoo import build
 
 import tangency as tg
-from tangency.testing import State
+from tangency.testing import ModelState
 
 pytestmark = [pytest.mark.gpu, *(pytest.mark.filterwarnings(q) for q in QUIET)]
 # torch's CUDA kernels of depthwise convolutions and of weight_norm are not accurate to float64 (docs/limitations.md).
@@ -36,7 +36,7 @@ def test_float64_is_that_of_the_cpu(name: str, errors: Errors) -> None:
     bound = 1e-7 if name in LOOSE else 1e-8
     group = "zoo float64 (depthwise, weight_norm)" if name in LOOSE else "zoo float64"
     (near, x), (far, y) = build(CASES[name], N), on_device(name)
-    before = State.of(far)
+    before = ModelState.of(far)
     want = tg.full_ntk(near)(x)
     full, trace = tg.full_ntk(far), tg.trace_ntk(far)
     got = full(y)
@@ -67,7 +67,7 @@ def test_parts_are_those_of_the_cpu(name: str, errors: Errors) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_narrow_precisions_are_close(name: str, dtype: str, errors: Errors) -> None:
     model, x = on_device(name)
-    before = State.of(model)
+    before = ModelState.of(model)
     kernel = tg.trace_ntk(model, dtype=dtype)
     got = kernel(x)
     assert got.dtype == torch.float32

@@ -15,8 +15,8 @@ from torch import nn
 
 import tangency as tg
 from tangency.gram.plan import Footprint, TilePlan, plan
-from tangency.gram.sweep import Host, Sweep, moved
-from tangency.kernels.kernel import Empirical
+from tangency.gram.sweep import Host, Sweep, moved, tile_tasks
+from tangency.kernels.empirical import Empirical
 from tangency.models import mlp
 
 F64 = torch.float64
@@ -117,12 +117,12 @@ def test_every_tile_is_in_one_task() -> None:
             assert len(every) == cut.count
             missing = {at for at in every if sum(at) % 3}
             for most in (None, 1, 7):
-                found = [(i, j) for t in cut.tasks(missing, most, first=4) for j, rows in t.columns for i in rows]
+                found = [(i, j) for t in tile_tasks(cut, missing, most, first=4) for j, rows in t.columns for i in rows]
                 assert sorted(found) == sorted(missing)
-                for task in cut.tasks(missing, most):
+                for task in tile_tasks(cut, missing, most):
                     assert {i for _, rows in task.columns for i in rows} == set(task.rows)
                     assert len(task.rows) <= group
-            left = next(cut.tasks(missing)).without({min(missing)})
+            left = next(tile_tasks(cut, missing)).without({min(missing)})
             assert min(missing) not in {(i, j) for j, rows in left.columns for i in rows}
 
 
@@ -154,10 +154,10 @@ def test_the_next_block_is_prepared_behind_the_present_contraction() -> None:
     """The order of work on a GPU's two streams, on a CPU: no block is overwritten before it was used."""
     kernel, x = tg.trace_ntk(mlp([5, 8, 3]).double()), torch.randn(16, 5, dtype=F64)
     cut = TilePlan(16, 16, True, 4, 1 << 20, 1 << 20)
-    sweep = Sweep(kernel, lambda side, k: x[cut.block(k)], cut)
+    sweep = Sweep(kernel, lambda side, block: x[block], cut)
     sweep._side = stream = _Recorded()  # type: ignore[assignment]
     made = {}
-    for i, j, tile in sweep.tiles(next(cut.tasks(set(cut.tiles())))):
+    for i, j, tile in sweep.tiles(next(tile_tasks(cut, set(cut.tiles())))):
         stream.log.append(f"pair {i} {j}")
         made[i, j] = tile
     assert stream.log == [

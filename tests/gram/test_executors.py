@@ -360,7 +360,7 @@ def test_tensors_of_a_gpu_are_put_where_the_worker_wants_them(monkeypatch: pytes
     monkeypatch.setattr(work, "_arrive", arrived)
     packed = work.pack(tg.trace_ntk(model, params=model.state_dict()))
     monkeypatch.undo()
-    got = work.unpack(packed).features.network
+    got = work.unpack(packed).feature_map.network
     for name, p in model.named_parameters():
         assert torch.equal(dict(got.model.named_parameters())[name], 2 * p), name
         assert isinstance(dict(got.model.named_parameters())[name], nn.Parameter)

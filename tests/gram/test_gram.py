@@ -16,7 +16,7 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor, nn
 
 import tangency as tg
-from tangency.gram.gram import DenseGram, Gram, View
+from tangency.gram.gram import DenseGram, Gram, GramView
 from tangency.gram.store import Store, StoredGram
 from tangency.models import mlp
 
@@ -187,7 +187,7 @@ def test_parts(case: tuple[Gram, Tensor]) -> None:
     half = want.dim() // 2
     n, m = want.shape[0], want.shape[half]
     masks = [(torch.rand(k) < 0.5).tolist() for k in (n, m)]
-    whole = not isinstance(gram, View)
+    whole = not isinstance(gram, GramView)
     for rows in [*KEYS, masks[0]] if whole else KEYS[2:4]:
         near(gram[rows], want[numbers(rows, n)])
     assert torch.equal(gram[torch.tensor(masks[0])], gram[masks[0]])

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import tangency as tg
 from tangency.cli import main
 from tangency.gram.compute import Run
-from tangency.gram.manifest import digest, written
+from tangency.gram.manifest import manifest_digest, manifest_file
 from tangency.gram.shelf import Folder
 from tangency.gram.store import Store
 
@@ -60,7 +60,7 @@ def test_verify_runs_nothing_that_the_store_names(
     monkeypatch.chdir(copy.parent)
     (copy / "evil.py").write_text(EVIL)
     Path("evil.py").write_text(EVIL)
-    (copy / "zarr.json").write_bytes(written(tg.open_gram(copy).manifest, name))
+    (copy / "zarr.json").write_bytes(manifest_file(tg.open_gram(copy).manifest, name))
     for command in (["verify", "copy"], ["status", "copy"], ["status", "copy", "--json"]):
         assert main(command) == 0
     said = capsys.readouterr().out
@@ -72,7 +72,7 @@ def test_a_name_in_a_store_is_quoted_and_shown(
     copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(copy.parent)
-    (copy / "zarr.json").write_bytes(written(tg.open_gram(copy).manifest, "job.py:make; rm -rf ~\x1b[2J\r$(id)"))
+    (copy / "zarr.json").write_bytes(manifest_file(tg.open_gram(copy).manifest, "job.py:make; rm -rf ~\x1b[2J\r$(id)"))
     (copy / "c" / "0" / "1").unlink()
     assert main(["status", "copy"]) == 0
     said = capsys.readouterr().out
@@ -290,7 +290,7 @@ def test_a_store_replaced_or_moved_during_the_run(tmp_path: Path, monkeypatch: p
 
     def replaced() -> None:
         other = tg.open_gram(tmp_path / "k").manifest | {"begun": "another"}
-        (tmp_path / "k" / "zarr.json").write_bytes(written(other))
+        (tmp_path / "k" / "zarr.json").write_bytes(manifest_file(other))
 
     def deleted() -> None:
         (tmp_path / "k" / "c" / "0" / "1").unlink()
@@ -494,7 +494,7 @@ def edits() -> dict[str, Callable[[dict[str, Any]], Any]]:
             said = meta["attributes"]["tangency"]
             change(said)
             if honest:
-                meta["attributes"]["digest"] = digest(said)
+                meta["attributes"]["digest"] = manifest_digest(said)
                 meta["shape"] = said["shape"]
             return meta
 
@@ -639,7 +639,7 @@ from collections import Counter
 import torch
 import tangency as tg
 import helped
-from tangency.gram.witness import code
+from tangency.gram.witness import code_looks
 
 COUNT, CACHE = 0, {}
 k = "a global that no code reads; self.k is another thing"
@@ -845,7 +845,7 @@ def test_padding_is_no_sorting(side: str) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.table(x).sum(1))
 
-    k = tg.trace_ntk(Bag(), train="head")
+    k = tg.trace_ntk(Bag(), trainable="head")
     got = tg.compute(k, tg.from_dataset(words, collate=padded), tile=5, progress=False).dense()
     torch.testing.assert_close(got, k(padded(words)))
 
@@ -856,7 +856,7 @@ def test_a_model_changed_before_a_damaged_tile_is_made_again(copy: Path) -> None
     path = copy / "c" / "1" / "2"
     path.write_bytes(path.read_bytes()[:-1])
     with torch.no_grad():
-        kernel.features.network.model[0].weight.mul_(1.1)
+        kernel.feature_map.network.model[0].weight.mul_(1.1)
     with pytest.raises(tg.StoreMismatch, match="kernel.weights"):
         gram.dense()
 
@@ -886,7 +886,7 @@ def test_a_store_of_another_function_is_refused_whatever_the_witness_says(
 def test_weights_that_change_during_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tile that the changed model made may stay under the manifest of the old one."""
     kernel, write = store_job.kernel(), Store.write
-    model = kernel.features.network.model  # type: ignore[attr-defined]
+    model = kernel.feature_map.network.model  # type: ignore[attr-defined]
 
     def changing(self: Store, i: int, j: int, tile: np.ndarray) -> None:
         write(self, i, j, tile)

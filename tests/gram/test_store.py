@@ -23,7 +23,7 @@ import zarr
 from torch import nn
 
 import tangency as tg
-from tangency.gram.manifest import written
+from tangency.gram.manifest import manifest_file
 from tangency.gram.shelf import Folder
 from tangency.gram.store import Store
 from tangency.gram.witness import SAMPLES
@@ -100,7 +100,7 @@ def test_two_processes_share_a_store(whole: Path, tmp_path: Path) -> None:
 
 def test_a_finished_store_returns_at_once(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a look at a few samples, which tells whether the kernel is still the same."""
-    from tangency.kernels.kernel import Empirical
+    from tangency.kernels.empirical import Empirical
 
     prepare, seen = Empirical.prepare, []
 
@@ -176,7 +176,7 @@ def test_mismatches_name_each_field(copy: Path) -> None:
         assert all(name in str(e.value) for name in e.value.fields)
         return set(e.value.fields)
 
-    model = kernel.features.network.model
+    model = kernel.feature_map.network.model
     changed = x.clone()
     changed[7, 3] += 1e-6
     assert fields(store_job.kernel(seed=5), x) == {"kernel.weights"}
@@ -184,7 +184,7 @@ def test_mismatches_name_each_field(copy: Path) -> None:
     assert fields(kernel, x[:100]) == {"inputs.x1", "shape"}
     assert fields(kernel, x, x) == {"inputs.x2", "symmetric"}
     assert fields(kernel, x, tile=8) == {"tile"}
-    assert fields(tg.trace_ntk(model, train="0"), x) == {"kernel.parameters"}
+    assert fields(tg.trace_ntk(model, trainable="0"), x) == {"kernel.parameters"}
     assert fields(tg.trace_ntk(model, method="expand"), x) == {"kernel.method"}
     assert {"kernel.dtype", "kernel.weights"} <= fields(tg.trace_ntk(model, dtype="float64"), x)
     assert {"kernel.kernel", "kernel.head"} <= fields(tg.pseudo_ntk(model), x)
@@ -208,11 +208,11 @@ def test_buffers_and_heads_are_told_apart(tmp_path: Path) -> None:
 def test_other_versions_are_said(copy: Path) -> None:
     said = json.loads((copy / "zarr.json").read_text())["attributes"]["tangency"]
     said["versions"]["torch"] = "1.0"
-    (copy / "zarr.json").write_bytes(written(said))
+    (copy / "zarr.json").write_bytes(manifest_file(said))
     with pytest.warns(tg.StoreWarning, match=r"torch 1.0 → "):
         again(copy)
     said["format"] = 99
-    (copy / "zarr.json").write_bytes(written(said))
+    (copy / "zarr.json").write_bytes(manifest_file(said))
     with pytest.raises(tg.StoreError, match="format 99"):
         again(copy)
 
@@ -322,7 +322,7 @@ def test_a_small_disk_that_fills_up(whole: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tangency.kernels.kernel import Empirical
+    from tangency.kernels.empirical import Empirical
 
     pair, count = Empirical.pair, 0
 
@@ -362,7 +362,7 @@ def test_leftovers_of_killed_writers_go(copy: Path) -> None:
 
 
 def test_cuda_out_of_memory_before_the_first_tile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tangency.kernels.kernel import Empirical
+    from tangency.kernels.empirical import Empirical
 
     prepare = Empirical.prepare
 

@@ -41,9 +41,11 @@ from tangency.infinite.activations.duals import (
     Sin,
     Step,
 )
+from tangency.infinite.activations.kink_table import polar
 from tangency.infinite.activations.piecewise import PiecewiseLinear
-from tangency.infinite.activations.polar import derivative, polar
-from tangency.infinite.activations.quadrature import HermiteExpansion, Quadrature, find_kinks, recognize
+from tangency.infinite.activations.quadrature import HermiteExpansion, Quadrature, find_kinks
+from tangency.infinite.activations.recognize import recognize
+from tangency.infinite.activations.rules import derivative
 
 ARCS: list[Dual] = [Relu(), ABRelu(-0.3, 1.7), LeakyRelu(0.2), Abs(), Sign(), Step()]
 CLOSED: list[Dual] = [

@@ -510,10 +510,10 @@ def test_frozen_parameters() -> None:
     net = dense()
     net[0].requires_grad_(False)
     torch.testing.assert_close(tg.infinite_ntk(net)(X), relu_net(X, first=False))
-    torch.testing.assert_close(tg.infinite_ntk(net, train="0")(X), relu_net(X, second=False))
+    torch.testing.assert_close(tg.infinite_ntk(net, trainable="0")(X), relu_net(X, second=False))
     layers = tg.infinite.Serial(net[0], tg.infinite.Relu(), tg.infinite.Linear())
     torch.testing.assert_close(tg.infinite_ntk(layers)(X), relu_net(X, first=False))
-    torch.testing.assert_close(tg.infinite_ntk(layers, train=["0", "2"])(X), relu_net(X))
+    torch.testing.assert_close(tg.infinite_ntk(layers, trainable=["0", "2"])(X), relu_net(X))
 
 
 def test_tied_weights() -> None:

@@ -1,5 +1,6 @@
 """Attention with infinitely many heads: against neural-tangents' numbers, finite networks, and its own identities."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +9,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tangency.errors import InputError
-from tangency.infinite.moments import heads
+from tangency.infinite.moments import draws
+from tangency.infinite.moments.draws import Sequences
+from tangency.infinite.moments.heads import (
+    AttentionLayer,
+    Projection,
+    SequencePairs,
+    linear_heads,
+    own_softmax_heads,
+    quadratic_heads,
+    softmax_heads,
+)
 
 VARS = {"q_var": 1.5, "k_var": 0.8, "v_var": 1.2, "o_var": 0.7}
 
@@ -25,7 +36,45 @@ def inputs(n: int, t: int, c: int = 5, seed: int = 0) -> Tensor:
     return torch.randn(n, t, c, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def kernel(x: Tensor, y: Tensor, f: Any = heads.softmax, upstream: float = 0.0, **options: Any) -> Any:
+def layer(
+    variances: tuple[float, ...],
+    biases: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0),
+    rates: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0),
+    bias_rates: tuple[float, ...] | None = None,
+    **options: Any,
+) -> AttentionLayer:
+    """A layer by what its four projections have; trained biases count by their variance, the NTK parametrisation."""
+    numbers = zip(variances, rates, biases, biases if bias_rates is None else bias_rates, strict=True)
+    return AttentionLayer(*(Projection(*map(float, four)) for four in numbers), **options)
+
+
+def softmax(
+    cov: Tensor, ntk: Tensor | None, cov1: Tensor, cov2: Tensor, *, q_var: float, k_var: float, v_var: float,
+    o_var: float, mask1: Tensor | None = None, mask2: Tensor | None = None, tangent: bool = True, **options: Any,
+) -> Any:  # fmt: skip
+    pairs = SequencePairs(cov, ntk, Sequences(cov1, mask1), Sequences(cov2, mask2), tangent)
+    return softmax_heads(layer((q_var, k_var, v_var, o_var), **options), pairs)
+
+
+def own(cov: Tensor, ntk: Tensor | None, *, mask: Tensor | None = None, tangent: bool = True, **options: Any) -> Any:
+    variances = tuple(options.pop(f"{name}_var") for name in "qkvo")
+    side = Sequences(cov, mask)
+    return own_softmax_heads(layer(variances, **options), SequencePairs(cov, ntk, side, side, tangent))
+
+
+def closed_form(
+    name: str, cov: Tensor, ntk: Tensor | None, cov1: Tensor, cov2: Tensor, *, qk_var: float, ov_var: float,
+    b_var: float = 0.0, b_rate: float | None = None, rates: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0),
+    mask1: Tensor | None = None, mask2: Tensor | None = None, tangent: bool = True,
+) -> Any:  # fmt: skip
+    """Scores as they are ("quadratic"), or constants that `name` is applied to."""
+    pairs = SequencePairs(cov, ntk, Sequences(cov1, mask1), Sequences(cov2, mask2), tangent)
+    bias_rates = (0.0, 0.0, 0.0, b_var if b_rate is None else b_rate)
+    four = layer((qk_var, 1.0, 1.0, ov_var), (0.0, 0.0, 0.0, b_var), rates, bias_rates)
+    return quadratic_heads(four, pairs) if name == "quadratic" else linear_heads(four, pairs, name)
+
+
+def kernel(x: Tensor, y: Tensor, f: Any = softmax, upstream: float = 0.0, **options: Any) -> Any:
     """`f` on the moments of x and y, with a tangent kernel from below if `upstream`."""
     cov = moments(x, y)
     theta = upstream * (cov + cov**3) if upstream else None
@@ -96,18 +145,18 @@ def test_closed_forms_are_those_of_neural_tangents(name: str, masked: bool) -> N
     cov, cov1, cov2 = (1.44 * v + 0.09 for v in (moments(x, y), own_moments(x), own_moments(y)))
     options: dict[str, Any] = {"qk_var": (1.3 * 0.9) ** 2, "ov_var": (0.8 * 1.1) ** 2, "b_var": 0.16}
     options |= {"mask1": mask1, "mask2": mask2} if masked else {}
-    f, more = (heads.quadratic, {}) if name == "quadratic" else (heads.linear, {"mechanism": name})
-    nngp, ntk = f(cov, cov, cov1, cov2, **options, **more)
+    f = partial(closed_form, name)
+    nngp, ntk = f(cov, cov, cov1, cov2, **options)
     want = torch.tensor(PEER[name], dtype=torch.float64)[2 * masked : 2 * masked + 2]
     torch.testing.assert_close(torch.stack([nngp[PROBES], ntk[PROBES]]), want, rtol=1e-9, atol=0)
-    frozen = f(cov, cov, cov1, cov2, rates=(0, 0, 0, 0), b_rate=0.0, **options, **more)[1]
-    bare = f(cov, None, cov1, cov2, **options, **more)[1]
+    frozen = f(cov, cov, cov1, cov2, rates=(0, 0, 0, 0), b_rate=0.0, **options)[1]
+    bare = f(cov, None, cov1, cov2, **options)[1]
     torch.testing.assert_close(frozen + bare, ntk)
     options |= {"mask2": mask1} if masked else {}
     square = 1.44 * moments(x, x) + 0.09
-    close(f(cov1, cov1, cov1, cov1, **options, **more), diagonal(f(square, square, cov1, cov1, **options, **more)))
+    close(f(cov1, cov1, cov1, cov1, **options), diagonal(f(square, square, cov1, cov1, **options)))
     options |= {"mask2": mask2} if masked else {}
-    assert f(cov, cov, cov1, cov2, tangent=False, **options, **more)[1] is None
+    assert f(cov, cov, cov1, cov2, tangent=False, **options)[1] is None
 
 
 class Net(nn.Module):
@@ -161,16 +210,16 @@ def finite(x: Tensor, biases: tuple[float, ...], nets: int, e: int, count: int, 
 
 def infinite(x: Tensor, biases: Any, **options: Any) -> Tensor:
     """The same parts at infinite width."""
-    cov, own = moments(x, x), own_moments(x)
+    cov, cov1 = moments(x, x), own_moments(x)
     nothing = (0.0, 0.0, 0.0, 0.0)
 
     def part(k: int) -> Tensor:
         one = tuple(float(j == k) for j in range(8))
         ntk = cov if k < 0 else None
         rates = {"rates": one[:4], "bias_rates": one[4:]} if k >= 0 else {"rates": nothing, "bias_rates": nothing}
-        return heads.softmax(cov, ntk, own, own, **VARS, biases=biases, samples=8192, **rates, **options)[1]
+        return softmax(cov, ntk, cov1, cov1, **VARS, biases=biases, samples=8192, **rates, **options)[1]
 
-    nngp = heads.softmax(cov, None, own, own, **VARS, biases=biases, samples=8192, tangent=False, **options)[0]
+    nngp = softmax(cov, None, cov1, cov1, **VARS, biases=biases, samples=8192, tangent=False, **options)[0]
     n, t = x.shape[:2]
     return torch.stack([nngp, *(part(k) for k in range(-1, 8))]).transpose(2, 3).reshape(-1, n * t, n * t)
 
@@ -198,8 +247,8 @@ def test_wide_multihead_attention(name: str) -> None:
     power = error.flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1).clamp_min(1e-9)
     assert power[[0, 1, 2, 3, 4, 5, 6, 8]].max() < 0.1  # the comparison says something
     assert want[7].abs().max() < 1e-12  # the keys' bias does nothing
-    cov, own = moments(x, x), own_moments(x)
-    whole = heads.softmax(cov, cov, own, own, **VARS, biases=biases, bias_rates=(1, 1, 1, 1), samples=8192, **masks)[1]
+    cov, cov1 = moments(x, x), own_moments(x)
+    whole = softmax(cov, cov, cov1, cov1, **VARS, biases=biases, bias_rates=(1, 1, 1, 1), samples=8192, **masks)[1]
     torch.testing.assert_close(whole.transpose(1, 2).reshape(6, 6), want[1:].sum(0))
 
 
@@ -238,7 +287,7 @@ def errors(
 
     Draws that are orthogonal to one another vary together, so their own spread would say too much.
     """
-    found = [heads.softmax(cov, ntk, cov1, cov2, seed=seed + k, **options) for k in range(repeats)]
+    found = [softmax(cov, ntk, cov1, cov2, seed=seed + k, **options) for k in range(repeats)]
     nngp = torch.stack([a for a, _ in found]).std(0)
     theta = [b for _, b in found if b is not None]
     return nngp, torch.stack(theta).std(0) if theta else None
@@ -261,15 +310,15 @@ def test_errors_fall_as_stated() -> None:
 
 
 def test_draws_are_gaussian_and_orthogonal() -> None:
-    even, odd = heads._draws(64, 3, 0)
+    even, odd = draws.standard_draws(64, 3, 0)
     assert even.shape == odd.shape == (64, 2, 3, 3)
     flat = even.flatten(1)  # 18 columns, orthogonal up to the norms of the rows
     cross, plain = (v.mT @ v / 64 - torch.eye(18) for v in (flat, torch.randn(64, 18, dtype=torch.float64)))
     assert cross.norm() < plain.norm() / 3
-    larger = heads._draws(64, 5, 0)
+    larger = draws.standard_draws(64, 5, 0)
     torch.testing.assert_close(larger[0][..., :3, :3], even)
     torch.testing.assert_close(larger[1][..., :3, :3], odd)
-    many = torch.cat(heads._draws(3000, 4, 1)).flatten()
+    many = torch.cat(draws.standard_draws(3000, 4, 1)).flatten()
     assert abs(many.mean()) < 0.02
     assert abs(many.var() - 1) < 0.02
     assert abs((many**4).mean() - 3) < 0.1
@@ -321,10 +370,10 @@ def test_own_is_the_pair_of_a_sample_with_itself(causal: bool, masked: bool) -> 
     both = {"mask1": mask, "mask2": mask} if masked else {}
     every = kernel(x, x, upstream=1.0, **both, **options)
     cov = own_moments(x)
-    own = heads.own(cov, cov + cov**3, mask=mask if masked else None, **options)
-    close(own, diagonal(every), 1e-7)
-    close(heads.softmax(cov, cov + cov**3, cov, cov, **both, **options), diagonal(every))
-    for v in own:
+    alone = own(cov, cov + cov**3, mask=mask if masked else None, **options)
+    close(alone, diagonal(every), 1e-7)
+    close(softmax(cov, cov + cov**3, cov, cov, **both, **options), diagonal(every))
+    for v in alone:
         torch.testing.assert_close(v, v.mT)
 
 
@@ -382,12 +431,12 @@ def test_same_bits_for_the_same_seed_and_no_matter_the_blocks(monkeypatch: pytes
     x, y = inputs(3, 4), inputs(2, 4, seed=1)
     options = {"samples": 100, "upstream": 1.0, **VARS}
     first = kernel(x, y, **options)
-    heads._draws.cache_clear()
+    draws.standard_draws.cache_clear()
     torch.manual_seed(7)
     close(first, kernel(x, y, **options), 0.0)
     assert not torch.equal(first[0], kernel(x, y, **(options | {"seed": 1}))[0])
     close([v[1:, :1] for v in first], kernel(x[1:], y[:1], **options), 1e-12)
-    monkeypatch.setattr(heads, "_CHUNK", 300)
+    monkeypatch.setattr(draws, "ENTRIES", 300)
     close(first, kernel(x, y, **options), 1e-12)
 
 
@@ -398,7 +447,7 @@ def test_single_precision_and_imperfect_covariances() -> None:
     assert single[1].dtype == torch.float32
     close(exact, [v.double() for v in single], 1e-4)
     bent = moments(x, y) + 1e-3 * torch.randn(2, 2, 4, 4, dtype=torch.float64)  # as sampled layers below leave it
-    found = heads.softmax(bent, None, own_moments(x), own_moments(y), samples=64, **VARS)[0]
+    found = softmax(bent, None, own_moments(x), own_moments(y), samples=64, **VARS)[0]
     torch.testing.assert_close(found, exact[0], rtol=0, atol=0.02)
 
 
@@ -413,6 +462,6 @@ def test_refusals() -> None:
     with pytest.raises(InputError, match="without any key"):
         kernel(x, x, samples=8, mask1=torch.tensor([[True, False, False], [False, False, False]]), **VARS)
     with pytest.raises(InputError, match="have the shapes"):
-        heads.softmax(moments(x, x), None, own_moments(x), own_moments(x[:, :2]), samples=8, **VARS)
+        softmax(moments(x, x), None, own_moments(x), own_moments(x[:, :2]), samples=8, **VARS)
     with pytest.raises(InputError, match="mechanism='tanh'; needed: one of"):
-        kernel(x, x, heads.linear, mechanism="tanh", qk_var=1.0, ov_var=1.0)
+        kernel(x, x, partial(closed_form, "tanh"), qk_var=1.0, ov_var=1.0)

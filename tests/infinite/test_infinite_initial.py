@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import tangency as tg
 from tangency.errors import TangencyWarning
-from tangency.infinite.reading.initial import detect
+from tangency.infinite.layers.initial import detect_init
 
 Fn = Callable[[Tensor], Tensor]
 
@@ -213,4 +213,4 @@ def test_the_law_is_told_by_the_weights() -> None:
         "signs": (torch.randn(300, 7).sign() * 0.3, "other"),
     }
     for name, (weight, law) in draws.items():
-        assert detect(weight).law == law, name
+        assert detect_init(weight).law == law, name

@@ -58,7 +58,7 @@ def test_trained_slopes() -> None:
     """PReLU with a slope for each channel: ∂/∂slope is min(x, 0)."""
     x = points()
     net = mlp(nn.PReLU(8))
-    weights = tg.infinite_ntk(net, train=["0", "2"])(x)
+    weights = tg.infinite_ntk(net, trainable=["0", "2"])(x)
     torch.testing.assert_close(weights, tg.infinite_ntk(mlp(nn.LeakyReLU(0.25)))(x))
     cov = tg.infinite_nngp(nn.Linear(3, 8))(x)
     p = cov.diagonal()
@@ -67,7 +67,7 @@ def test_trained_slopes() -> None:
     with pytest.raises(UnsupportedModule, match="one slope for all channels"):
         tg.infinite_ntk(mlp(nn.PReLU()))(x)
     frozen = mlp(nn.PReLU())
-    torch.testing.assert_close(tg.infinite_ntk(frozen, train=["0", "2"])(x), weights)
+    torch.testing.assert_close(tg.infinite_ntk(frozen, trainable=["0", "2"])(x), weights)
 
 
 def test_scale_of_each_channel() -> None:
@@ -160,21 +160,21 @@ def test_the_users_module_stays_as_it_is() -> None:
 
 def test_samples_one_by_one_go_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pooled net's diagonal needs all pairs of positions of a sample, so only some samples are held at a time."""
-    from tangency.infinite.moments import plan
+    from tangency.infinite.moments import recursion
 
     x = torch.randn(7, 2, 4, 4, dtype=torch.float64)
     pooled = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 8, 2), nn.ReLU())
     k = tg.infinite_ntk(nn.Sequential(*pooled, nn.Flatten(), nn.Linear(8, 1)))
     whole = k.diag(x), k(x)
     sizes: list[int] = []
-    run = plan.run
+    run = recursion.propagate
 
-    def watched(p: object, pairs: plan.Pairs, *args: object, **options: object) -> object:
+    def watched(p: object, pairs: recursion.Pairs, *args: object, **options: object) -> object:
         sizes.append(pairs.a.size)
         return run(p, pairs, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(plan, "SINGLES", 3 * 8 * 16 * 16)
-    monkeypatch.setattr(plan, "run", watched)
+    monkeypatch.setattr(recursion, "SINGLES", 3 * 8 * 16 * 16)
+    monkeypatch.setattr(recursion, "propagate", watched)
     parts = k.diag(x), k(x)
     assert max(sizes) == 3
     for a, b in zip(parts, whole, strict=True):

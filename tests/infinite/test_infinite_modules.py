@@ -21,7 +21,7 @@ import tangency as tg
 from tangency.errors import InputError, TangencyError, TangencyWarning, UnsupportedModule
 from tangency.estimators import KernelRegressor
 from tangency.infinite import Twin
-from tangency.infinite.reading.initial import detect
+from tangency.infinite.layers.initial import detect_init
 
 # A plain recursion: K and Θ of all pairs of samples and positions, [n, s, n, s].
 
@@ -1009,7 +1009,7 @@ def test_traces_of_several_threads_leave_modules_as_they_are() -> None:
 
 def test_pickle_and_both() -> None:
     x = images()
-    k = tg.infinite_ntk(PreResNet(), b_var=0.1, train="fc")
+    k = tg.infinite_ntk(PreResNet(), b_var=0.1, trainable="fc")
     again = pickle.loads(pickle.dumps(k))
     assert torch.equal(again(x), k(x))
     assert again.spec() == k.spec()
@@ -1040,7 +1040,7 @@ def variants() -> dict[str, Callable[[], Any]]:
         "b_var": lambda: n(net(), b_var=0.1),
         "lr": lambda: n(net(), lr=2.0),
         "lr by layer": lambda: n(net(), lr={"": 1.0, "6": 2.0}),
-        "train": lambda: n(net(), train="0"),
+        "train": lambda: n(net(), trainable="0"),
         "parametrization": lambda: n(net(), parametrization="standard"),
         "slope": lambda: n(net(0.1)),
         "other slope": lambda: n(net(0.3)),
@@ -1105,10 +1105,10 @@ def test_layers_trained_alone_sum_to_the_whole() -> None:
     for options in ({"b_var": 0.3}, {"parametrization": "standard", "lr": {"": 1.0, "stem": 0.5}}):
         whole = tg.infinite_ntk(model, **options)(x)  # type: ignore[arg-type]
         names = [name for name, _ in model.named_parameters()]
-        parts = [tg.infinite_ntk(model, train=[name], **options)(x) for name in names]  # type: ignore[arg-type]
+        parts = [tg.infinite_ntk(model, trainable=[name], **options)(x) for name in names]  # type: ignore[arg-type]
         close(torch.stack(parts).sum(0), whole)
-        by_module = tg.infinite_ntk(model, train=model.fc, **options)(x)  # type: ignore[arg-type]
-        by_rule = tg.infinite_ntk(model, train=lambda name, p: name.startswith("fc"), **options)(x)  # type: ignore[arg-type]
+        by_module = tg.infinite_ntk(model, trainable=model.fc, **options)(x)  # type: ignore[arg-type]
+        by_rule = tg.infinite_ntk(model, trainable=lambda name, p: name.startswith("fc"), **options)(x)  # type: ignore[arg-type]
         close(by_module, parts[-1] + parts[-2])
         close(by_rule, by_module)
 
@@ -1116,7 +1116,7 @@ def test_layers_trained_alone_sum_to_the_whole() -> None:
 def test_last_layer_alone_is_the_conjugate_kernel() -> None:
     x = points()
     net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-    close(tg.infinite_ntk(net, b_var=0.1, train="2")(x), tg.infinite_nngp(net, b_var=0.1)(x))
+    close(tg.infinite_ntk(net, b_var=0.1, trainable="2")(x), tg.infinite_nngp(net, b_var=0.1)(x))
     frozen = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
     frozen[0].requires_grad_(False)
     close(tg.infinite_ntk(frozen, b_var=0.1)(x), tg.infinite_nngp(net, b_var=0.1)(x))
@@ -1126,7 +1126,7 @@ def test_learning_rates_and_variances_by_layer() -> None:
     x = points()
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
     close(tg.infinite_ntk(net, b_var=0.1, lr=3.0)(x), 3 * tg.infinite_ntk(net, b_var=0.1)(x))
-    first, last = (tg.infinite_ntk(net, b_var=0.1, train=name)(x) for name in ("0", "2"))
+    first, last = (tg.infinite_ntk(net, b_var=0.1, trainable=name)(x) for name in ("0", "2"))
     close(tg.infinite_ntk(net, b_var=0.1, lr={"0": 0.5, "2": 4.0})(x), 0.5 * first + 4 * last)
     want = Moments(x, 1).affine(1.0, 0.3).relu().affine(3.0, 0.7).both
     close(tg.infinite_ntk(net, w_var={"0": 1.0, "": 3.0}, b_var={"0": 0.3, "2": 0.7}).both(x), want)
@@ -1189,7 +1189,7 @@ def test_torchs_default_is_recognised(module: Any, fan_in: int) -> None:
     for seed in range(5):
         torch.manual_seed(seed)
         module.reset_parameters()
-        found = detect(module.weight)
+        found = detect_init(module.weight)
         assert found.label == "torch's default"
         assert found.variance == pytest.approx(1 / (3 * fan_in))
 
@@ -1349,7 +1349,7 @@ def test_control_flow_on_values_names_its_line() -> None:
         (lambda: tg.infinite_ntk(DENSE, w_var={"0": 1.0, "7": 2.0, "": 1.0}), "'7'"),
         (lambda: tg.infinite_ntk(DENSE, b_var={"first": 1.0, "": 1.0}), "'first'"),
         (lambda: tg.infinite_ntk(DENSE, lr={"6": 1.0, "": 1.0}), "'6'"),
-        (lambda: tg.infinite_ntk(DENSE, train="9"), "9"),
+        (lambda: tg.infinite_ntk(DENSE, trainable="9"), "9"),
         (lambda: tg.infinite_ntk(DENSE, w_var={"0": 1.0})(points()), "no number for 2.weight"),
         (lambda: tg.infinite_ntk(nn.Sequential(nn.Linear(3, 8), "relu")), None),  # type: ignore[arg-type]
         (lambda: tg.infinite_ntk("relu"), "is no layer"),

@@ -16,7 +16,7 @@ ACTIVATIONS = {
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_two_layer_ntk_and_ck(name: str) -> None:
-    """000 (76): K^CK = X₁ᵀX₁;  000 (77): K^NTK = XᵀX/d ⊙ σ'ᵀ diag(v)² σ'/h + K^CK."""
+    """K^CK = X₁ᵀX₁ and K^NTK = XᵀX/d ⊙ σ'ᵀ diag(v)² σ'/h + K^CK: (76) and (77) of Chiang et al. 2023."""
     act, slope = ACTIVATIONS[name]
     d, h, n = 7, 23, 9
     model = TwoLayer(d, h, act).double()
@@ -62,16 +62,16 @@ def test_two_layer_ntk_as_a_sum_over_neurons(name: str) -> None:
 
 
 def test_ntk_is_ck_plus_the_rest() -> None:
-    """000 (30): for one output the last layer's part (weight and bias) is 1 + z·z'; the others are E."""
+    """For one output the last layer's part (weight and bias) is 1 + z·z'; the others are E: (30) of Chiang et al. 2023."""
     model = mlp([4, 16, 8, 1], nn.Tanh).double()
     x = torch.randn(7, 4, dtype=torch.float64)
     last = list(dict(model.named_parameters()))[-2:]
     parts = tg.trace_ntk(model).parts(x)
     ck = tg.conjugate_kernel(model)(x)
     torch.testing.assert_close(parts[last[0]] + parts[last[1]], ck, rtol=1e-12, atol=1e-14)
-    rest = tg.trace_ntk(model, train=lambda name, p: name not in last)
+    rest = tg.trace_ntk(model, trainable=lambda name, p: name not in last)
     torch.testing.assert_close(ck + rest(x), tg.trace_ntk(model)(x), rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(tg.trace_ntk(model, train=last)(x), ck, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(tg.trace_ntk(model, trainable=last)(x), ck, rtol=1e-12, atol=1e-14)
 
 
 def test_pseudo_ntk_tends_to_the_full_one_with_width() -> None:

@@ -55,19 +55,19 @@ def test_train_chooses_the_parameters() -> None:
     first = {k: v for k, v in j.items() if k.startswith("0.")}
     want = trace(first, first)
     for choice in ("0", model[0], lambda name, p: name[0] == "0", ["0.weight", "0.bias"], [model[0]]):
-        close(tg.trace_ntk(model, train=choice)(X), want)
+        close(tg.trace_ntk(model, trainable=choice)(X), want)
     weight = {"0.weight": j["0.weight"]}
-    close(tg.trace_ntk(model, train="0.weight")(X), trace(weight, weight))
+    close(tg.trace_ntk(model, trainable="0.weight")(X), trace(weight, weight))
     model[0].requires_grad_(False)
     rest = {k: v for k, v in j.items() if k.startswith("2.")}
     close(tg.trace_ntk(model)(X), trace(rest, rest))  # frozen parameters do not count by default
-    close(tg.trace_ntk(model, train=["0", "2"])(X), trace(j, j))
+    close(tg.trace_ntk(model, trainable=["0", "2"])(X), trace(j, j))
 
 
 def test_a_tied_parameter_may_be_named_by_either_name() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double()
     model[2].weight = model[0].weight
-    close(tg.trace_ntk(model, train="2.weight")(X), tg.trace_ntk(model, train="0.weight")(X))
+    close(tg.trace_ntk(model, trainable="2.weight")(X), tg.trace_ntk(model, trainable="0.weight")(X))
 
 
 def test_heads() -> None:
@@ -174,7 +174,7 @@ def test_spec_tells_kernels_apart() -> None:
     specs = [
         tg.trace_ntk(model).spec(),
         tg.full_ntk(model).spec(),
-        tg.trace_ntk(model, train="0").spec(),
+        tg.trace_ntk(model, trainable="0").spec(),
         tg.trace_ntk(model, dtype="float32").spec(),
         tg.head_ntk(model, 0).spec(),
         tg.head_ntk(model, lambda out: out[:, 0]).spec(),
@@ -221,12 +221,12 @@ def test_gradients_are_formed_once_where_they_are_smaller() -> None:
     x = torch.randn(5, 1, 8, 8, dtype=F64)
     kernel = tg.trace_ntk(model)
     blocks = kernel.prepare(x)
-    assert isinstance(blocks["0.weight"], tg.engine.blocks.Dense)
-    assert isinstance(blocks["3.weight"], tg.engine.blocks.Outer)
+    assert isinstance(blocks["0.weight"], tg.engine.blocks.DenseBlock)
+    assert isinstance(blocks["3.weight"], tg.engine.blocks.OuterBlock)
     assert sum(b.nbytes for b in blocks.values()) == 5 * kernel.footprint(x)[0]
-    assert {r.parameter: r.method for r in kernel.explain(x).rows}["0.weight"] == "formed"
+    assert {r.parameter: r.method for r in kernel.costs(x).rows}["0.weight"] == "formed"
     factors = tg.trace_ntk(model, method="in place")
-    assert isinstance(factors.prepare(x)["0.weight"], tg.engine.blocks.Outer)
+    assert isinstance(factors.prepare(x)["0.weight"], tg.engine.blocks.OuterBlock)
     for other in (factors, tg.trace_ntk(model, method="expand")):
         close(other(x), kernel(x))
         close(other.diag(x), kernel.diag(x))
@@ -244,11 +244,11 @@ def test_methods_can_be_forced_by_name_and_explain_says_so() -> None:
     x = torch.randn(3, 3, 32, 32, dtype=F64)
     kernel = tg.trace_ntk(model, method={"0.weight": "in place", "7.weight": "expand"})
     close(kernel(x), tg.trace_ntk(model)(x))
-    rows = {row.parameter: row for row in kernel.explain(x).rows}
+    rows = {row.parameter: row for row in kernel.costs(x).rows}
     assert rows["0.weight"].method == "in place"
     assert rows["7.weight"].method == "expand"
     assert rows["9.weight"].method == "outer"
-    assert "0.weight" in str(kernel.explain(x))
+    assert "0.weight" in str(kernel.costs(x))
     with pytest.raises(tg.InputError, match="names '9.wight'"):
         tg.trace_ntk(model, method={"9.wight": "expand"})
 
@@ -293,11 +293,11 @@ def test_micro_batches_of_different_forms_are_put_together() -> None:
     x = torch.randn(4, 1, 8, 8, dtype=F64)
     factors = tg.trace_ntk(model, method="in place").prepare(x)["0.weight"]
     dense = tg.engine.blocks.formed(factors)
-    mixed = tg.engine.blocks.Mixed((factors, factors))
+    mixed = tg.engine.blocks.MixedBlock((factors, factors))
     half = tg.trace_ntk(model, dtype="float16")
     scaled = half.prepare(half.ready(x))["0.weight"]
     kinds = [factors, dense, mixed, scaled]
-    wide = tg.engine.blocks.Dense(scaled.expand())
+    wide = tg.engine.blocks.DenseBlock(scaled.expand())
     same = half.pair({"w": scaled}, {"w": scaled})
     for a, b in ((scaled, wide), (wide, scaled), (wide, wide)):  # one side may have been put together
         torch.testing.assert_close(half.pair({"w": a}, {"w": b}), same, rtol=1e-5, atol=1e-5)
@@ -312,15 +312,15 @@ def test_micro_batches_of_different_forms_are_put_together() -> None:
 def test_a_diagonal_holds_the_features_of_few_samples_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """10,000 samples of a ResNet18 would take all of a large GPU."""
     sizes: list[int] = []
-    whole = tg.kernels.kernel.Empirical.prepare
+    whole = tg.kernels.empirical.Empirical.prepare
 
-    def prepare(self: tg.kernels.kernel.Empirical, x: Tensor, memory: int | None = None) -> object:
+    def prepare(self: tg.kernels.empirical.Empirical, x: Tensor, memory: int | None = None) -> object:
         sizes.append(len(x))
         return whole(self, x, memory)
 
     k, x = tg.trace_ntk(nn.Linear(3, 2).double()), torch.randn(150, 3).double()
     want = k(x).diagonal()
-    monkeypatch.setattr(tg.kernels.kernel.Empirical, "prepare", prepare)
+    monkeypatch.setattr(tg.kernels.empirical.Empirical, "prepare", prepare)
     torch.testing.assert_close(k.diag(x), want)
-    assert max(sizes) <= tg.kernels.kernel.BLOCK
+    assert max(sizes) <= tg.kernels.kernel.DIAGONAL_BLOCK
     assert sum(sizes) == 150

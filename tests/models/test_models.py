@@ -122,7 +122,7 @@ def test_kernels_equal_the_jacobian_products(name: str) -> None:
     ]:
         got, want = kernel(x), oracle(j, j)
         assert float((got - want).norm() / want.norm()) < 1e-10
-    (plan,) = trace.features.plans.values()
+    (plan,) = trace.feature_map.plans.values()
     assert not plan.fallback  # each parameter has a structured rule
 
 
@@ -850,3 +850,21 @@ def test_distributed_training_is_refused() -> None:
     outer = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)  # without its processes
     with pytest.raises(tg.InputError, match="Distributed.*, and fit trains in one process. Give model.module"):
         fit(outer, *small_data(), epochs=1)
+
+
+def test_a_training_can_be_read_and_looked_at() -> None:
+    x = torch.randn(40, 2)
+    past = tg.models.fit(
+        mlp([2, 4, 2]), x, (x[:, 0] > 0).long(), epochs=3, progress=False, test=(x, (x[:, 0] > 0).long())
+    )
+    lines = past.table().splitlines()
+    assert lines[0].split() == ["epoch", "loss", "accuracy", "test", "accuracy"]
+    assert len(lines) == 4
+    assert [float(line.split()[1]) for line in lines[1:]] == pytest.approx(past.loss.tolist(), rel=1e-4)
+    loss, accuracy = past.plot().axes
+    assert np.allclose(loss.lines[0].get_ydata(), past.loss)
+    assert [len(line.get_xdata()) for line in accuracy.lines] == [3, 3]
+    written = past.to_dict()
+    assert written["units"] == {"seconds": "s"}
+    assert written["loss"] == past.loss.tolist()
+    assert "float64[3]" in repr(past)

@@ -174,7 +174,7 @@ def test_a_pickled_kernel_gives_the_same_bits() -> None:
 def test_the_seed_and_the_names_decide() -> None:
     """Not the order of parameters or what torch's own generators are at; and no two seeds or kinds agree."""
     kernel, x, phi = made(perceptron, "sparse")
-    model = kernel.base.features.network.model
+    model = kernel.base.feature_map.network.model
     torch.manual_seed(99)
     again = tg.projected(tg.trace_ntk(model), 130, seed=3)
     assert torch.equal(again.features(x), phi)
@@ -361,7 +361,7 @@ def test_a_weight_that_some_batches_use_in_another_way(kind: str) -> None:
 def test_frozen_parameters_have_no_part(kind: str) -> None:
     """Those that count project the same whether the others are frozen, left out, or not there."""
     model, x = mlp([5, 30, 20, 3], nn.Tanh).double(), torch.randn(6, 5, dtype=F64)
-    chosen = tg.projected(tg.trace_ntk(model, train="4"), 25, kind)
+    chosen = tg.projected(tg.trace_ntk(model, trainable="4"), 25, kind)
     for p in model[:4].parameters():
         p.requires_grad_(False)
     close(tg.projected(tg.trace_ntk(model), 25, kind).features(x), chosen.features(x))
@@ -446,7 +446,7 @@ def _largest_tensor(f: Callable[[], Any]) -> int:
 @pytest.mark.parametrize("compact", [True, False])
 def test_pieces_are_as_small_as_they_should_be(layer: str, compact: bool) -> None:
     """Gradients are formed a piece at a time, whatever the layer: on a GPU a batch has thousands of samples."""
-    from tangency.projection.sketches.pieces import pieces
+    from tangency.projection.sketches.pieces import gradient_pieces
 
     n, room = 16, 1 << 20
     make: dict[str, Any] = {
@@ -464,8 +464,8 @@ def test_pieces_are_as_small_as_they_should_be(layer: str, compact: bool) -> Non
     }
     model, x = make[layer]()
     kernel = tg.pseudo_ntk(model)
-    (block,) = kernel.features(x, None, lambda name: False).values()
-    found = list(pieces(block, room, compact))
+    (block,) = kernel.feature_map(x, None, lambda name: False).values()
+    found = list(gradient_pieces(block, room, compact))
     whole = sum(p.g.numel() * p.g.element_size() for p in found)
     assert whole > 1.2 * room
     assert max(p.g.numel() * p.g.element_size() for p in found) <= room
@@ -509,7 +509,7 @@ def test_an_overflow_of_the_features_is_named() -> None:
     kernels = (tg.projected(tg.trace_ntk(model), 1, "rademacher", seed) for seed in range(99))
     kernel = next(k for k in kernels if abs(float(k.features(x[:1]))) == 3)  # three equal signs
     x[33] = 3e38
-    assert tg.trace_ntk(model).matrix(x).isfinite().all()
+    assert tg.trace_ntk(model).features(x).isfinite().all()
     with pytest.raises(tg.NonFiniteError, match="sample 33"):
         kernel.features(x)
 
@@ -631,7 +631,7 @@ def test_parts_of_a_store(make: Any, tmp_path: Path) -> None:
 def test_features_of_another_kernel_are_refused(whole: Path) -> None:
     """Of another seed, kind, dimension, model, in whatever place."""
     stored, x = open_features(whole), inputs(5)
-    model = small().features.network.model
+    model = small().feature_map.network.model
     others: dict[str, tg.Kernel] = {
         "seed 0, not 1": tg.projected(small(), 24, seed=1),
         "kind 'sparse', not 'gaussian'": tg.projected(small(), 24, "gaussian"),
@@ -642,7 +642,7 @@ def test_features_of_another_kernel_are_refused(whole: Path) -> None:
         "storage None, not 'float16'": tg.projected(small(), 24, storage="float16"),
         "of.weights": tg.projected(small(seed=5), 24),
         "of.kernel 'trace ntk', not 'pseudo ntk'": tg.projected(tg.pseudo_ntk(model), 24),
-        "of.parameters": tg.projected(tg.trace_ntk(model, train="0"), 24),
+        "of.parameters": tg.projected(tg.trace_ntk(model, trainable="0"), 24),
     }
     for what, kernel in others.items():
         for run in (lambda k: k(stored), lambda k: k(x, stored), lambda k: tg.compute(k, stored, x, progress=False)):
@@ -753,7 +753,7 @@ def slow_run(path: str, log: str, pause: float) -> None:
     from tangency.gram import sweep
 
     torch.set_num_threads(1)
-    tiles = sweep.Sweep.tiles
+    tiles = sweep.RowSweep.tiles
 
     def slow(self: Any, task: Any) -> Iterator[Any]:
         with open(log, "a") as f:
@@ -763,7 +763,7 @@ def slow_run(path: str, log: str, pause: float) -> None:
                 time.sleep(pause)
                 yield i, j, tile
 
-    sweep.Sweep.tiles = slow  # type: ignore[method-assign]
+    sweep.RowSweep.tiles = slow  # type: ignore[method-assign]
     again(path)
 
 
@@ -850,7 +850,7 @@ def test_sixteen_bits_cost_little(tmp_path: Path) -> None:
 )
 def test_what_16_bits_cannot_hold_is_refused(factor: float, fix: str) -> None:
     """Said with the sample, by how much, and what helps: a larger scale for what is too small, and the reverse."""
-    model, x = small().features.network.model, inputs(40)
+    model, x = small().feature_map.network.model, inputs(40)
     base = tg.head_ntk(model, lambda out: factor * out)
     with pytest.raises(tg.InputError, match=rf"sample 0 .*(lose|float16).*storage=None.*({fix})"):
         tg.projected(base, 64, storage="float16").features(x)
@@ -941,9 +941,9 @@ def test_neighbours_in_16_bits_and_of_other_types(tmp_path: Path) -> None:
 def test_neighbours_that_make_no_sense() -> None:
     features = torch.randn(5000, 4)
     for count in (0, -1, 2.0, True, None):
-        with pytest.raises(tg.InputError, match=f"count={count}"):
+        with pytest.raises(tg.InputError, match=f"neighbours={count}"):
             nearest(features[:2], features, count)
-    with pytest.raises(tg.InputError, match="count=5001, but there are 5000"):
+    with pytest.raises(tg.InputError, match="neighbours=5001, but there are 5000"):
         nearest(features[:2], features, 5001)
     for queries in (features[0], features[:2, :3], features[:2, None]):
         with pytest.raises(tg.InputError, match="queries have shape"):
@@ -976,7 +976,7 @@ def test_more_dimensions_than_parameters(dim: int) -> None:
     with pytest.warns(tg.PerformanceWarning, match=f"dim={dim} is not less than the 242 parameters.*exact kernel"):
         tg.projected(KERNEL, dim)
     with pytest.warns(tg.PerformanceWarning, match="82 parameters"):
-        tg.projected(tg.trace_ntk(MODEL, train="2"), dim)
+        tg.projected(tg.trace_ntk(MODEL, trainable="2"), dim)
     tg.projected(KERNEL, 241)  # not a word
 
 
@@ -1098,7 +1098,7 @@ def test_what_cannot_be_projected(given: Any, message: str) -> None:
 
 def test_features_themselves_can_be_projected() -> None:
     x = torch.randn(4, 3)
-    assert torch.equal(tg.projected(KERNEL.features, 8).features(x), tg.projected(KERNEL, 8).features(x))
+    assert torch.equal(tg.projected(KERNEL.feature_map, 8).features(x), tg.projected(KERNEL, 8).features(x))
 
 
 def test_inputs_that_make_no_sense() -> None:

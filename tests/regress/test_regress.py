@@ -102,7 +102,7 @@ def features(kernel: str) -> Data:
     model = mlp([3, 6, 5, 2], nn.Tanh).double()
     k = KERNELS[kernel](model)
     x, z = normal(13, 3), normal(4, 3)
-    return Data(k.matrix(x).detach(), k.matrix(z).detach())
+    return Data(k.features(x).detach(), k.features(z).detach())
 
 
 def some(n: int = 12, p: int = 30, m: int = 5, c: int | None = None) -> Data:
@@ -133,13 +133,13 @@ def test_kernels_are_products_of_their_feature_matrices(name: str) -> None:
         if kind == "conjugate" and name in WITHOUT_LAST_LAYER:
             continue
         k = make(model)
-        data = Data(k.matrix(x).detach(), k.matrix(z).detach())
+        data = Data(k.features(x).detach(), k.features(z).detach())
         assert data.full == (kind == "full")
         near(data.k, k(x).detach(), 1e-11)
         near(data.cross, k(z, x).detach(), 1e-11)
     j = reference.jacobians(model, every)
     phi = torch.cat([v.flatten(2) for v in j.values()], 2)
-    got = tg.full_ntk(model).matrix(every)
+    got = tg.full_ntk(model).features(every)
     assert got.shape[:2] == phi.shape[:2]
     near(got.detach().norm(dim=(1, 2)), phi.norm(dim=(1, 2)), 1e-11)
 
@@ -158,11 +158,11 @@ def test_ridge_is_ridge_on_the_features(kernel: str, q: int | None, options: str
         weights[[2, 7]] = 0.0
     shifted = "f0" in options
     gamma, ahead = data.fit(y - f0 if shifted else y, 0.3, weights)
-    given = {"weights": weights, **({"f0": f0} if shifted else {})}
+    given = {"sample_weights": weights, **({"f0": f0} if shifted else {})}
     for fit, cross in (
         (ridge(data.k, y, reg=0.3, **given), data.cross),
-        (ridge(data.k, y, reg=0.3, **given, method=CG(), tol=1e-12), data.cross),
-        (ridge(data.k, y, reg=0.3, **given, method=Eigh()), data.cross),
+        (ridge(data.k, y, reg=0.3, **given, solver=CG(), tol=1e-12), data.cross),
+        (ridge(data.k, y, reg=0.3, **given, solver=Eigh()), data.cross),
         (least_squares(data.phi, y, reg=0.3, **given), data.phi_z),
     ):
         near(fit.predict(cross, f0_z if shifted else None), ahead + (f0_z.numpy() if shifted else 0))
@@ -182,7 +182,7 @@ def test_fitting_with_f0_is_fitting_the_residual(c: int | None, q: int | None) -
     w = torch.rand(12, dtype=F64) + 0.1
     for f in (
         lambda y, **o: ridge(data.k, y, reg=0.1, **o),
-        lambda y, **o: ridge(data.k, y, reg=0.1, weights=w, **o),
+        lambda y, **o: ridge(data.k, y, reg=0.1, sample_weights=w, **o),
         lambda y, **o: ridgeless(data.k, y, **o),
         lambda y, **o: gaussian_process(data.k, y, noise=0.1, **o).model,
     ):
@@ -202,15 +202,15 @@ def test_integer_weights_repeat_rows_and_zeros_remove_them(times: list[int], see
     rows = torch.arange(len(times)).repeat_interleave(w)
     repeated = Data(data.phi[rows], data.phi_z)
     for f, by_features in (
-        (lambda d, y, f0, w: ridge(d.k, y, reg=0.2, f0=f0, weights=w), False),
-        (lambda d, y, f0, w: ridgeless(d.k, y, f0=f0, weights=w, cutoff=1e-10), False),
-        (lambda d, y, f0, w: least_squares(d.phi, y, f0=f0, weights=w), True),
+        (lambda d, y, f0, w: ridge(d.k, y, reg=0.2, f0=f0, sample_weights=w), False),
+        (lambda d, y, f0, w: ridgeless(d.k, y, f0=f0, sample_weights=w, cutoff=1e-10), False),
+        (lambda d, y, f0, w: least_squares(d.phi, y, f0=f0, sample_weights=w), True),
     ):
         one, other = f(data, y, f0, w), f(repeated, y[rows], f0[rows], None)
         crosses = (data.phi_z, data.phi_z) if by_features else (data.cross, repeated.cross)
         near(one.predict(crosses[0], f0_z), other.predict(crosses[1], f0_z), 1e-7)
         assert one.norm == pytest.approx(other.norm, rel=1e-7)
-    a = ridge(data.k, y, reg=0.2, weights=w).coefficients
+    a = ridge(data.k, y, reg=0.2, sample_weights=w).coefficients
     assert bool((a[w == 0] == 0).all())
 
 
@@ -222,8 +222,12 @@ def test_constant_weights_scale_reg(k: torch.dtype, constant: float) -> None:
     K = data.k.to(k)
     want = ridge(K, y, reg=0.1 / constant).coefficients
     for weights in (constant, torch.full((12,), constant), np.full(12, constant), [constant] * 12):
-        near(ridge(K, y, reg=0.1, weights=weights).coefficients, want, 1e-11 if isinstance(weights, float) else 1e-6)
-    near(ridge(K, y, reg=0.1, weights=torch.full((12,), constant, dtype=F64)).coefficients, want, 1e-11)
+        near(
+            ridge(K, y, reg=0.1, sample_weights=weights).coefficients,
+            want,
+            1e-11 if isinstance(weights, float) else 1e-6,
+        )
+    near(ridge(K, y, reg=0.1, sample_weights=torch.full((12,), constant, dtype=F64)).coefficients, want, 1e-11)
 
 
 def test_weights_are_exact_in_the_wider_type() -> None:
@@ -231,7 +235,7 @@ def test_weights_are_exact_in_the_wider_type() -> None:
     data = some()
     K, y, w = data.k.float(), data.targets()[0], torch.rand(12, dtype=F64) + 0.1
     want = np.linalg.solve(K.double().numpy() + np.diag(0.01 / w.numpy()), y.numpy())
-    near(ridge(K, y, reg=0.01, weights=w).coefficients, want, 1e-11)
+    near(ridge(K, y, reg=0.01, sample_weights=w).coefficients, want, 1e-11)
 
 
 def test_k_times_identity_is_a_full_kernel() -> None:
@@ -239,8 +243,8 @@ def test_k_times_identity_is_a_full_kernel() -> None:
     y, f0, f0_z = data.targets(c)
     full, cross, w = expanded(data.k, c), expanded(data.cross, c), torch.rand(9, dtype=F64) + 0.1
     for f in (
-        lambda K: ridge(K, y, reg=0.2, f0=f0, weights=w),
-        lambda K: ridgeless(K, y, f0=f0, weights=w),
+        lambda K: ridge(K, y, reg=0.2, f0=f0, sample_weights=w),
+        lambda K: ridgeless(K, y, f0=f0, sample_weights=w),
         lambda K: gaussian_process(K, y, noise=0.2, f0=f0).model,
     ):
         near(f(full).predict(cross, f0_z), f(data.k).predict(data.cross, f0_z))
@@ -263,16 +267,17 @@ def test_grams_on_disk_and_in_memory_fit_alike(tmp_path: Path) -> None:
         disk = tg.compute(kernel, x, store=store, tile=4, progress=False)
         ahead = tg.compute(kernel, z, x, store=store + "-z", tile=4, progress=False)
         for f in (
-            lambda K, y=y: ridge(K, y, reg=0.1, weights=w),
-            lambda K, y=y: ridge(K, y, reg=0.1, weights=w, method=CG(), tol=1e-11),
-            lambda K, y=y: ridgeless(K, y, weights=w),
+            lambda K, y=y: ridge(K, y, reg=0.1, sample_weights=w),
+            lambda K, y=y: ridge(K, y, reg=0.1, sample_weights=w, solver=CG(), tol=1e-11),
+            lambda K, y=y: ridgeless(K, y, sample_weights=w),
             lambda K, y=y: gaussian_process(K, y, noise=0.1).model,
         ):
             near(f(disk).predict(ahead), f(kernel(x)).predict(kernel(z, x)), 1e-8)
         norms = kernel.diag(x).sqrt()
         cosine = kernel(x) / norms.reshape(*y.shape, *[1] * y.dim()) / norms
         near(
-            ridge(disk.cosine(), y, reg=0.1, weights=w).coefficients, ridge(cosine, y, reg=0.1, weights=w).coefficients
+            ridge(disk.cosine(), y, reg=0.1, sample_weights=w).coefficients,
+            ridge(cosine, y, reg=0.1, sample_weights=w).coefficients,
         )
         numbers = torch.arange(11) % 2
         near(logistic(disk, numbers, reg=0.1).logits(ahead), logistic(kernel(x), numbers, reg=0.1).logits(kernel(z, x)))
@@ -293,7 +298,7 @@ def test_ridgeless_is_the_pseudo_inverse(n: int, p: int, seed: int, c: int | Non
     middle = np.linalg.pinv(root @ k @ root, rcond=1e-8, hermitian=True)
     cross = data.cross.reshape(-1, len(root)).numpy()
     want = cross @ (root @ (middle @ (root @ (y - f0).numpy().flatten())))
-    fit = ridgeless(data.k, y, f0=f0, weights=w, cutoff=1e-8)
+    fit = ridgeless(data.k, y, f0=f0, sample_weights=w, cutoff=1e-8)
     near(fit.predict(data.cross, f0_z) - f0_z, want.reshape(f0_z.shape), 1e-6)
     assert fit.rank == np.linalg.matrix_rank(root @ k @ root, tol=1e-8 * np.linalg.norm(root @ k @ root, 2))
     gamma, *_ = np.linalg.lstsq(
@@ -308,9 +313,9 @@ def test_ridgeless_is_the_limit_of_ridge() -> None:
     """Also where K cannot be inverted; the error falls as reg does."""
     for data in (some(8, 20), some(12, 5)):
         y, w = data.targets()[0], torch.rand(len(data.phi), dtype=F64) + 0.1
-        limit = ridgeless(data.k, y, weights=w).predict(data.cross)
+        limit = ridgeless(data.k, y, sample_weights=w).predict(data.cross)
         off = [
-            float((ridge(data.k, y, weights=w, reg=reg).predict(data.cross) - limit).norm())
+            float((ridge(data.k, y, sample_weights=w, reg=reg).predict(data.cross) - limit).norm())
             for reg in (1e-3, 1e-4, 1e-5, 1e-6)
         ]
         assert off[-1] < 1e-4 * float(limit.norm())
@@ -412,7 +417,7 @@ def test_least_squares_is_numpys(n: int, p: int, rank: int, seed: int, c: int | 
     # Ridge is least squares with √reg·I below.
     a, t = (a, t) if reg == 0 else (np.vstack([a, reg**0.5 * np.eye(p)]), np.concatenate([t, np.zeros(p)]))
     want, _, found, _ = np.linalg.lstsq(a, t, rcond=1e-10)
-    fit = least_squares(phi, y, reg=reg, f0=f0, weights=w, cutoff=1e-10)
+    fit = least_squares(phi, y, reg=reg, f0=f0, sample_weights=w, cutoff=1e-10)
     near(fit.coefficients, want, 1e-6)
     assert fit.norm == pytest.approx(np.linalg.norm(want), rel=1e-6)
     near(fit.predict(phi, f0), fit.fitted, 1e-12)
@@ -449,10 +454,10 @@ def test_features_are_better_conditioned_than_their_gram() -> None:
         (w * (model(x)[:, 0] - f(x)) ** 2).sum().backward()
         optimizer.step()
     ck = tg.conjugate_kernel(model)
-    phi, phi_z = ck.matrix(x).detach(), ck.matrix(z).detach()
+    phi, phi_z = ck.features(x).detach(), ck.features(z).detach()
     assert phi.shape == (201, 129)
-    through = least_squares(phi, f(x), weights=w).predict(phi_z)
-    gram = ridgeless(ck(x).detach(), f(x), weights=w).predict(ck(z, x).detach())
+    through = least_squares(phi, f(x), sample_weights=w).predict(phi_z)
+    gram = ridgeless(ck(x).detach(), f(x), sample_weights=w).predict(ck(z, x).detach())
     errors = [float((v * (got - f(z)) ** 2).sum().sqrt()) for got in (through, gram)]
     assert errors[0] * 10 <= errors[1], errors
     assert errors[1] < 1e-2, errors
@@ -784,7 +789,7 @@ class Task:
         n, k = len(self.labels), self.data.k
         inside = k @ a if not self.data.full else torch.einsum("ncmd,md->nc", k, a)
         logits = inside + b + self.given.get("f0", 0)
-        aim, w = self.probabilities(), self.given.get("weights", torch.ones(n, dtype=F64))
+        aim, w = self.probabilities(), self.given.get("sample_weights", torch.ones(n, dtype=F64))
         if self.c == 1:
             each = F.binary_cross_entropy_with_logits(logits, aim[:, 0], reduction="none")
         else:
@@ -804,7 +809,7 @@ def task(classes: int, form: str, options: str, n: int = 24) -> Task:
     if "f0" in options:
         given["f0"] = normal(n) if c == 1 else normal(n, c)
     if "weights" in options:
-        given["weights"] = torch.rand(n, dtype=F64) * (torch.arange(n) != 5)
+        given["sample_weights"] = torch.rand(n, dtype=F64) * (torch.arange(n) != 5)
     if "bias" in options:
         given["bias"] = True
     return Task(data, labels, c, given)
@@ -838,7 +843,7 @@ def test_the_gradient_that_is_reported_is_measured(options: str) -> None:
     """‖∇‖ in the Hilbert space: √(uᵀ K u) with u = w(p − y) + reg·a, and the bias's; against that at the start."""
     t = task(2, "one", options)
     fit = logistic(t.data.k, t.labels, **t.given, tol=0.05)
-    aim, w = t.probabilities()[:, 0], t.given.get("weights", torch.ones(24, dtype=F64))
+    aim, w = t.probabilities()[:, 0], t.given.get("sample_weights", torch.ones(24, dtype=F64))
 
     def norm(logits: Tensor, a: Tensor) -> float:
         off = w * (torch.sigmoid(logits) - aim)
@@ -865,8 +870,8 @@ def test_logistic_regression_is_scikit_learns(classes: int, bias: bool, weighted
         warnings.simplefilter("ignore")  # its line search warns at this tolerance
         theirs.fit(x.numpy(), labels.numpy(), sample_weight=None if w is None else w.numpy())
     want = theirs.predict_proba(z.numpy())
-    by_gram = logistic(x @ x.T, labels, reg=reg, bias=bias, weights=w)
-    by_features = logistic_features(x, labels, reg=reg, bias=bias, weights=w)
+    by_gram = logistic(x @ x.T, labels, reg=reg, bias=bias, sample_weights=w)
+    by_features = logistic_features(x, labels, reg=reg, bias=bias, sample_weights=w)
     for fit, cross in ((by_gram, z @ x.T), (by_features, z)):
         near(fit.probabilities(cross), want, 1e-6)
         assert np.array_equal(fit.predict(cross).numpy(), theirs.predict(z.numpy()))
@@ -888,7 +893,7 @@ def test_grams_and_features_give_one_answer(classes: int, form: str, options: st
     near(by_gram.probabilities(t.data.cross, f0_z), by_features.probabilities(t.data.phi_z, f0_z), 1e-7)
     assert by_gram.model.norm == pytest.approx(by_features.model.norm, rel=1e-7)
     assert by_gram.loss == pytest.approx(by_features.loss, rel=1e-8)
-    aim, w = t.probabilities(), t.given.get("weights", torch.ones(24, dtype=F64))
+    aim, w = t.probabilities(), t.given.get("sample_weights", torch.ones(24, dtype=F64))
     p = by_gram.probabilities(t.data.k, t.given.get("f0"))
     aim = torch.cat([1 - aim, aim], 1) if t.c == 1 else aim
     assert by_gram.loss == pytest.approx(-float((w[:, None] * torch.xlogy(aim, p)).sum()), rel=1e-8)
@@ -927,7 +932,7 @@ def test_soft_labels_are_weighted_hard_ones() -> None:
         soft = torch.softmax(normal(10, classes), 1)
         rows = torch.arange(10).repeat_interleave(classes)
         hard = logistic(
-            data.k[rows][:, rows], torch.arange(classes).repeat(10), reg=0.2, weights=soft.flatten(), bias=True
+            data.k[rows][:, rows], torch.arange(classes).repeat(10), reg=0.2, sample_weights=soft.flatten(), bias=True
         )
         got = logistic(data.k, soft, reg=0.2, bias=True)
         near(got.probabilities(data.cross), hard.probabilities(data.cross[:, rows]), 1e-8)
@@ -941,7 +946,7 @@ def test_integer_weights_repeat_samples(times: list[int], seed: int, classes: in
     if len(set(labels[rows].tolist())) < classes:
         return
     for bias in (False, True):
-        one = logistic(data.k, labels, reg=0.3, weights=w, bias=bias)
+        one = logistic(data.k, labels, reg=0.3, sample_weights=w, bias=bias)
         many = logistic(data.k[rows][:, rows], labels[rows], reg=0.3, bias=bias)
         near(one.probabilities(data.cross), many.probabilities(data.cross[:, rows]), 1e-7)
         assert one.loss == pytest.approx(many.loss, rel=1e-8)
@@ -1035,8 +1040,8 @@ def test_newton_comes_back_from_a_far_start(seed: int, far: float, classes: int)
 ABSENT: dict[str, tuple[Any, dict[str, Any], str]] = {
     "more classes than y has": (torch.arange(12) % 2, {"classes": 3}, r"class 2 \(of 3\)"),
     "a gap": (2 * (torch.arange(12) % 2), {}, r"class 1 \(of 3\)"),
-    "no weight": (torch.arange(12) % 3, {"weights": (torch.arange(12) % 3 != 0).double()}, r"class 0 \(of 3\)"),
-    "no weight of two": (torch.arange(12) % 2, {"weights": torch.arange(12) % 2}, r"class 0 \(of 2\)"),
+    "no weight": (torch.arange(12) % 3, {"sample_weights": (torch.arange(12) % 3 != 0).double()}, r"class 0 \(of 3\)"),
+    "no weight of two": (torch.arange(12) % 2, {"sample_weights": torch.arange(12) % 2}, r"class 0 \(of 2\)"),
     "no probability": (F.one_hot(torch.arange(12) % 2, 4).double(), {}, r"class 2, 3 \(of 4\)"),
     "one of two": (torch.tensor([[1.0, 0.0]] * 12), {}, r"class 1 \(of 2\)"),
 }
@@ -1144,11 +1149,13 @@ BAD_FITS: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "y elsewhere": (SOME, Y.to("meta"), {}, r"K is on cpu, y on meta. Move one"),
     "f0 of another shape": (SOME, Y, {"f0": Y[:, None]}, r"f0 has shape \(4, 1\); needed: \(4,\)"),
     "NaN in f0": (SOME, Y, {"f0": NAN}, r"f0\[2\] is nan; needed: finite"),
-    "too few weights": (SOME, Y, {"weights": [1.0, 2.0]}, r"weights have shape \(2,\); needed: .*\[4\]"),
-    "weights by output": (FULL, Y[:, None].expand(4, 2), {"weights": torch.ones(4, 2)}, r"weights have shape \(4, 2\)"),
-    "negative weights": (SOME, Y, {"weights": [1, 1, 1, -1]}, "weights from -1 to 1; needed: at least 0"),
-    "no weights": (SOME, Y, {"weights": torch.zeros(4)}, "weights from 0 to 0; needed: at least 0, and not all 0"),
-    "NaN in weights": (SOME, Y, {"weights": NAN}, r"weights\[2\] is nan; needed: finite"),
+    "too few weights": (SOME, Y, {"sample_weights": [1.0, 2.0]}, r"sample_weights have shape \(2,\); needed: .*\[4\]"),
+    "weights by output": (FULL, Y[:, None].expand(4, 2), {"sample_weights": torch.ones(4, 2)},
+                          r"sample_weights have shape \(4, 2\)"),
+    "negative weights": (SOME, Y, {"sample_weights": [1, 1, 1, -1]}, "sample_weights from -1 to 1; needed: at least 0"),
+    "no weights": (SOME, Y, {"sample_weights": torch.zeros(4)},
+                   "sample_weights from 0 to 0; needed: at least 0, and not all 0"),
+    "NaN in weights": (SOME, Y, {"sample_weights": NAN}, r"sample_weights\[2\] is nan; needed: finite"),
     "K not square": (SOME[:, 1:], Y, {}, r"K has shape \(4, 3\); needed: a square Gram"),
     "K not symmetric": (SOME + torch.eye(4, dtype=F64).roll(1, 0), Y, {}, "K is not symmetric"),
     "NaN in K": (SOME * NAN, Y, {}, "K.* is nan; needed: finite"),
@@ -1159,7 +1166,7 @@ BAD_FITS: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
 def test_bad_input_is_refused_by_every_fit(name: str) -> None:
     K, y, options, message = BAD_FITS[name]
     fits = [lambda: ridge(K, y, reg=0.1, **options), lambda: ridgeless(K, y, **options)]
-    if "weights" not in options:
+    if "sample_weights" not in options:
         fits += [lambda: gaussian_process(K, y, noise=0.1, **options), lambda: cross_validate(K, y, [0.1], **options)]
     for fit in fits:
         with pytest.raises(tg.InputError, match=message):
@@ -1172,9 +1179,9 @@ def test_bad_input_is_refused_by_every_fit(name: str) -> None:
         (lambda: ridge(SOME, Y, reg=-1), "reg=-1; needed"),
         (lambda: ridge(SOME, Y, reg=float("nan")), "reg=nan; needed"),
         (lambda: ridge(SOME, Y, reg=None), "reg=None; needed"),
-        (lambda: ridge(SOME, Y, reg=0.1, method="eigh"), "method='eigh'; needed: a solver"),
+        (lambda: ridge(SOME, Y, reg=0.1, solver="eigh"), "solver='eigh'; needed: a solver"),
         (lambda: ridge(SPECTRUM, Y, reg=0.1), "ridge takes the Gram itself.*ridgeless or cross_validate"),
-        (lambda: ridgeless(SPECTRUM, Y, weights=2.0), "weights= need the Gram itself"),
+        (lambda: ridgeless(SPECTRUM, Y, sample_weights=2.0), "sample_weights= need the Gram itself"),
         (lambda: ridgeless(SOME, Y, cutoff=-1.0), "cutoff=-1.0; needed: a fraction"),
         (lambda: ridgeless(SOME, Y, cutoff=1.0), "cutoff=1.0; needed: a fraction"),
         (lambda: least_squares(SOME, Y, cutoff=-1.0), "cutoff=-1.0; needed: a fraction"),
@@ -1188,7 +1195,7 @@ def test_bad_input_is_refused_by_every_fit(name: str) -> None:
         (lambda: least_squares(SOME, Y[1:]), r"there are 4 rows and y has shape \(3,\)"),
         (lambda: least_squares(SOME.reshape(2, 2, 4), Y), r"full over 2 outputs of 2 samples and y has shape \(4,\)"),
         (lambda: least_squares(SOME, Y, f0=Y[1:]), r"f0 has shape \(3,\); needed: \(4,\)"),
-        (lambda: least_squares(SOME, Y, weights=-1.0), "weights from -1 to -1; needed"),
+        (lambda: least_squares(SOME, Y, sample_weights=-1.0), "sample_weights from -1 to -1; needed"),
         (lambda: least_squares(SOME, NAN), r"y\[2\] is nan; needed: finite"),
     ],
 )  # fmt: skip
@@ -1215,8 +1222,8 @@ BAD_LABELS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "NaN reg": (LABELS, {"reg": float("nan")}, "reg=nan; needed"),
     "f0": (LABELS, {"f0": torch.zeros(4, 2)}, r"f0 has shape \(4, 2\); needed: \(4,\)"),
     "f0 of three classes": (torch.tensor([0, 1, 2, 1]), {"f0": Y}, r"f0 has shape \(4,\); needed: \(4, 3\)"),
-    "weights": (LABELS, {"weights": [-1, 1, 1, 1]}, "weights from -1 to 1; needed"),
-    "number of weights": (LABELS, {"weights": [1.0] * 3}, r"weights have shape \(3,\); needed"),
+    "weights": (LABELS, {"sample_weights": [-1, 1, 1, 1]}, "sample_weights from -1 to 1; needed"),
+    "number of weights": (LABELS, {"sample_weights": [1.0] * 3}, r"sample_weights have shape \(3,\); needed"),
 }  # fmt: skip
 
 
@@ -1335,13 +1342,13 @@ def test_nothing_given_is_changed() -> None:
     K, phi, y, f0, w, labels = given
     before = [v.clone() for v in given]
     for f in (
-        lambda: ridge(K, y, reg=0.1, f0=f0, weights=w, method=Cholesky()),
-        lambda: ridgeless(K, y, f0=f0, weights=w),
-        lambda: least_squares(phi, y, f0=f0, weights=w),
+        lambda: ridge(K, y, reg=0.1, f0=f0, sample_weights=w, solver=Cholesky()),
+        lambda: ridgeless(K, y, f0=f0, sample_weights=w),
+        lambda: least_squares(phi, y, f0=f0, sample_weights=w),
         lambda: gaussian_process(K, y, noise=0.1, f0=f0),
         lambda: cross_validate(K, y, [0.1], f0=f0),
-        lambda: logistic(K, labels, reg=0.1, f0=f0, weights=w, bias=True),
-        lambda: logistic_features(phi, labels, reg=0.1, f0=f0, weights=w, bias=True),
+        lambda: logistic(K, labels, reg=0.1, f0=f0, sample_weights=w, bias=True),
+        lambda: logistic_features(phi, labels, reg=0.1, f0=f0, sample_weights=w, bias=True),
         lambda: risk_study(K, y, K, y, sizes=[4], regs=[0.1], progress=False),
     ):
         f()
@@ -1353,7 +1360,7 @@ def test_what_is_not_exact_enough_is_not_returned() -> None:
     t = torch.linspace(0, 1, 60, dtype=F64)
     K, y = torch.exp(-((t[:, None] - t) ** 2)), torch.sign(t - 0.5)
     with pytest.raises(tg.DidNotConverge) as e:
-        ridge(K, y, reg=1e-14, method=CG(None, max_steps=3))
+        ridge(K, y, reg=1e-14, solver=CG(None, max_steps=3))
     assert e.value.solution.residual > 1e-6
     with pytest.raises(tg.DidNotConverge):
         ridge(K, y, reg=1e-6, tol=1e-20)

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 import tangency as tg
 from tangency import report
 from tangency.datasets import Labelled
-from tangency.decisions import Decisions, View
+from tangency.decisions import Decisions, Explanation
 from tangency.decisions.attribution import Attribution
 from tangency.report import pack, pictures
 from tangency.surrogate import Faithfulness, Interval, MonotoneMap, Surrogate
@@ -109,7 +109,7 @@ def decide(
         found = attribution(cross[rows], weights, bias, outputs, train.y, c, k)
         title, spectrum = f"a made-up kernel, number {i + 1}", torch.linalg.eigvalsh(gram).flip(0)
         seconds = 1.5 + 60 * i
-        views.append(View(names[i], title, machine, faith, logits, found, picture, spans, spectrum, seconds, flagged))
+        views.append(Explanation(names[i], title, machine, faith, logits, found, picture, spans, spectrum, seconds, flagged))
     facts = {
         "model": "made-up network",
         "data": test.name,
@@ -159,8 +159,8 @@ def written(c: int = 2, **options: Any) -> Decisions:
     )
     made = decide(train, test, noise=2.5, **options)
     facts = {**made.facts, "model": f"</script>{NASTY}", "note": NASTY}
-    views = tuple(replace(v, title=f"{v.title} {NASTY}") for v in made.views)
-    return replace(made, facts=facts, views=views)
+    views = tuple(replace(v, title=f"{v.title} {NASTY}") for v in made.explanations)
+    return replace(made, facts=facts, explanations=views)
 
 
 def tabled(**options: Any) -> Decisions:
@@ -256,7 +256,7 @@ def values(page: Any, selector: str) -> Tensor:
 
 def check_numbers(page: Any, d: Decisions, at: int, view: int, output: int) -> None:
     """What the page shows of one sample is what the decisions hold."""
-    v, a = d.views[view], d.views[view].attribution
+    v, a = d.explanations[view], d.explanations[view].attribution
     assert sample(page) == int(d.shown[at])
     for kind, index, amount in (
         ("similar", a.similar[at], a.similarity[at]),
@@ -291,12 +291,12 @@ def test_numbers_are_those_of_the_decisions(show: Opener, poisoned: Decisions, p
     page.click(".behind .choice button >> nth=1")
     check_numbers(page, d, 1, 1, 1)
     taus = values(page, ".kernels td.tau")
-    torch.testing.assert_close(taus, torch.tensor([v.faithfulness.tau for v in d.views]))
+    torch.testing.assert_close(taus, torch.tensor([v.faithfulness.tau for v in d.explanations]))
     assert page.inner_text("#best .big") == "trNTK"
     wrong = int((d.logits.argmax(1) != d.test.y).sum())
     assert page.inner_text("#to-wrong .big") == str(wrong)
     cells = "nodes => nodes.map((n) => Number(n.innerText.replace('·', '0')))"
-    for who, logits in (("Network", d.logits), ("Surrogate", d.views[1].logits)):
+    for who, logits in (("Network", d.logits), ("Surrogate", d.explanations[1].logits)):
         page.click(f"#faithful .choice >> text={who}")
         counts = torch.tensor(page.eval_on_selector_all(".confusion td", cells)).view(10, 10)
         expected = torch.zeros(10, 10).index_put_((d.test.y, logits.argmax(1)), torch.ones(1), accumulate=True)
@@ -309,7 +309,7 @@ def test_small_pictures_are_exact(show: Opener) -> None:
     read = """nodes => nodes.map((n) => [...n.getContext("2d").getImageData(0, 0, 8, 8).data])
         .map((bytes) => bytes.filter((_, k) => k % 4 == 0))"""
     seen = torch.tensor(page.eval_on_selector_all("[data-list=similar] canvas", read), dtype=torch.uint8)
-    torch.testing.assert_close(seen, d.train.show[d.views[0].attribution.similar[0]].flatten(1))
+    torch.testing.assert_close(seen, d.train.show[d.explanations[0].attribution.similar[0]].flatten(1))
     assert page.locator("#kernels button").count() == 0  # one kernel: nothing to switch
     large = torch.tensor(page.eval_on_selector_all(".subject canvas", read), dtype=torch.uint8)
     torch.testing.assert_close(large, d.test.show[d.shown[:1]].flatten(1))
@@ -360,8 +360,8 @@ def test_keys(show: Opener, poisoned: Decisions, poisoned_page: Path) -> None:
 def test_filters_order_and_search(show: Opener, poisoned: Decisions, poisoned_page: Path) -> None:
     page, d = show(poisoned_page), poisoned
     rows, said = d.shown, d.logits.argmax(1)
-    truth, stand = d.test.y, d.views[0].logits.argmax(1)
-    flagged = d.views[0].flagged
+    truth, stand = d.test.y, d.explanations[0].logits.argmax(1)
+    flagged = d.explanations[0].flagged
     assert flagged is not None
     assert d.poisoned_test is not None
     for key, mask in (
@@ -401,8 +401,8 @@ def test_filters_order_and_search(show: Opener, poisoned: Decisions, poisoned_pa
 
 
 def odds_off(d: Decisions, view: int) -> Tensor:
-    odds = [tg.surrogate.log_odds(v.double(), d.test.y, outputs_are="logits") for v in (d.logits, d.views[view].logits)]
-    line = d.views[view].faithfulness.map
+    odds = [tg.surrogate.log_odds(v.double(), d.test.y, outputs_are="logits") for v in (d.logits, d.explanations[view].logits)]
+    line = d.explanations[view].faithfulness.map
     return MonotoneMap(line.knots.double(), line.values.double())(odds[1]) - odds[0]
 
 
@@ -421,12 +421,12 @@ def test_scatter_confusion_and_training_samples_lead_to_decisions(
     page.locator(".confusion td.hit button").first.click()
     assert {int(d.test.y[r]) for r in listed(page)} == {0} == {int(d.logits[r].argmax()) for r in listed(page)}
     page.locator("[data-list=helpful] .tile").first.click()
-    index = int(d.views[0].attribution.helpful[d.shown.tolist().index(sample(page)), 0, 0])
+    index = int(d.explanations[0].attribution.helpful[d.shown.tolist().index(sample(page)), 0, 0])
     assert f"Training sample #{index}" in page.inner_text("dialog")
     page.locator("dialog .link").last.click()
     assert page.locator("dialog").count() == 0
     where = d.shown.tolist().index(sample(page))
-    a = d.views[0].attribution
+    a = d.explanations[0].attribution
     assert index in torch.cat([a.similar[where], a.helpful[where].flatten(), a.harmful[where].flatten()]).tolist()
 
 
@@ -546,7 +546,7 @@ def test_texts_stay_texts(show: Opener) -> None:
     assert page.evaluate("window.hacked") is None
     check_numbers(page, d, 0, 0, 0)
     assert page.inner_text(".subject .text") == d.test.show[int(d.shown[0])]
-    first = int(d.views[0].attribution.similar[0, 0])
+    first = int(d.explanations[0].attribution.similar[0, 0])
     assert page.text_content("[data-list=similar] .tile .text") == d.train.show[first]
     assert page.title().startswith(f"</script>{NASTY} on reviews {NASTY}")
     assert page.inner_text("h1") == f"</script>{NASTY} on reviews {NASTY}"
@@ -567,8 +567,8 @@ def hostile() -> Decisions:
         object.__setattr__(data, "classes", classes)
         object.__setattr__(data, "show", texts[: len(data)])
     made = decide(train, test, kernels=1)
-    views = tuple(replace(v, title=f"{v.title}\u202e") for v in made.views)
-    return replace(made, views=views, facts={**made.facts, "model": "net\udc80\u2067", "note\u202e": "\u202e"})
+    views = tuple(replace(v, title=f"{v.title}\u202e") for v in made.explanations)
+    return replace(made, explanations=views, facts={**made.facts, "model": "net\udc80\u2067", "note\u202e": "\u202e"})
 
 
 def data_in(page: str) -> dict[str, Any]:
@@ -623,7 +623,7 @@ def test_many_classes(show: Opener) -> None:
     assert "20 of 200 classes" in page.inner_text("#faithful")
     assert page.locator(".probabilities tbody tr").count() == 13  # twelve, and the rest
     assert abs(float(values(page, ".probabilities td.network").sum()) - 1) < 1e-5
-    a = d.views[0].attribution
+    a = d.explanations[0].attribution
     sums = (a.boxes[0, 0, :, 5].double() * d.train.counts()).nan_to_num(0)
     assert float(sums.sum()) == pytest.approx(float(a.totals[0, 0]), rel=1e-4)
     assert f"Test sample #{int(d.shown[0])}" in page.inner_text("#detail")
@@ -635,10 +635,10 @@ def test_what_is_missing_is_left_out(show: Opener) -> None:
     """Two classes, one kernel, no pictures, no intervals, numbers that are NaN, one sample: a page without a hole."""
     data = Labelled({"ids": torch.zeros(30, 4).long()}, labels(30, 2), ("no", "yes"))
     made = decide(data, data.select(slice(0, 8)), kernels=1, shown=1, k=3)
-    view = made.views[0]
+    view = made.explanations[0]
     poor = replace(view.faithfulness, intervals={}, tau=float("nan"), pearson=float("nan"))
     bare = replace(view, faithfulness=poor, values=torch.zeros(0), seconds=float("nan"))
-    page = show(replace(made, views=(bare,), facts={}))
+    page = show(replace(made, explanations=(bare,), facts={}))
     assert sample(page) == int(made.shown[0])
     assert page.inner_text("h1") == "the network on the test data"
     assert "No eigenvalues" in page.inner_text("#kernel")
@@ -673,7 +673,7 @@ def large(s: int = 500, n: int = 50_000, kernels: int = 5, k: int = 8) -> Decisi
         machine = Surrogate(torch.zeros(1, c), torch.zeros(c), 1e-3, "l2", "newton", 7, 1e-9, 0.1)
         faith, spectrum = faithfulness(logits, network, test.y, 0.7), torch.logspace(4, -4, n)
         spans, picture = torch.full((c,), 50), random(500, 500)
-        views.append(View(f"k{i}", "made up", machine, faith, logits, found, picture, spans, spectrum, 1.0))
+        views.append(Explanation(f"k{i}", "made up", machine, faith, logits, found, picture, spans, spectrum, 1.0))
     return Decisions(train, test, network, tuple(views), torch.arange(s), {"model": "large"})
 
 
@@ -684,7 +684,7 @@ def test_a_large_page_stays_below_its_limit(show: Opener, tmp_path: Path) -> Non
     assert path.stat().st_size <= 8_000_000
     page = show(path)
     assert "2,000 of 10,000 test samples" in page.inner_text("#faithful")
-    similar = d.views[0].attribution.similar[0].tolist()
+    similar = d.explanations[0].attribution.similar[0].tolist()
     seen = [i for i, _ in neighbours(page, "similar")]
     assert seen == similar[: len(seen)]
     if len(seen) < len(similar):
@@ -778,12 +778,12 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         report.write(d, 3)  # type: ignore[arg-type]
     assert report.write(d, tmp_path / "a" / "b" / "page.HTML").name == "page.HTML"
     for broken, words in (
-        (replace(d, views=()), "at least one kernel"),
+        (replace(d, explanations=()), "at least one kernel"),
         (replace(d, shown=torch.tensor([5, 900])), "shown goes from 5 to 900; there are 90"),
         (replace(d, shown=torch.tensor([5, 5, 1, 2])), "twice"),
         (replace(d, shown=torch.tensor([], dtype=torch.long)), "no sample"),
         (replace(d, shown=torch.tensor([5, 6])), "trNTK explains 4 samples; shown names 2"),
-        (replace(d, views=(d.views[0], d.views[0])), "two views have one name"),
+        (replace(d, explanations=(d.explanations[0], d.explanations[0])), "two explanations have one name"),
         (replace(d, logits=d.logits[:, :1]), "at least two classes"),
         (replace(d, logits=d.logits * float("nan")), "logits of the network"),
         (replace(d, logits=d.logits[:5]), "logits of 5 samples"),

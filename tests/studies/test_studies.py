@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import tangency as tg
 from tangency.infinite import Erf, Gelu, Linear, Quadrature, Relu, Serial, Twin
 from tangency.infinite.finite import roles, scales
-from tangency.studies import Training, boundary, condition, phase
-from tangency.studies.convergence import fitted
+from tangency.studies import GradientDescent, boundary, condition, phase
+from tangency.studies.convergence import fit_slope
 
 
 class Tokens(nn.Module):
@@ -83,7 +83,7 @@ def test_empirical_ntk_is_the_jacobian_in_the_other_parameters() -> None:
     torch.testing.assert_close(standard, tg.trace_ntk(net)(x) / 2)
     without = tg.infinite.empirical_ntk(net, x, w_var=1.7)  # biases of variance 0 do not count
     weights = [name for name in scale if "bias" not in name or name.startswith("norm")]
-    parts = tg.trace_ntk(net, train=weights).parts(x)
+    parts = tg.trace_ntk(net, trainable=weights).parts(x)
     torch.testing.assert_close(without, sum(scale[name] * parts[name] for name in weights) / 2)
     for p in net.rnn.parameters():
         p.requires_grad_(False)
@@ -186,7 +186,7 @@ def test_distance_falls_with_the_root_of_the_width() -> None:
 @pytest.mark.parametrize("twin", [False, True])
 def test_training_stays_near_the_limit_and_within_the_bounds(twin: bool) -> None:
     x, y = torch.randn(6, 5), torch.tensor([1.0, -1, 1, 1, -1, -1])
-    spec = Training(y, steps=60, every=20, twin=twin)
+    spec = GradientDescent(y, steps=60, every=20, twin=twin)
     found = tg.studies.convergence(deep, [64, 128, 256, 384], x, w_var=1.5, b_var=0.1, seeds=3, train=spec)
     slopes, run = found.slopes, found.training
     assert run is not None
@@ -211,11 +211,11 @@ def test_training_stays_near_the_limit_and_within_the_bounds(twin: bool) -> None
 def test_slopes_of_known_numbers() -> None:
     widths = torch.tensor([10, 100, 1000, 10_000])
     noise = torch.randn(4, 400, dtype=torch.float64)
-    found = fitted(widths.tolist(), widths[:, None] ** -0.5 * torch.exp(0.1 * noise))
+    found = fit_slope(widths.tolist(), widths[:, None] ** -0.5 * torch.exp(0.1 * noise))
     spread = (widths.log() - widths.log().mean()).square().sum() * 400
     assert found.error == pytest.approx(0.1 / float(spread) ** 0.5, rel=0.1)  # of a log-normal spread of 0.1
     assert abs(found.value + 0.5) < 4 * found.error
-    assert math.isnan(fitted([1, 2], torch.zeros(2, 1)).value)
+    assert math.isnan(fit_slope([1, 2], torch.zeros(2, 1)).value)
 
 
 def test_studies_of_width_refuse_what_they_cannot_use() -> None:
@@ -239,15 +239,17 @@ def test_studies_of_width_refuse_what_they_cannot_use() -> None:
     with pytest.raises(tg.InputError, match=r"no number for 2.weight"):
         study(deep, [8, 16], x, w_var={"0": 1.0})
     for spec, message in (
-        (Training(torch.ones(3)), r"train.y has shape \(3,\); needed: one number per sample, \[4\]"),
-        (Training(torch.ones(4), steps=0), r"train.steps=0; needed: a whole number"),
-        (Training(torch.ones(4), lr=0.0), r"train.lr=0; needed: more than 0"),
-        (Training(torch.ones(4), lr=100.0), r"train.lr=100; needed: below 2/λ_max"),
+        (GradientDescent(torch.ones(3)), r"train.y has shape \(3,\); needed: one number per sample, \[4\]"),
+        (GradientDescent(torch.ones(4), steps=0), r"train.steps=0; needed: a whole number"),
+        (GradientDescent(torch.ones(4), lr=0.0), r"train.lr=0; needed: more than 0"),
+        (GradientDescent(torch.ones(4), lr=100.0), r"train.lr=100; needed: below 2/λ_max"),
     ):
         with pytest.raises(tg.InputError, match=message):
             study(deep, [8, 16], x, train=spec)
     with pytest.raises(tg.InputError, match=r"2 outputs; needed for training: one"):
-        study(lambda m: nn.Sequential(nn.Linear(5, m), nn.Linear(m, 2)), [8, 16], x, train=Training(torch.ones(4)))
+        study(
+            lambda m: nn.Sequential(nn.Linear(5, m), nn.Linear(m, 2)), [8, 16], x, train=GradientDescent(torch.ones(4))
+        )
     with pytest.raises(tg.InputError, match=r"parameter W is held by a TwoLayer|parameter \w+ is held by"):
         tg.infinite.draw(tg.models.two_layer(3, 4))
     with pytest.raises(tg.InputError, match=r"has no parameters; needed: a network with weights"):

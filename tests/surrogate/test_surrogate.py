@@ -83,8 +83,8 @@ def objective(K: Tensor, targets: Tensor, w: Tensor, reg: float, theta: Tensor, 
 def free(found: Surrogate) -> tuple[Tensor, Tensor]:
     """The coefficients that the problem is posed in: of two classes, those of the one logit z = logit_1 − logit_0."""
     if found.classes == 2:
-        return found.weights[:, 1:] - found.weights[:, :1], found.bias[1:] - found.bias[:1]
-    return found.weights, found.bias
+        return found.coefficients[:, 1:] - found.coefficients[:, :1], found.bias[1:] - found.bias[:1]
+    return found.coefficients, found.bias
 
 
 def slope(K: Tensor, targets: Tensor, w: Tensor, reg: float, theta: Tensor, b: Tensor) -> float:
@@ -332,7 +332,7 @@ def test_the_gradient_vanishes_at_the_answer(classes: int, weights: str, reg: fl
     """By autograd, on the objective as written; and it is what the answer says of itself."""
     data = Problem(classes)
     given = WEIGHTS[weights](data.y)
-    found = fit(data.K, data.y, reg=reg, weights=given, tol=1e-8, progress=False)
+    found = fit(data.K, data.y, reg=reg, sample_weights=given, tol=1e-8, progress=False)
     assert found.reg == (1e-4 * 60 if reg is None else reg)  # the diagonal is 1
     w, targets = numbers(given, data.y), one_hot(data.y)
     theta, b = free(found)
@@ -359,7 +359,7 @@ def test_probabilities_are_those_of_scikit_learns_logistic_regression_on_rows_of
     peer = LogisticRegression(C=1 / reg, solver="lbfgs", tol=1e-11, max_iter=100_000)
     peer.set_params(class_weight="balanced" if given == "balanced" else None) if weights != "given" else None
     peer.fit(data.K.numpy(), data.y.numpy(), sample_weight=given.numpy() if weights == "given" else None)
-    found = fit(data.K, data.y, reg=reg, weights=given, progress=False)
+    found = fit(data.K, data.y, reg=reg, sample_weights=given, progress=False)
     got = found.probabilities(data.cross)
     assert np.abs(got.numpy() - peer.predict_proba(data.cross.numpy())).max() < 1e-5
     assert (found.predict(data.cross).numpy() == peer.predict(data.cross.numpy())).all()
@@ -390,13 +390,13 @@ def test_logits_are_those_of_the_formula() -> None:
         data = Problem(classes)
         found = fit(data.K, data.y, progress=False)
         assert found.classes == classes
-        assert found.weights.shape == (60, classes)
+        assert found.coefficients.shape == (60, classes)
         want = [
-            [sum(float(found.weights[i, c] * data.cross[j, i]) for i in range(60)) + float(found.bias[c])
+            [sum(float(found.coefficients[i, c] * data.cross[j, i]) for i in range(60)) + float(found.bias[c])
              for c in range(classes)] for j in range(len(data.z))
         ]  # fmt: skip
         near(found.logits(data.cross), want, 1e-12)
-        assert float(found.weights.sum(1).abs().max()) < 1e-12 * float(found.weights.abs().max()) * 10
+        assert float(found.coefficients.sum(1).abs().max()) < 1e-12 * float(found.coefficients.abs().max()) * 10
         assert abs(float(found.bias.sum())) < 1e-12
     assert f"Surrogate(60 samples, 3 classes, reg 0.006 on weights, newton: {found.steps} steps" in repr(found)
 
@@ -406,7 +406,7 @@ def test_classes_may_be_given_as_probabilities() -> None:
     for classes in (2, 3):
         data = Problem(classes)
         hard = fit(data.K, data.y, progress=False)
-        near(fit(data.K, one_hot(data.y), progress=False).weights, hard.weights, 1e-12)
+        near(fit(data.K, one_hot(data.y), progress=False).coefficients, hard.coefficients, 1e-12)
         soft = torch.softmax(normal(60, classes), 1)
         found = fit(data.K, soft, reg=0.1, tol=1e-9, progress=False)
         theta, b = free(found)
@@ -416,10 +416,10 @@ def test_classes_may_be_given_as_probabilities() -> None:
 
 def test_arrays_lists_and_tensors_fit_alike() -> None:
     data = Problem(3)
-    want = fit(data.K, data.y, progress=False).weights
+    want = fit(data.K, data.y, progress=False).coefficients
     gram = tg.gram.gram.DenseGram(data.K, symmetric=True)
     for K, y in ((data.K.numpy(), data.y.numpy()), (gram, data.y.int()), (data.K, data.y.tolist()), (gram, data.y)):
-        assert torch.equal(fit(K, y, progress=False).weights, want)
+        assert torch.equal(fit(K, y, progress=False).coefficients, want)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -428,9 +428,9 @@ def test_the_kernels_norm_as_penalty_is_kernel_logistic_regression(classes: int,
     data = Problem(classes)
     given = WEIGHTS[weights](data.y)
     w = numbers(given, data.y)
-    found = fit(data.K, data.y, reg=0.2, penalty="norm", weights=given, tol=1e-9, progress=False)
-    peer = tg.regress.logistic(data.K, data.y, reg=0.2, bias=True, weights=w)
-    assert (found.penalty, found.method, found.reg) == ("norm", "newton", 0.2)
+    found = fit(data.K, data.y, reg=0.2, penalty="norm", sample_weights=given, tol=1e-9, progress=False)
+    peer = tg.regress.logistic(data.K, data.y, reg=0.2, bias=True, sample_weights=w)
+    assert (found.penalty, found.solver, found.reg) == ("norm", "newton", 0.2)
     near(found.probabilities(data.cross), peer.probabilities(data.cross), 1e-8)
     assert found.loss == pytest.approx(peer.loss, rel=1e-8)
     z = found.logits(data.cross)
@@ -471,9 +471,9 @@ def test_samples_in_another_order_have_their_weights_in_that_order(order: list[i
     w = torch.linspace(0.5, 2, 20, dtype=F64)
     p = torch.tensor(order)
     options = {"penalty": penalty, "reg": 0.1, "tol": 1e-10, "progress": False}
-    want = fit(data.K, data.y, weights=w, **options)
-    got = fit(data.K[p][:, p], data.y[p], weights=w[p], **options)
-    near(got.weights, want.weights[p], 1e-7)
+    want = fit(data.K, data.y, sample_weights=w, **options)
+    got = fit(data.K[p][:, p], data.y[p], sample_weights=w[p], **options)
+    near(got.coefficients, want.coefficients[p], 1e-7)
     near(got.bias, want.bias, 1e-7)
 
 
@@ -484,7 +484,7 @@ def test_classes_in_another_order_have_their_weights_in_that_order(order: list[i
     p = torch.tensor(order)
     options = {"reg": 0.1, "tol": 1e-10, "progress": False}
     want, got = fit(data.K, data.y, **options), fit(data.K, p[data.y], **options)
-    near(got.weights[:, p], want.weights, 1e-7)
+    near(got.coefficients[:, p], want.coefficients, 1e-7)
     near(got.bias[p], want.bias, 1e-7)
 
 
@@ -497,7 +497,7 @@ def test_how_many_eigenvectors_lead_does_not_change_the_answer(classes: int, reg
         want = fit(data.K, data.y, reg=reg, tol=1e-10, progress=False)
         for rank in (0, 3, n // 2, 10 * n):
             got = fit(data.K, data.y, reg=reg, rank=rank, tol=1e-10, progress=False)
-            near(got.weights, want.weights, 1e-6)
+            near(got.coefficients, want.coefficients, 1e-6)
             near(got.probabilities(data.cross), want.probabilities(data.cross), 1e-8)
 
 
@@ -509,9 +509,9 @@ def test_a_gram_of_low_rank_and_an_indefinite_one_have_an_optimum_too() -> None:
     for K in (data.x @ data.x.T, (sign + sign.T) / 8, torch.ones(60, 60, dtype=F64), torch.eye(60, dtype=F64)):
         for rank in (0, 5, 60):
             found = fit(K, data.y, reg=0.1, rank=rank, progress=False)
-            zero = torch.zeros_like(found.weights), torch.zeros_like(found.bias)
+            zero = torch.zeros_like(found.coefficients), torch.zeros_like(found.bias)
             begin = slope(K, targets, ones, 0.1, *zero)
-            assert slope(K, targets, ones, 0.1, found.weights, found.bias) <= 1e-6 * begin
+            assert slope(K, targets, ones, 0.1, found.coefficients, found.bias) <= 1e-6 * begin
 
 
 def grams(tmp_path: Path, tile: int) -> dict[str, tuple[Any, Any, Any, Any]]:
@@ -537,7 +537,7 @@ def test_grams_on_disk_and_in_memory_fit_alike(which: str, rank: int, tmp_path: 
     y = torch.arange(37) % 3
     options = {"rank": rank, "reg": 100 * default_reg(own), "tol": 1e-9, "progress": False}
     want, got = fit(dense, y, **options), fit(own, y, **options)
-    near(got.weights, want.weights, 1e-6)
+    near(got.coefficients, want.coefficients, 1e-6)
     near(got.logits(cross), want.logits(far), 1e-8)
     assert default_reg(own) == pytest.approx(default_reg(dense), rel=1e-12)  # type: ignore[arg-type]
     norm = {"penalty": "norm", "reg": 0.5, "tol": 1e-9, "progress": False}
@@ -552,8 +552,8 @@ def test_a_gram_in_single_precision_is_fitted_in_double(monkeypatch: pytest.Monk
     for limit in (model_room.WIDEN, 0):
         monkeypatch.setattr(model_room, "WIDEN", limit)
         got = fit(K, data.y, tol=1e-9, progress=False)
-        assert got.weights.dtype == F64
-        near(got.weights, want.weights, 1e-7)
+        assert got.coefficients.dtype == F64
+        near(got.coefficients, want.coefficients, 1e-7)
         near(got.logits(cross), want.logits(cross.double()), 1e-9)
 
 
@@ -574,8 +574,8 @@ def test_stochastic_descent_comes_near_the_optimum(classes: int, scale: float) -
     data = Problem(classes, n=200)
     K = scale * data.K
     options = {"reg": 10 * default_reg(K), "progress": False}  # type: ignore[arg-type]
-    best, found = fit(K, data.y, **options), fit(K, data.y, method="sgd", **options)
-    assert found.method == "sgd"
+    best, found = fit(K, data.y, **options), fit(K, data.y, solver="sgd", **options)
+    assert found.solver == "sgd"
     assert found.steps > 0
     assert excess(K, data.y, torch.ones(200, dtype=F64), found, best) < 0.1
     near(found.probabilities(data.K[::5] * scale), best.probabilities(data.K[::5] * scale), 0.2)
@@ -588,7 +588,7 @@ def test_stochastic_descent_that_runs_out_of_epochs_while_the_loss_still_falls_s
     K = x @ x.T
     best = fit(K, train.y, progress=False)
     try:
-        found = fit(K, train.y, method="sgd", progress=False)
+        found = fit(K, train.y, solver="sgd", progress=False)
     except DidNotConverge:
         return
     assert excess(K, train.y, torch.ones(300, dtype=F64), found, best) < 0.1
@@ -605,7 +605,7 @@ def test_stochastic_descent_finds_the_bias_where_there_is_nothing_else_to_find(s
     options = {"reg": 1e4 * default_reg(K), "progress": False}  # type: ignore[arg-type]
     want = torch.tensor([60.0, 24.0, 12.0], dtype=F64).log()
     near(fit(K, data.y, **options).bias, want - want.mean(), 0.01)
-    found = fit(K, data.y, method="sgd", **options)
+    found = fit(K, data.y, solver="sgd", **options)
     near(found.bias - found.bias.mean(), want - want.mean(), 0.1)
 
 
@@ -614,8 +614,8 @@ def test_stochastic_descent_does_not_mind_the_scale_of_the_weights(factor: float
     """Weights and reg both times a constant: the same optimum."""
     data, reg = Problem(3, n=64), 1.0
     w = torch.full((64,), factor, dtype=F64)
-    best = fit(data.K, data.y, reg=factor * reg, weights=w, progress=False)
-    found = fit(data.K, data.y, reg=factor * reg, weights=w, method="sgd", max_steps=40, progress=False)
+    best = fit(data.K, data.y, reg=factor * reg, sample_weights=w, progress=False)
+    found = fit(data.K, data.y, reg=factor * reg, sample_weights=w, solver="sgd", max_steps=40, progress=False)
     assert excess(data.K, data.y, w, found, best) < 0.1
 
 
@@ -657,10 +657,10 @@ def test_stochastic_descent_comes_near_the_optimum_from_disk_and_reads_each_tile
     own = Counted(K, 50, reads)
     reg = 10 * default_reg(own)
     best = fit(K, y, reg=reg, progress=False)
-    found = fit(own, y, reg=reg, method="sgd", progress=False)
+    found = fit(own, y, reg=reg, solver="sgd", progress=False)
     assert excess(K, y, torch.ones(128, dtype=F64), found, best) < 0.15
     reads.clear()
-    fit(own, y, reg=reg, method="sgd", max_steps=10, tol=ANY, progress=False)
+    fit(own, y, reg=reg, solver="sgd", max_steps=10, tol=ANY, progress=False)
     assert len(reads) <= 1 + 9 * (10 + 5)  # nine tiles; some passes to prepare and to finish
 
 
@@ -669,21 +669,21 @@ def test_stochastic_descent_from_a_store_is_that_from_its_numbers(tmp_path: Path
     kernel = tg.trace_ntk(mlp([3, 16, 3], nn.Tanh).double())
     own = tg.compute(kernel, data.x, store=str(tmp_path), tile=20, progress=False).cosine()
     assert not own._in_memory
-    options = {"reg": 10 * default_reg(own), "method": "sgd", "max_steps": 3, "tol": ANY, "progress": False}
-    near(fit(own, data.y, **options).weights, fit(Counted(own.dense(), 20, []), data.y, **options).weights, 1e-9)
+    options = {"reg": 10 * default_reg(own), "solver": "sgd", "max_steps": 3, "tol": ANY, "progress": False}
+    near(fit(own, data.y, **options).coefficients, fit(Counted(own.dense(), 20, []), data.y, **options).coefficients, 1e-9)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_stochastic_descent_says_how_far_it_came(classes: int) -> None:
     """Its gradient and loss are those of what it returns, by autograd."""
     data, ones = Problem(classes), torch.ones(60, dtype=F64)
-    found = fit(data.K, data.y, reg=0.5, method="sgd", max_steps=4, tol=ANY, progress=False)
+    found = fit(data.K, data.y, reg=0.5, solver="sgd", max_steps=4, tol=ANY, progress=False)
     (theta, b), targets = free(found), one_hot(data.y)
     begin = slope(data.K, targets, ones, 0.5, torch.zeros_like(theta), torch.zeros_like(b))
     assert found.gradient == pytest.approx(slope(data.K, targets, ones, 0.5, theta, b) / begin, rel=1e-6)
     assert found.loss == pytest.approx(float(objective(data.K, targets, ones, 0.5, theta, b)[0]), rel=1e-12)
     with pytest.raises(DidNotConverge, match="sgd reached the relative gradient") as caught:
-        fit(data.K, data.y, reg=0.5, method="sgd", tol=1e-12, max_steps=2, progress=False)
+        fit(data.K, data.y, reg=0.5, solver="sgd", tol=1e-12, max_steps=2, progress=False)
     assert isinstance(caught.value.solution, Surrogate)
 
 
@@ -691,7 +691,7 @@ def test_stochastic_descent_depends_on_its_seed_alone() -> None:
     data = Problem(3, n=600)
     state = torch.get_rng_state()
     first, again, other = (
-        fit(data.K, data.y, reg=5.0, method="sgd", max_steps=4, tol=ANY, seed=seed, progress=False).weights
+        fit(data.K, data.y, reg=5.0, solver="sgd", max_steps=4, tol=ANY, seed=seed, progress=False).coefficients
         for seed in (1, 1, 2)
     )
     assert torch.equal(first, again)
@@ -780,7 +780,7 @@ def test_the_distance_is_that_to_the_optimum() -> None:
         found = fit(data.K, data.y, tol=tol, progress=False)
         off = float((found.logits(data.K) - best.logits(data.K)).norm() / best.logits(data.K).norm())
         assert off <= 2 * found.distance <= 2 * tol
-    assert fit(data.K, data.y, method="sgd", tol=ANY, max_steps=3, progress=False).distance is None
+    assert fit(data.K, data.y, solver="sgd", tol=ANY, max_steps=3, progress=False).distance is None
 
 
 @pytest.mark.parametrize("constant", [0.0, 1.0])
@@ -819,7 +819,7 @@ def test_what_was_not_reached_in_time_is_raised_with_what_was_found(penalty: str
     if penalty == "weights":  # whose gradient is that of the objective in W and b
         ones, targets = torch.ones(60, dtype=F64), one_hot(data.y)
         begin = slope(data.K, targets, ones, found.reg, torch.zeros(60, 3).double(), torch.zeros(3).double())
-        here = slope(data.K, targets, ones, found.reg, found.weights, found.bias)
+        here = slope(data.K, targets, ones, found.reg, found.coefficients, found.bias)
         assert found.gradient == pytest.approx(here / begin, rel=1e-3)
 
 
@@ -841,7 +841,7 @@ def test_a_class_whose_samples_all_have_weight_zero_is_refused_as_empty() -> Non
     """Its bias would go to minus infinity: there is no optimum."""
     data = Problem(3)
     with pytest.raises(InputError, match="class 1"):
-        fit(data.K, data.y, weights=(data.y != 1).double(), progress=False)
+        fit(data.K, data.y, sample_weights=(data.y != 1).double(), progress=False)
 
 
 def test_without_progress_nothing_is_printed_on_a_terminal(
@@ -849,8 +849,8 @@ def test_without_progress_nothing_is_printed_on_a_terminal(
 ) -> None:
     data = Problem(3)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    for method in ("newton", "sgd"):
-        fit(data.K, data.y, rank=5, method=method, reg=1.0, max_steps=20, progress=False)
+    for solver in ("newton", "sgd"):
+        fit(data.K, data.y, rank=5, solver=solver, reg=1.0, max_steps=20, progress=False)
     assert capsys.readouterr().err == ""
     fit(data.K, data.y, rank=5, progress=True)
     assert "surrogate" in capsys.readouterr().err  # so this would have been seen
@@ -888,14 +888,16 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     (K3, Y3, {"reg": -1.0}, "reg=-1; needed:"),
     (K3, Y3, {"reg": np.nan}, "reg=nan; needed:"),
     (K3, Y3, {"reg": "large"}, "reg='large'; needed: a number"),
-    (K3, Y3, {"penalty": "l1"}, "penalty='l1', method='newton'; needed: penalty 'weights'"),
-    (K3, Y3, {"method": "adam"}, "penalty='weights', method='adam'; needed: .*'newton' or 'sgd'"),
-    (K3, Y3, {"penalty": "norm", "method": "sgd"}, "penalty='norm', method='sgd'; needed:.*'norm' with method 'new"),
-    (K3, Y3, {"weights": "balance"}, "weights='balance'; needed: a weight for each sample, or 'balanced'"),
-    (K3, Y3, {"weights": torch.ones(7)}, r"weights have shape \(7,\); needed: one number per sample, \[20\]"),
-    (K3, Y3, {"weights": -torch.ones(20)}, "weights from -1 to -1; needed: at least 0"),
-    (K3, Y3, {"weights": torch.zeros(20)}, "not all 0"),
-    (K3, Y3, {"weights": torch.full((20,), np.nan)}, r"weights\[0\] is nan"),
+    (K3, Y3, {"penalty": "l1"}, "penalty='l1', solver='newton'; needed: penalty 'weights'"),
+    (K3, Y3, {"solver": "adam"}, "penalty='weights', solver='adam'; needed: .*'newton' or 'sgd'"),
+    (K3, Y3, {"penalty": "norm", "solver": "sgd"}, "penalty='norm', solver='sgd'; needed:.*'norm' with solver 'new"),
+    (K3, Y3, {"sample_weights": "balance"},
+     "sample_weights='balance'; needed: a weight for each sample, or 'balanced'"),
+    (K3, Y3, {"sample_weights": torch.ones(7)},
+     r"sample_weights have shape \(7,\); needed: one number per sample, \[20\]"),
+    (K3, Y3, {"sample_weights": -torch.ones(20)}, "sample_weights from -1 to -1; needed: at least 0"),
+    (K3, Y3, {"sample_weights": torch.zeros(20)}, "not all 0"),
+    (K3, Y3, {"sample_weights": torch.full((20,), np.nan)}, r"sample_weights\[0\] is nan"),
     (K3, Y3, {"rank": -1}, "rank=-1; needed: how many eigenvectors lead the search, at least 0"),
 ]  # fmt: skip
 

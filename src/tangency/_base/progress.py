@@ -1,13 +1,19 @@
 """Progress on a terminal (tqdm, where it is installed); else silence."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Protocol
+
+
+class Step(Protocol):
+    """Moves a bar on by k and may write a note behind it."""
+
+    def __call__(self, k: int = 1, note: str = "") -> None: ...
 
 
 @contextmanager
-def bar(total: int | None, what: str, unit: str, *, done: int = 0, show: bool = True) -> Iterator[Callable[..., Any]]:
+def bar(total: int | None, what: str, unit: str, *, done: int = 0, show: bool = True) -> Iterator["Step"]:
     """`step(k=1, note="")` moves the bar on by k and may write a note behind it."""
     if not (show and sys.stderr.isatty()):
         yield lambda k=1, note="": None

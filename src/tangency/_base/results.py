@@ -15,7 +15,7 @@ It adds `table()` where there is something to tabulate, and `plot()` where peopl
 """
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import ClassVar
 
@@ -75,6 +75,19 @@ def brief(value: object) -> str:
         return "(" + ", ".join(brief(v) for v in value) + ")"
     text = repr(value)
     return text if len(text) <= LONGEST else f"{type(value).__name__}(…)"
+
+
+def text_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Rows as aligned text under a header, numbers as `brief` has them.
+
+    >>> print(text_table(["reg", "loss"], [[0.1, 2.0], [10.0, 0.25]]))
+    reg  loss
+    0.1     2
+     10  0.25
+    """
+    cells = [list(header), *([v if isinstance(v, str) else brief(v) for v in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells)
 
 
 def _fields(value: object) -> tuple:

@@ -2,13 +2,19 @@
 
 import json
 import math
-from typing import Any
+from typing import overload
 
 import numpy as np
 from torch import Tensor
 
+from .types import Json
 
-def plain(value: Any) -> Any:
+
+@overload
+def plain(value: dict[str, object]) -> dict[str, Json]: ...
+@overload
+def plain(value: object) -> Json: ...
+def plain(value: object) -> Json:
     """What JSON can hold: finite numbers, text, lists, dicts; NaN and infinity become None.
 
     >>> plain({"tau": float("nan"), "n": np.int64(3), "shape": (2, 1)})
@@ -29,7 +35,7 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def text(value: Any, indent: int | None = None) -> str:
+def text(value: object, indent: int | None = None) -> str:
     """`value` as JSON that every reader takes, in ASCII.
 
     >>> text({"tau": float("nan"), "name": "é"})

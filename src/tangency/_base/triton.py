@@ -6,7 +6,7 @@ from types import ModuleType
 
 
 @cache
-def kernels(module: str) -> ModuleType | None:
+def load_kernels(module: str) -> ModuleType | None:
     """The module with the kernels (`tangency.engine.fused_triton`, …), or None where there is no Triton."""
     try:
         return import_module(module)

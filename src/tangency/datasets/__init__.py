@@ -6,13 +6,14 @@ Nothing is downloaded and nothing is unpickled; sizes, magic numbers and labels 
 from .cells import MISSING
 from .encoding import Encoding
 from .images import cifar10, digits, fashion_mnist, idx, mnist
-from .labelled import Labelled, labelled, same_columns
+from .labelled import Labelled, TrainTest, labelled, same_columns
 from .table import csv
 
 __all__ = [
     "MISSING",
     "Encoding",
     "Labelled",
+    "TrainTest",
     "cifar10",
     "csv",
     "digits",

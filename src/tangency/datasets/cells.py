@@ -170,15 +170,15 @@ def odd(cell: str) -> tuple[str, str] | None:
         return "a date or time", "Make a number of it, such as days or seconds"
     marks = [c for c in cell if c in "%‰" or unicodedata.category(c) == "Sc"]
     bare = "".join(c for c in cell if c not in marks).strip()
-    found = _SIGNED.fullmatch(bare)
-    if found and marks:
+    signed = _SIGNED.fullmatch(bare)
+    if signed and marks:
         return f"a number with {marks[0]}", "Write numbers alone"
     if _POWER.fullmatch(cell):
         return "a number with a power of ten", "Write it with e (1.5e3)"
     if money := _MONEY.fullmatch(cell):
         return f"a number with {money['money']}", "Write numbers alone"
-    if found:
-        return "a number with separators or signs of its own", _separators(found["core"])
+    if signed:
+        return "a number with separators or signs of its own", _separators(signed["core"])
     unit = _UNIT.fullmatch(cell)
     return (f"a number with the unit {unit['unit']!r}", "Write numbers alone") if unit else None
 
@@ -207,8 +207,8 @@ def oddity(cells: Sequence[str], form: Form) -> tuple[int, str, str, int] | None
     (0, 'a number with %', 'Write numbers alone', 2)
     """
     counts = Counter(cells)
-    found = {cell: odd(cell) if form.plain(cell) is None else None for cell in counts}
-    groups = {cell: what[0] if "unit" in what[0] else "" for cell, what in found.items() if what}
+    oddities = {cell: odd(cell) if form.plain(cell) is None else None for cell in counts}
+    groups = {cell: what[0] if "unit" in what[0] else "" for cell, what in oddities.items() if what}
     for weights in (counts, dict.fromkeys(counts, 1)):
         tally: Counter[str] = Counter()
         for cell, group in groups.items():
@@ -216,5 +216,6 @@ def oddity(cells: Sequence[str], form: Form) -> tuple[int, str, str, int] | None
         for group, many in tally.items():
             if 2 * many > sum(weights.values()):
                 i = next(i for i, cell in enumerate(cells) if groups.get(cell) == group)
-                return i, *(found[cells[i]] or ("", "")), sum(counts[cell] for cell in groups if groups[cell] == group)
+                alike = sum(counts[cell] for cell in groups if groups[cell] == group)
+                return i, *(oddities[cells[i]] or ("", "")), alike
     return None

@@ -5,28 +5,27 @@ import io
 import os
 import zlib
 from pathlib import Path
-from typing import Any
 
+from .._base.types import FilePath
 from ..errors import InputError
 
-Named = str | os.PathLike[str]
 # What a gzipped file may unpack to: in any case the first, a hundredfold up to the second (heuristic: tables and
 # pictures shrink to a tenth or so, and the official sets are smaller; a gzip bomb holds a thousandfold).
 UNPACKED = 2**26, 2**30
 
 
-def path(given: Any, what: str) -> Path:
+def path(given: object, what: str) -> Path:
     """What the user gave as a path; ~ is the home folder."""
     if not isinstance(given, (str, os.PathLike)):
         raise InputError(f"{what} is a {type(given).__name__}; needed: a path (a string or a pathlib.Path).")
-    found = os.path.expanduser(os.fsdecode(given))
+    expanded = os.path.expanduser(os.fsdecode(given))
     try:
-        encodable = b"\0" not in os.fsencode(found)
+        encodable = b"\0" not in os.fsencode(expanded)
     except UnicodeEncodeError:
         encodable = False
     if not encodable:
-        raise InputError(f"{what} is {found!r}, which no file can be called; needed: a path.")
-    return Path(found)
+        raise InputError(f"{what} is {expanded!r}, which no file can be called; needed: a path.")
+    return Path(expanded)
 
 
 def title(file: Path) -> str:
@@ -34,7 +33,7 @@ def title(file: Path) -> str:
     return os.fsencode(file.stem).decode("utf-8", "backslashreplace")
 
 
-def read(file: Path, need: str) -> bytes:
+def read_bytes(file: Path, need: str) -> bytes:
     """The bytes of a file, unpacked if they are gzipped, whatever its name; within limits (`UNPACKED`)."""
     try:
         raw = file.read_bytes()
@@ -64,7 +63,7 @@ def read(file: Path, need: str) -> bytes:
     return data
 
 
-def locate(folder: Named, places: tuple[str, ...], file: str, need: str) -> Path:
+def locate(folder: FilePath, places: tuple[str, ...], file: str, need: str) -> Path:
     """The first of the folder and these places in it that has the file, gzipped or not."""
     root = path(folder, "folder")
     if not os.path.lexists(root):
@@ -75,11 +74,11 @@ def locate(folder: Named, places: tuple[str, ...], file: str, need: str) -> Path
         raise InputError(f"the folder {root} may not be read by you; needed: {need}. Try chmod u+rx.")
     tried = [root, *(root / place for place in places)]
     for place in tried:
-        if present(place, file) is not None:
+        if find_file(place, file) is not None:
             return place
     raise InputError(f"there is no {file} in {', '.join(map(str, tried))}; needed: {need}.")
 
 
-def present(folder: Path, file: str) -> Path | None:
+def find_file(folder: Path, file: str) -> Path | None:
     """The path of the file, gzipped or not, if it is there."""
     return next((folder / f for f in (file, f"{file}.gz") if os.path.lexists(folder / f)), None)

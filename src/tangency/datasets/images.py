@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._base.types import FilePath
 from ..errors import InputError
-from .files import Named, locate, path, present, read
-from .labelled import Labelled, shuffled, whole
+from .files import find_file, locate, path, read_bytes
+from .labelled import Labelled, TrainTest, shuffled, whole
 
 # Type codes of the IDX format; its numbers are big-endian.
-_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _DIMENSIONS = 32  # as many as any NumPy takes
-_DIGITS = tuple("0123456789")
+_DIGIT_NAMES = tuple("0123456789")
 _CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 _OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -31,7 +32,7 @@ _CIFAR = (
 _PICKLED = ("cifar-10-batches-py", "cifar-10-python.tar.gz", "data_batch_1")
 
 
-def cifar10(folder: Named) -> tuple[Labelled, Labelled]:
+def cifar10(folder: FilePath) -> TrainTest:
     """CIFAR-10 as (train, test): 50,000 and 10,000 images [3, 32, 32] in [0, 1], from the files of its binary version.
 
     `folder`: where `data_batch_1.bin` … lie, or its parent. x is float32, `show` the bytes of the files. Krizhevsky
@@ -44,7 +45,7 @@ def cifar10(folder: Named) -> tuple[Labelled, Labelled]:
     """
     root = path(folder, "folder")
     pickled = next((root / name for name in _PICKLED if os.path.exists(root / name)), None)
-    if pickled and not any(present(place, "data_batch_1.bin") for place in (root, root / _CIFAR_FOLDER)):
+    if pickled and not any(find_file(place, "data_batch_1.bin") for place in (root, root / _CIFAR_FOLDER)):
         raise InputError(
             f"{pickled} is of the Python version of CIFAR-10, a pickle; a pickle can run any program, so none is ever "
             f"read. Needed: {_CIFAR}."
@@ -52,13 +53,13 @@ def cifar10(folder: Named) -> tuple[Labelled, Labelled]:
     place = locate(root, (_CIFAR_FOLDER,), "data_batch_1.bin", _CIFAR)
     batches = [_batch(place, f"data_batch_{k}.bin") for k in range(1, 6)]
     test = _batch(place, "test_batch.bin")
-    return _images(np.concatenate(batches), "CIFAR-10 train"), _images(test, "CIFAR-10 test")
+    return TrainTest(_images(np.concatenate(batches), "CIFAR-10 train"), _images(test, "CIFAR-10 test"))
 
 
 def _batch(folder: Path, name: str) -> np.ndarray:
     """The records of one file, [_RECORDS, _RECORD]."""
-    file = present(folder, name) or folder / name
-    raw = read(file, _CIFAR)
+    file = find_file(folder, name) or folder / name
+    raw = read_bytes(file, _CIFAR)
     full = _RECORDS * _RECORD
     if len(raw) != full:
         raise InputError(
@@ -75,7 +76,7 @@ def _images(records: np.ndarray, name: str) -> Labelled:
     return Labelled(_unit(show), torch.from_numpy(records[:, 0].astype(np.int64)), _OBJECTS, show=show, name=name)
 
 
-def mnist(folder: Named) -> tuple[Labelled, Labelled]:
+def mnist(folder: FilePath) -> TrainTest:
     """MNIST as (train, test): 60,000 and 10,000 images [1, 28, 28] in [0, 1], from its four IDX files, gzipped or not.
 
     `folder`: where `train-images-idx3-ubyte` … lie, or a parent in which they lie in `mnist` or `MNIST/raw` (as
@@ -93,10 +94,10 @@ def mnist(folder: Named) -> tuple[Labelled, Labelled]:
     Labelled(MNIST train: x [2, 1, 28, 28], 10 classes)
     """
     get = "Get them with torchvision.datasets.MNIST(folder, download=True)"
-    return _pair(folder, ("mnist", "MNIST/raw", "raw"), _DIGITS, "MNIST", get)
+    return _pair(folder, ("mnist", "MNIST/raw", "raw"), _DIGIT_NAMES, "MNIST", get)
 
 
-def fashion_mnist(folder: Named) -> tuple[Labelled, Labelled]:
+def fashion_mnist(folder: FilePath) -> TrainTest:
     """Fashion-MNIST as (train, test), in the form of `mnist`: 60,000 and 10,000 images [1, 28, 28] of clothes.
 
     `folder`: where `train-images-idx3-ubyte` … lie, gzipped or not, or a parent in which they lie in `fashion-mnist` or
@@ -111,17 +112,16 @@ def fashion_mnist(folder: Named) -> tuple[Labelled, Labelled]:
     return _pair(folder, ("fashion-mnist", "FashionMNIST/raw", "raw"), _CLOTHES, "Fashion-MNIST", get)
 
 
-def _pair(
-    folder: Named, places: tuple[str, ...], classes: tuple[str, ...], name: str, get: str
-) -> tuple[Labelled, Labelled]:
+def _pair(folder: FilePath, places: tuple[str, ...], classes: tuple[str, ...], name: str, get: str) -> TrainTest:
     need = f"the four IDX files of {name} (train-images-idx3-ubyte, …), gzipped or not. {get}"
     place = locate(folder, places, "train-images-idx3-ubyte", need)
-    return (_part(place, "train", classes, f"{name} train", need), _part(place, "t10k", classes, f"{name} test", need))
+    parts = {"train": "train", "t10k": "test"}  # the files' own words, and ours
+    return TrainTest(*(_part(place, part, classes, f"{name} {ours}", need) for part, ours in parts.items()))
 
 
 def _part(folder: Path, part: str, classes: tuple[str, ...], name: str, need: str) -> Labelled:
     files = [folder / f"{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")]
-    images, labels = (present(folder, file.name) or file for file in files)
+    images, labels = (find_file(folder, file.name) or file for file in files)
     show, y = _idx(images, need), _idx(labels, need)
     if show.dtype != torch.uint8 or show.shape[1:] != (28, 28):
         raise InputError(f"{images} holds {_form(show)}; needed: torch.uint8 [n, 28, 28], images.")
@@ -133,7 +133,7 @@ def _part(folder: Path, part: str, classes: tuple[str, ...], name: str, need: st
     return Labelled(_unit(show[:, None]), y.long(), classes, show=show[:, None], name=name)
 
 
-def idx(file: Named) -> Tensor:
+def idx(file: FilePath) -> Tensor:
     """The numbers of an IDX file, gzipped or not, of any of its types and dimensions.
 
     An IDX file is: two zero bytes, a type, the number of dimensions, the dimensions, the numbers, big-endian. LeCun.
@@ -149,13 +149,14 @@ def idx(file: Named) -> Tensor:
 
 
 def _idx(file: Path, need: str) -> Tensor:
-    raw = read(file, need)
-    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _TYPES or not 1 <= raw[3] <= _DIMENSIONS:
+    raw = read_bytes(file, need)
+    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _IDX_TYPES or not 1 <= raw[3] <= _DIMENSIONS:
         raise InputError(
             f"{file} begins with {raw[:4].hex(' ') or 'nothing'}; needed: an IDX file, which begins with 00 00, a type "
-            f"({', '.join(f'{k:02x}' for k in _TYPES)}) and the number of dimensions. It is another file: get it again."
+            f"({', '.join(f'{k:02x}' for k in _IDX_TYPES)}) and the number of dimensions. It is another file: get it "
+            "again."
         )
-    dtype, start = np.dtype(_TYPES[raw[2]]), 4 + 4 * raw[3]
+    dtype, start = np.dtype(_IDX_TYPES[raw[2]]), 4 + 4 * raw[3]
     if len(raw) < start:
         raise InputError(f"{file} is truncated: {len(raw)} bytes, its header alone has {start}. Get it again.")
     shape = tuple(int(k) for k in np.frombuffer(raw, ">u4", raw[3], 4))
@@ -174,7 +175,7 @@ def _idx(file: Path, need: str) -> Tensor:
     return torch.from_numpy(array.astype(dtype.newbyteorder("=")))
 
 
-def digits(*, test: int = 597) -> tuple[Labelled, Labelled]:
+def digits(*, test: int = 597) -> TrainTest:
     """1,797 handwritten digits [1, 8, 8] in [0, 1] as (train, test), shuffled once and for all; they need no file.
 
     They come with scikit-learn. `test`: the number of test images, the last ones of the shuffled. Alpaydin &
@@ -196,9 +197,9 @@ def digits(*, test: int = 597) -> tuple[Labelled, Labelled]:
     x = torch.from_numpy(bunch.images).float().div_(16)[order, None]
     y = torch.from_numpy(bunch.target).long()[order]
     first, last = slice(n - test), slice(n - test, None)
-    return (
-        Labelled(x[first], y[first], _DIGITS, name="digits train"),
-        Labelled(x[last], y[last], _DIGITS, name="digits test"),
+    return TrainTest(
+        Labelled(x[first], y[first], _DIGIT_NAMES, name="digits train"),
+        Labelled(x[last], y[last], _DIGIT_NAMES, name="digits test"),
     )
 
 

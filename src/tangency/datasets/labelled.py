@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class Labelled:
     x: Inputs
     y: Tensor
     classes: tuple[str, ...]
-    show: Any = None
+    show: Tensor | tuple[str, ...] | None = None
     columns: tuple[str, ...] = ()
     name: str = ""
     encoding: Encoding | None = None
@@ -49,7 +49,7 @@ class Labelled:
         _text(self.name, "name")
         try:
             x = _tensors(self.x)
-            checks.inputs(x)
+            tree.check(x)
             y = _labels(self.y)
             _same_length(x, y)
             _finite(x)
@@ -82,10 +82,9 @@ class Labelled:
           a  number  0 to 1
           b  number  0 to 1
         """
-        return summary(
-            self.name or "data", dict(zip(self.classes, self.counts().tolist(), strict=True)), self.x,
-            self.show if self.columns else None, self.columns, self.encoding,
-        )  # fmt: skip
+        counts = dict(zip(self.classes, self.counts().tolist(), strict=True))
+        rows = self.show if self.columns and isinstance(self.show, Tensor) else None
+        return summary(self.name or "data", counts, self.x, rows, self.columns, self.encoding)
 
     def counts(self) -> Tensor:
         """The number of samples of each class, [c]."""
@@ -147,7 +146,7 @@ class Labelled:
             )
         return self._part(torch.cat([of[:n_per_class] for of in self._by_class(seed)]).sort().values)
 
-    def split(self, first: float, *, seed: int = 0) -> tuple["Labelled", "Labelled"]:
+    def split(self, first: float, *, seed: int = 0) -> "TrainTest":
         """Two parts at random, in each the classes as in the whole (to within one sample). Their order stays.
 
         `first`: how much goes into the first part, a fraction (0.8) or a number of samples (100).
@@ -164,7 +163,7 @@ class Labelled:
         chosen = torch.zeros(n, dtype=torch.bool)
         for of, many in zip(self._by_class(seed), quota.tolist(), strict=True):
             chosen[of[:many]] = True
-        return self._part(chosen.nonzero()[:, 0]), self._part((~chosen).nonzero()[:, 0])
+        return TrainTest(self._part(chosen.nonzero()[:, 0]), self._part((~chosen).nonzero()[:, 0]))
 
     def _part(self, index: slice | Tensor, **changes: Any) -> "Labelled":
         show = self.show
@@ -203,6 +202,13 @@ class Labelled:
             f"split({first!r}) of {n} samples; needed: a fraction between 0 and 1, or a number of samples, that leaves "
             "at least one in each part."
         )
+
+
+class TrainTest(NamedTuple):
+    """Samples to train on and samples to be asked about: `train, test = digits()`."""
+
+    train: Labelled
+    test: Labelled
 
 
 def labelled(data: Any, *, classes: Sequence[str] | None = None, name: str = "data") -> Labelled:
@@ -284,13 +290,13 @@ def _tensors(x: Any) -> Any:
     return x
 
 
-def _index(given: Any, n: int) -> slice | Tensor:
+def _index(given: object, n: int) -> slice | Tensor:
     """Numbers of samples, on the CPU: they index tensors on any device."""
     if isinstance(given, slice):
-        found = range(n)[given]
-        if found and given.step in (None, 1):
-            return slice(found.start, found.stop)
-        given = found
+        chosen = range(n)[given]
+        if chosen and given.step in (None, 1):
+            return slice(chosen.start, chosen.stop)
+        given = chosen
     if not isinstance(given, (Tensor, np.ndarray, Sequence)) or isinstance(given, str):
         raise InputError(f"select({given!r}); needed: numbers of samples, a mask or a slice, as in select([0, 2]).")
     try:
@@ -322,7 +328,7 @@ def _tensor(array: np.ndarray, name: str) -> Tensor:
         raise InputError(f"{name} holds {array.dtype}, of which there are no tensors; needed: numbers.") from None
 
 
-def _labels(y: Any) -> Tensor:
+def _labels(y: object) -> Tensor:
     """One integer a sample, as int64."""
     if not isinstance(y, Tensor):
         if not isinstance(y, (np.ndarray, list, tuple)):
@@ -380,14 +386,14 @@ def _finite(x: Inputs) -> None:
             )
 
 
-def _numbered(given: Any) -> Any:
+def _numbered(given: object) -> object:
     """Names of classes, whole numbers among them as text, as a table's classes are."""
     if isinstance(given, np.ndarray):
         given = given.tolist()
     return [str(v) if whole(v) else v for v in given] if isinstance(given, (list, tuple)) else given
 
 
-def _names(given: Any, what: str) -> tuple[str, ...]:
+def _names(given: object, what: str) -> tuple[str, ...]:
     if isinstance(given, np.ndarray):
         given = given.tolist()
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(v, str) for v in given):
@@ -401,7 +407,7 @@ def _names(given: Any, what: str) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _text(given: Any, what: str) -> None:
+def _text(given: object, what: str) -> None:
     """Text that can be written to a file: halves of surrogate pairs cannot."""
     if not isinstance(given, str):
         raise InputError(f"{what} is a {type(given).__name__}; needed: a string.")
@@ -429,7 +435,7 @@ def _default(x: Inputs) -> Tensor | None:
     return (v.float() - low).mul_(255 / (high - low) if high > low else 0).round_().byte()
 
 
-def _shown(show: Any, n: int) -> Any:
+def _shown(show: Any, n: int) -> Tensor | tuple[str, ...]:
     """`show` as it was given, checked: images or rows as a tensor, strings as a tuple."""
     if isinstance(show, np.ndarray) and show.dtype.kind in "US":
         show = show.tolist()
@@ -462,7 +468,7 @@ def _shown(show: Any, n: int) -> Any:
     return show
 
 
-def _fit(columns: tuple[str, ...], show: Any) -> None:
+def _fit(columns: tuple[str, ...], show: Tensor | tuple[str, ...] | None) -> None:
     if columns and not (isinstance(show, Tensor) and show.dim() == 2 and show.shape[1] == len(columns)):
         have = f"shape {list(show.shape)}" if isinstance(show, Tensor) else "no columns"
         raise InputError(f"columns has {len(columns)} names, show has {have}; needed: table rows [n, {len(columns)}].")

@@ -12,7 +12,7 @@ import numpy as np
 from .._base import checks
 from ..errors import InputError
 from .cells import shown
-from .files import read
+from .files import read_bytes
 
 Which = str | int
 _DELIMITERS = {",": "','", ";": "';'", "\t": "'\\t'", "|": "'|'"}
@@ -61,7 +61,7 @@ class Lines:
 def read_lines(file: Path, delimiter: str | None, header: bool) -> Lines:
     """The cells of every line that is not blank, as many in each as in the first."""
     try:
-        text = read(file, "a CSV file").decode("utf-8-sig")
+        text = read_bytes(file, "a CSV file").decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise InputError(
             f"{file} is not UTF-8 (byte {e.start}: {e.reason}); needed: text in UTF-8. Convert it."
@@ -112,9 +112,9 @@ def _delimiter(file: Path, text: str, given: str | None) -> str:
     first = next(io.StringIO(text.strip(), newline=""), "")
     if not first:
         raise InputError(f"{file} is empty; needed: a CSV file.")
-    found = [d for d in _DELIMITERS if any(len(row) > 1 for row in _parsed(file, first, d, strict=False)[0])]
-    if len(found) != 1:
-        by = " or ".join(_DELIMITERS[d] for d in found)
-        problem = f"could be divided by {by}" if found else f"is divided by none of {' '.join(_DELIMITERS.values())}"
+    possible = [d for d in _DELIMITERS if any(len(row) > 1 for row in _parsed(file, first, d, strict=False)[0])]
+    if len(possible) != 1:
+        by = " or ".join(_DELIMITERS[d] for d in possible)
+        problem = f"could be divided by {by}" if possible else f"is divided by none of {' '.join(_DELIMITERS.values())}"
         raise InputError(f"line 1 of {file} {problem}. Say which: delimiter=.")
-    return found[0]
+    return possible[0]

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from .._base import checks
+from .._base.types import FilePath
 from ..errors import InputError, TangencyWarning
 from .cells import Form, is_missing, number, odd, oddity, shown
 from .encoding import Column, Encoding, Missing
-from .files import Named, path, title
+from .files import path, title
 from .labelled import Labelled
 from .lines import Lines, Which, read_lines
 
@@ -29,7 +30,7 @@ _COUNTS = 1e-4
 
 
 def csv(
-    file: Named,
+    file: FilePath,
     target: Which | None = None,
     *,
     like: Labelled | None = None,
@@ -77,7 +78,7 @@ def csv(
     return wish.read(path(file, "file"), delimiter, None if like is None else like.classes)
 
 
-def fields(file: Named, *, delimiter: str | None = None, header: bool = True) -> tuple[list[str], list[list[str]]]:
+def fields(file: FilePath, *, delimiter: str | None = None, header: bool = True) -> tuple[list[str], list[list[str]]]:
     """(the names of the columns, the cells of every line) of a CSV file as text, nothing encoded.
 
     For tables that `csv` does not take as they are. Without a header the names are the columns' numbers. `delimiter`:
@@ -140,10 +141,10 @@ class _Wish:
         else:
             words = coded
         lines, gaps = _complete(lines, [*used, label], {**words, label: frozenset(map(str, order or ()))}, rule)
-        found = _Found(lines, form, self.known is not None)
-        columns = self.known.columns if self.known else tuple(found.learned(k, k in coded) for k in used)
-        values = np.concatenate(list(map(found.values, used, columns)), 1)
-        names, y = found.classes(label, order)
+        reader = _Found(lines, form, self.known is not None)
+        columns = self.known.columns if self.known else tuple(reader.learned(k, k in coded) for k in used)
+        values = np.concatenate(list(map(reader.values, used, columns)), 1)
+        names, y = reader.classes(label, order)
         encoding = Encoding(
             Column(lines.names[label], missing=gaps[label]),
             tuple(replace(c, missing=gaps[k]) for k, c in zip(used, columns, strict=True)),
@@ -178,7 +179,7 @@ class _Wish:
         return label, used
 
 
-def _named(given: Any) -> dict[Which, frozenset[str]] | None:
+def _named(given: object) -> dict[Which, frozenset[str]] | None:
     """Columns with words that are categories there, although elsewhere they stand for a missing value."""
     if not isinstance(given, Mapping):
         return {c: frozenset() for c in _several(given, "categorical") or ()}
@@ -205,7 +206,7 @@ def _several(given: Any, option: str) -> list[Any] | None:
     return None if given is None else list(given)
 
 
-def _encoding(like: Any) -> Encoding:
+def _encoding(like: object) -> Encoding:
     """How the training set was read."""
     if not isinstance(like, Labelled):
         raise InputError(
@@ -213,8 +214,9 @@ def _encoding(like: Any) -> Encoding:
         )
     if like.encoding is None:
         raise InputError(f"like={like!r} was not read from a table; needed: what tangency.datasets.csv returned.")
-    same = isinstance(like.x, Tensor) and like.x.shape == like.show.shape
-    if not same or not torch.equal(like.x.detach().cpu(), like.show.float()):  # type: ignore[union-attr]
+    x, rows = like.x, like.show
+    both = isinstance(x, Tensor) and isinstance(rows, Tensor) and x.shape == rows.shape
+    if not both or not torch.equal(x.detach().cpu(), rows.float()):  # type: ignore[union-attr]
         raise InputError(
             f"like={like!r} has another x than its file (with_x). Read this file like the set as it was read, then "
             "change both alike."
@@ -284,9 +286,9 @@ class _Found:
         if not coded:
             if any(self.form.plain(cell) is not None for cell in cells):
                 return Column(name)
-            found = oddity(cells, self.form)
-            if found:
-                i, what, fix, many = found
+            strange = oddity(cells, self.form)
+            if strange:
+                i, what, fix, many = strange
                 raise InputError(
                     f"{self.lines.where(i, k)}: {cells[i]!r} looks like {what}, as {many} of the {len(cells)} cells of "
                     f"the column do. {fix}. If these are words, name the column in categorical=."
@@ -315,8 +317,10 @@ class _Found:
         numbers = [self.form.number(cell) for cell in cells]
         if None in numbers:
             i = numbers.index(None)
-            others, found = "those of the training set" if self.asked else "others of the column", odd(cells[i])
-            advice = f"It looks like {found[0]}. {found[1]}" if found else "Correct it, or empty it if it is missing"
+            others, strange = "those of the training set" if self.asked else "others of the column", odd(cells[i])
+            advice = "Correct it, or empty it if it is missing"
+            if strange:
+                advice = f"It looks like {strange[0]}. {strange[1]}"
             words = "" if self.asked else ", or name the column in categorical="
             raise InputError(f"{where(i, k)}: {cells[i]!r} is no number, {others} are. {advice}{words}.")
         values = np.array(numbers, np.float64)
@@ -360,15 +364,15 @@ class _Found:
         names = [str(c) for c in order]
         place, y = {name: i for i, name in enumerate(names)}, []
         for i, cell in enumerate(self.lines.cells(k)):
-            found = place.get(cell, place.get(self.form.label(cell)))
-            if found is None:
+            number = place.get(cell, place.get(self.form.label(cell)))
+            if number is None:
                 which = "the training set's classes" if self.asked else "the classes"
                 fix = " Leave the line out, or read it like a set that has this class." if self.asked else ""
                 raise InputError(
                     f"{self.lines.where(i, k)}: {cell!r} is none of {which} {checks.some(shown(names), 10)}."
                     f"{checks.suggest(cell, names)}{fix}"
                 )
-            y.append(found)
+            y.append(number)
         return tuple(names), y
 
     def _no_quantity(self, k: int) -> None:
@@ -376,10 +380,10 @@ class _Found:
         cells = self.lines.cells(k)
         numbers = [self.form.number(cell) for cell in cells]
         words = None in numbers  # once: a search in every round would make the work quadratic
-        found = oddity(cells, self.form) if words else None
-        if found:
+        strange = oddity(cells, self.form) if words else None
+        if strange:
             raise InputError(
-                f"{self.lines.where(found[0], k)}: the target {cells[found[0]]!r} looks like {found[1]}; needed: "
+                f"{self.lines.where(strange[0], k)}: the target {cells[strange[0]]!r} looks like {strange[1]}; needed: "
                 "classes, which are words or whole numbers. If these are classes, name them: classes=."
             )
         for i, v in enumerate(numbers):

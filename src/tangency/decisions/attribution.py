@@ -5,27 +5,34 @@ the representer weights (there is no bias, and where a model starts from f₀, �
 al. 2024, (3).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .._base import checks
 from .._base.progress import bar
-from .._base.types import Float, Int
+from .._base.results import Result
+from .._base.types import Array, Float, Int
 from ..errors import InputError
 from ..gram.gram import Gram
 from ..linalg.matrix import Matrix, between
-from ..regress.logistic import LogisticModel
-from ..regress.model import Array, KernelModel
+from ..regress.logistic_loss import LogisticModel
+from ..regress.model import KernelModel
 from ..surrogate.model import Surrogate
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Model = Surrogate | LogisticModel | KernelModel
+# Whiskers reach the last sample within this many quartile ranges of the box (Tukey 1977).
+WHISKERS = 1.5
 
 
-@dataclass(frozen=True, eq=False)
-class Attribution:
+@dataclass(frozen=True, eq=False, repr=False)
+class Attribution(Result):
     """Attributions of m decisions, each to q of its logits, summarised over N training samples of t classes.
 
     `outputs`: which logits. `totals`: Σ_i A, the model's logit. `boxes`: of A over the training samples of each class:
@@ -46,6 +53,16 @@ class Attribution:
     help: Float[Tensor, "m q k"]
     harmful: Int[Tensor, "m q k"]
     harm: Float[Tensor, "m q k"]
+
+    def cpu(self) -> "Attribution":
+        """The same, in the machine's memory."""
+        return Attribution(**{f.name: getattr(self, f.name).cpu() for f in fields(self)})
+
+    def plot(self, decision: int = 0, names: Sequence[str] | None = None) -> "Figure":
+        """A figure: box plots of one decision's attributions by class, for each of its logits. `names`: of classes."""
+        from ..plots import draw_attribution
+
+        return draw_attribution(self, decision, names)
 
     def __repr__(self) -> str:
         (m, q), k = self.outputs.shape, self.similar.shape[1]
@@ -76,7 +93,7 @@ def summarize(
     outputs: Array | None = None,
     labels: Array | None = None,
     classes: int | None = None,
-    k: int = 8,
+    neighbours: int = 8,
     fliers: int = 8,
     memory: int | str = "256MB",
     progress: bool = True,
@@ -89,62 +106,65 @@ def summarize(
     >>> import tangency as tg
     >>> x, y = torch.randn(60, 3).double(), torch.randint(3, (60,))
     >>> fit = tg.surrogate.fit(x @ x.T, y)
-    >>> tg.decisions.summarize(fit, torch.randn(5, 3).double() @ x.T, labels=y, k=3)
+    >>> tg.decisions.summarize(fit, torch.randn(5, 3).double() @ x.T, labels=y, neighbours=3)
     Attribution(5 decisions, 3 logits each, 3 classes, 3 nearest)
     """
     gram, terms = _checked(model, cross)
     m, n = gram.shape
     groups = _groups(labels, classes, n, terms.bias.device)
     chosen = _outputs(outputs, m, terms)
-    for name, value, most in (("k", k, n), ("fliers", fliers, None)):
+    for name, value, most in (("neighbours", neighbours, n), ("fliers", fliers, None)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
             raise InputError(f"{name}={value!r}; needed: a whole number from 1" + (f" to {most}." if most else "."))
     budget = checks.memory(memory) or 1
+    # Of a row: κ and its widened copy, and for each logit A, A in order, and what sorting takes; 8 bytes a number.
     rows = max(1, budget // (8 * n * (3 * chosen.shape[1] + 2)))
     parts: list[Attribution] = []
     with bar(m, "attributions", "sample", show=progress) as step:
-        for band, block in _bands(gram, rows):
-            parts.append(_summary(terms, block, chosen[band], groups, k, fliers))
+        for start in range(0, m, rows):
+            block = gram[start : start + rows]
+            parts.append(_summary(terms, block, chosen[start : start + rows], groups, neighbours, fliers))
             step(len(block))
-    names = Attribution.__dataclass_fields__
-    return Attribution(**{name: torch.cat([getattr(p, name) for p in parts]) for name in names})
+    return Attribution(**{f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Attribution)})
 
 
 @dataclass(frozen=True, eq=False)
 class _Terms:
-    """What the terms of a kernel machine are made of: W [N, c] and b [c]."""
+    """What the terms of a kernel machine are made of: Wᵀ [N, c] and b [c]."""
 
-    weights: Tensor
+    coefficients: Tensor
     bias: Tensor
 
     @staticmethod
     def of(model: Model) -> "_Terms":
+        """Those of any kernel machine with one similarity for each pair of samples."""
         if isinstance(model, Surrogate):
-            return _Terms(model.weights, model.bias)
+            return _Terms(model.coefficients, model.bias)
         core, bias = (model.model, model.bias) if isinstance(model, LogisticModel) else (model, None)
         if core.full:
             raise InputError(
                 "the model has a full kernel, whose samples act on all outputs at once; attributions need one "
                 "similarity for each pair of samples: fit with tg.trace_ntk, tg.pseudo_ntk, …"
             )
-        weights = core.coefficients if core.coefficients.dim() == 2 else core.coefficients[:, None]
-        return _Terms(weights, weights.new_zeros(weights.shape[1]) if bias is None else bias.reshape(-1))
+        columns = core.coefficients if core.coefficients.dim() == 2 else core.coefficients[:, None]
+        return _Terms(columns, columns.new_zeros(columns.shape[1]) if bias is None else bias.reshape(-1))
 
     def of_rows(self, kernel: Tensor, outputs: Tensor) -> Tensor:
         """A [b, q, N] for rows [b, N] of κ."""
-        wide = torch.promote_types(kernel.dtype, self.weights.dtype)
-        w, b, k = self.weights.to(wide), self.bias.to(wide), kernel.to(self.weights.device, wide)
+        wide = torch.promote_types(kernel.dtype, self.coefficients.dtype)
+        w, b, k = self.coefficients.to(wide), self.bias.to(wide), kernel.to(self.bias.device, wide)
         return w.T[outputs] * k[:, None] + (b[outputs] / len(w))[..., None]
 
 
 def _checked(model: Model, cross: Matrix) -> tuple[Gram, _Terms]:
+    """The Gram [m, N] and the model's terms, which must be of the same N samples and on the same device."""
     if not isinstance(model, (Surrogate, LogisticModel, KernelModel)):
         raise InputError(
             f"model is a {type(model).__name__}; needed: what tg.surrogate.fit, tg.regress.logistic or "
             "tg.regress.ridge returns."
         )
     gram, terms = between(cross), _Terms.of(model)
-    n = len(terms.weights)
+    n = len(terms.coefficients)
     if len(gram.shape) != 2 or gram.shape[1] != n or not gram.shape[0]:
         raise InputError(
             f"cross has shape {tuple(gram.shape)}; needed: new samples by the {n} training samples, [m, {n}]: "
@@ -156,6 +176,7 @@ def _checked(model: Model, cross: Matrix) -> tuple[Gram, _Terms]:
 
 
 def _outputs(outputs: Array | None, m: int, terms: _Terms) -> Tensor:
+    """Which logits of each sample are explained, [m, q]; all if that is not said."""
     c = len(terms.bias)
     if outputs is None:
         return torch.arange(c, device=terms.bias.device).expand(m, c)
@@ -185,16 +206,10 @@ def _groups(labels: Array | None, classes: int | None, n: int, device: torch.dev
     return groups
 
 
-def _bands(gram: Gram, rows: int) -> Iterator[tuple[slice, Tensor]]:
-    m = gram.shape[0]
-    for start in range(0, m, rows):
-        band = slice(start, min(m, start + rows))
-        yield band, gram[band]
-
-
 def _summary(terms: _Terms, kernel: Tensor, outputs: Tensor, groups: list[Tensor], k: int, fliers: int) -> Attribution:
+    """Of a band of rows κ [b, N]."""
     checks.finite(kernel, "cross")
-    kernel = kernel.to(terms.weights.device)
+    kernel = kernel.to(terms.bias.device)
     a = terms.of_rows(kernel, outputs)
     boxes, outliers, far = (torch.stack(p, 2) for p in zip(*(_box(a[..., g], fliers) for g in groups), strict=True))
     similarity, similar = kernel.topk(k)
@@ -213,7 +228,7 @@ def _box(a: Tensor, fliers: int) -> tuple[Tensor, Tensor, Tensor]:
     below = at.floor().long()
     quartiles = torch.lerp(ordered[..., below], ordered[..., (below + 1).clamp_max(n - 1)], at - below)
     low, _, high = quartiles.unbind(-1)
-    reach = 1.5 * (high - low)
+    reach = WHISKERS * (high - low)
     first = torch.searchsorted(ordered, (low - reach)[..., None].contiguous())
     last = torch.searchsorted(ordered, (high + reach)[..., None].contiguous(), right=True) - 1
     ends = [ordered.gather(-1, end.clamp(0, n - 1)) for end in (first, last)]

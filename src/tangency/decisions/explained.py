@@ -4,36 +4,41 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from .._base import checks, tree
-from .._base.types import Float, Inputs, Int
+from .._base.results import Result, environment
+from .._base.types import Array, Float, Inputs, Int, Json, Memory, StorePlace
 from .._version import __version__
 from ..datasets import Labelled, labelled, same_columns
 from ..engine import outputs as heads
-from ..engine.network import unwrapped
+from ..engine.network import check_evaluation_mode, unwrapped
 from ..errors import DidNotConverge, InputError
 from ..gram.gram import Gram
 from ..kernels.kernel import Kernel
-from ..linalg.eigen import top
+from ..linalg.eigen import Spectrum, top
 from ..models import outputs
-from ..surrogate import Faithfulness, Kind, LogitsOf, Outputs, Surrogate, default_reg, faithfulness, fit, log_odds
+from ..surrogate import Faithfulness, Kind, LogitsOf, Surrogate, default_reg, faithfulness, fit, log_odds
 from ..surrogate.faithful import levelled, rounding
 from .attribution import Attribution, summarize
+from .compared import Grams, Names, choose_named, take_given
 from .forensics import flag
-from .named import OF_TWO, SUMS, TITLES, Grams, check_names, usable
 
-GIVEN = " Kernels were given, and are taken as they are; tg.decisions.logits_of makes logits for them."
-# Up to this many samples all eigenvalues are shown, above it the largest 256 (heuristic: seconds of work).
-EVERY = 2500
-PICTURE = 240
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Samples = Labelled | tuple[Inputs, Array | Sequence[int]]
+# Up to this many samples all eigenvalues are shown, above it the largest LARGEST (heuristic: seconds of work).
+EVERY, LARGEST = 2500, 256
+# Rows of the picture of a Gram, at most: more than a page has pixels for are of no use.
+PICTURE_ROWS = 240
 
 
-@dataclass(frozen=True, eq=False)
-class View:
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation(Result):
     """What one kernel says about the decisions of a network on m test samples, s of which are explained one by one."""
 
     name: str  # short: trNTK, CK, …
@@ -48,12 +53,21 @@ class View:
     seconds: float
     flagged: Tensor | None = None  # [m] bool: test samples whose neighbours are mostly poisoned
 
+    UNITS: ClassVar[Mapping[str, str]] = {"seconds": "s"}
+
+    def plot(self) -> "Figure":
+        """A figure: the Gram of some training samples, sorted by class, beside the spectrum."""
+        from ..plots import draw_gram
+
+        classes = torch.arange(len(self.spans)).repeat_interleave(self.spans)
+        return draw_gram(self.picture, classes, values=self.values)
+
     def __repr__(self) -> str:
-        return f"View({self.name}: {self.faithfulness!r}, {self.attribution!r})"
+        return f"Explanation({self.name}: {self.faithfulness!r}, {self.attribution!r})"
 
 
-@dataclass(frozen=True, eq=False)
-class Decisions:
+@dataclass(frozen=True, eq=False, repr=False)
+class Decisions(Result):
     """A network's decisions on test data, each traced to the training data through one or more kernels.
 
     `logits`: the network's, whose softmax are its probabilities, in whatever form it gives them; of two classes −f/2
@@ -63,16 +77,18 @@ class Decisions:
     train: Labelled
     test: Labelled
     logits: Float[Tensor, "m c"]
-    views: tuple[View, ...]
+    explanations: tuple[Explanation, ...]
     shown: Int[Tensor, " s"]  # test samples that are explained one by one
-    facts: dict[str, Any]  # model, parameters, seconds, version, …
+    facts: dict[str, Json]  # model, parameters, seconds, version, …
     poisoned_train: Tensor | None = None  # [n] bool, where known
     poisoned_test: Tensor | None = None  # [m] bool
     outputs_are: Kind = "logits"
     outputs_said: str = ""
 
+    UNITS: ClassVar[Mapping[str, str]] = {"seconds": "s", "network_accuracy": "fraction", "tad": "fraction"}
+
     def __repr__(self) -> str:
-        taus = ", ".join(f"{v.name} τ_K {v.faithfulness.tau:.3f}" for v in self.views)
+        taus = ", ".join(f"{e.name} τ_K {e.faithfulness.tau:.3f}" for e in self.explanations)
         return (
             f"Decisions({self.facts.get('model', 'network')}: {len(self.test)} test samples, "
             f"{len(self.train)} to train, {len(self.train.classes)} classes, accuracy {self.accuracy:.1%}; {taus})"
@@ -80,20 +96,27 @@ class Decisions:
 
     @property
     def accuracy(self) -> float:
+        """The network's, on the test data."""
         return float((self.logits.argmax(1) == self.test.y.to(self.logits.device)).double().mean())
 
     def table(self) -> str:
         """A line for each kernel; then what the network's outputs are."""
         lines = [f"{'kernel':10s}{'τ_K':>8s}{'95% interval':>18s}{'TAD':>9s}{'Pearson':>9s}{'R²':>7s}{'seconds':>9s}"]
-        for v in self.views:
-            f, inner = v.faithfulness, v.faithfulness.intervals["tau"]
-            between = f"[{inner.low:.3f}, {inner.high:.3f}]"
+        for e in self.explanations:
+            f, ends = e.faithfulness, e.faithfulness.intervals["tau"]
+            between = f"[{ends.low:.3f}, {ends.high:.3f}]"
             lines.append(
-                f"{v.name:10s}{f.tau:8.3f}{between:>18s}{f.tad:+9.2%}{f.pearson:9.3f}{f.r2:7.3f}{v.seconds:9.1f}"
+                f"{e.name:10s}{f.tau:8.3f}{between:>18s}{f.tad:+9.2%}{f.pearson:9.3f}{f.r2:7.3f}{e.seconds:9.1f}"
             )
         return "\n".join([*lines, self.outputs_said] if self.outputs_said else lines)
 
-    def summary(self) -> dict[str, Any]:
+    def plot(self) -> "Figure":
+        """A figure: how faithful each kernel is, with its interval, and its spectrum. Samples: `tg.report.write`."""
+        from ..plots import draw_decisions
+
+        return draw_decisions(self.explanations)
+
+    def summary(self) -> dict[str, Json]:
         """The figures, for JSON."""
         return {
             **self.facts,
@@ -101,38 +124,42 @@ class Decisions:
             "outputs_said": self.outputs_said,
             "network_accuracy": self.accuracy,
             "kernels": {
-                v.name: {
-                    "tau": v.faithfulness.tau,
-                    "intervals": {k: [i.low, i.high] for k, i in v.faithfulness.intervals.items()},
-                    "tad": v.faithfulness.tad,
-                    "pearson": v.faithfulness.pearson,
-                    "r2": v.faithfulness.r2,
-                    "accuracy": v.faithfulness.accuracy,
-                    "ties": v.faithfulness.ties,
-                    "reg": v.surrogate.reg,
-                    "gradient": v.surrogate.gradient,
-                    "seconds": v.seconds,
+                e.name: {
+                    "tau": e.faithfulness.tau,
+                    "intervals": {k: [i.low, i.high] for k, i in e.faithfulness.intervals.items()},
+                    "tad": e.faithfulness.tad,
+                    "pearson": e.faithfulness.pearson,
+                    "r2": e.faithfulness.r2,
+                    "accuracy": e.faithfulness.accuracy,
+                    "ties": e.faithfulness.ties,
+                    "reg": e.surrogate.reg,
+                    "gradient": e.surrogate.gradient,
+                    "seconds": e.seconds,
                 }
-                for v in self.views
+                for e in self.explanations
             },
         }
+
+    def to_dict(self) -> dict[str, Json]:
+        """The figures, with units and the environment; neither data nor what is said of single samples."""
+        return {"result": "Decisions", **self.summary(), "units": dict(self.UNITS), "environment": environment()}
 
 
 def explain(
     model: nn.Module,
-    train: Any,
-    test: Any,
+    train: Samples,
+    test: Samples,
     *,
-    kernels: Mapping[str, Kernel] | Sequence[str] | str | None = None,
+    kernels: Mapping[str, Kernel] | Names = None,
     outputs_are: Kind | None = None,
-    reg: float = 1.0,
+    reg_factor: float = 1.0,
     samples: int = 500,
-    nearest: int = 8,
+    neighbours: int = 8,
     poisoned_train: Tensor | None = None,
     poisoned_test: Tensor | None = None,
     name: str | None = None,
-    memory: int | str | None = None,
-    store: Any = None,
+    memory: Memory = None,
+    store: StorePlace | None = None,
     progress: bool = True,
 ) -> Decisions:
     """A faithful kernel surrogate of a trained classifier, and which training samples made each of its decisions.
@@ -142,104 +169,47 @@ def explain(
     hidden layer, and pNTK where it is 0, which the result says). `outputs_are`: "logits", "probabilities" or
     "log-probabilities" (default: found out from the training data and said in the result; a warning where in doubt).
     Named kernels and all figures are those of the logits, in whatever form the network has them; kernels that are given
-    are taken as they are (`logits_of` makes logits for them). `reg`: a factor on the default of `tg.surrogate.fit`.
-    `samples`: how many test samples are explained one by one; all are in the figures. `poisoned_*`: masks, where known.
-    `name`: what to call the model (default: its class). `store`: a folder for the Grams, which then need not fit in
-    memory, and are there when the same is asked again. `tg.report.write(decisions, path)` makes a page of the result.
+    are taken as they are (`logits_of` makes logits for them). `reg_factor`: times `tg.surrogate.default_reg`.
+    `samples`: how many test samples are explained one by one; all are in the figures. `neighbours`: training samples
+    that are listed for each. `poisoned_*`: masks, where known. `name`: what to call the model (default: its class).
+    `store`: a folder for the Grams, which then need not fit in memory, and are there when the same is asked again.
+    `tg.report.write(decisions, path)` makes a page of the result.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> x = torch.randn(60, 3)
     >>> y = (x[:, 0] > 0).long()
-    >>> found = explain(model, (x[:40], y[:40]), (x[40:], y[40:]), kernels=["trNTK", "CK"], progress=False)
-    >>> found.views[0].attribution
+    >>> decisions = explain(model, (x[:40], y[:40]), (x[40:], y[40:]), kernels=["trNTK", "CK"], progress=False)
+    >>> decisions.explanations[0].attribution
     Attribution(20 decisions, 2 logits each, 2 classes, 8 nearest)
     """
     begin = time.perf_counter()
-    model = unwrapped(model)[0] if isinstance(model, nn.Module) else model
-    known, asked = _data(model, train, test)
+    model, known, asked = _checked_data(model, train, test)
     poisoned_train, poisoned_test = _mask(poisoned_train, known, "train"), _mask(poisoned_test, asked, "test")
-    if not all(isinstance(v, int) and v >= 1 for v in (samples, nearest)) or not reg > 0:
-        raise InputError(f"samples={samples}, nearest={nearest}, reg={reg}; needed: whole numbers from 1, and above 0.")
+    _check_numbers(samples, neighbours, reg_factor)
     if not isinstance(kernels, Mapping):
-        _computable(model)
+        _check_types(model)
     x, z = _placed(model, known.x), _placed(model, asked.x)
-    found = heads.learn(outputs, model, x, known.y, len(known.classes), outputs_are)
-    logits = heads.logits(outputs, model, z, found)
-    given = isinstance(kernels, Mapping)
-    chosen, why = (_given(kernels), "") if isinstance(kernels, Mapping) else _named(model, kernels, found, x)
-    work = _Work(
-        known, asked, Grams(x, z, memory, progress, store), logits, reg, min(nearest, len(known)), poisoned_train,
-        progress, TITLES if given else _titles(found), found.dtype,
+    read = heads.learn(outputs, model, x, known.y, len(known.classes), outputs_are)
+    logits = heads.logits(outputs, model, z, read)
+    # Of two classes there is one log-odds to take kernels of, not two logits.
+    network = model if read.kind == "logits" and read.columns != 2 else LogitsOf(model, read)
+    grams = Grams(x, z, memory, progress, store)
+    chosen = take_given(kernels, read) if isinstance(kernels, Mapping) else choose_named(network, kernels, read, x)
+    facts = _facts(model, name, known, asked, samples, logits.device)
+    task = _Task(
+        train=known, test=asked, logits=logits, asked=_asked_logits(logits, asked.y.to(logits.device)), grams=grams,
+        titles=chosen.titles, reg_factor=reg_factor, samples=samples, neighbours=min(neighbours, len(known)),
+        poisoned=poisoned_train, dtype=read.dtype, progress=progress,
     )  # fmt: skip
-    views, shown = work.views(chosen, samples)
-    facts = {"model": name or type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
-    facts |= _facts(known, asked, shown, logits.device) | {"seconds": time.perf_counter() - begin}
-    said = " ".join(filter(None, [found.said + (GIVEN if given and found.kind != "logits" else ""), why]))
-    return Decisions(known, asked, logits.cpu(), views, shown, facts, poisoned_train, poisoned_test, found.kind, said)
+    explanations, shown = task.explain_all(chosen.kernels)
+    facts["seconds"] = time.perf_counter() - begin
+    said = " ".join(filter(None, [read.said, chosen.said]))
+    return Decisions(
+        known, asked, logits.cpu(), explanations, shown, facts, poisoned_train, poisoned_test, read.kind, said
+    )
 
 
-def _data(model: nn.Module, train: Any, test: Any) -> tuple[Labelled, Labelled]:
-    """Both sets, checked against each other."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
-    checks.evaluation_mode(model)
-    known = labelled(train, name="train")
-    asked = labelled(test, classes=None if isinstance(test, Labelled) else known.classes, name="test")
-    if len(asked) < 2:
-        raise InputError("there is one test sample; needed: two or more, since faithfulness compares their order.")
-    if asked.classes != known.classes:
-        raise InputError(
-            f"the test set's classes are {checks.some(list(asked.classes))}, the training set's "
-            f"{checks.some(list(known.classes))}. Give both the same classes, in the same order."
-        )
-    if len(known.classes) < 2:
-        raise InputError(f"there is one class only ({known.classes[0]!r}); a classifier needs two or more.")
-    empty = [name for name, count in zip(known.classes, known.counts().tolist(), strict=True) if not count]
-    if empty:
-        raise InputError(
-            f"the training set has no sample of {checks.some(empty)}. Leave the class out of both sets "
-            "(Labelled.only), or add samples of it."
-        )
-    same_columns(known, asked)
-    left, right = ({k: v.shape[1:] for k, v in tree.leaves(d.x)} for d in (known, asked))
-    if left != right:
-        shapes = [", ".join(f"{k} {list(s)}" for k, s in side.items()) for side in (left, right)]
-        raise InputError(f"a training sample has the shape {shapes[0]}, a test sample {shapes[1]}; needed: the same.")
-    return known, asked
-
-
-def _facts(train: Labelled, test: Labelled, shown: Tensor, device: torch.device) -> dict[str, Any]:
-    return {
-        "data": _name(train.name, test.name),
-        "train": len(train),
-        "test": len(test),
-        "classes": len(train.classes),
-        "explained": len(shown),
-        "device": str(device),
-        "torch": torch.__version__,
-        "tangency": __version__,
-    }
-
-
-def _name(train: str, test: str) -> str:
-    """What both sets are of: "digits" of "digits train" and "digits test"; nothing if they say no more than that."""
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(train.split(), test.split(), strict=False))
-    return " ".join(a for a, _ in same) or ("" if test == "test" else test)
-
-
-def _mask(mask: Tensor | None, data: Labelled, name: str) -> Tensor | None:
-    if mask is None:
-        return None
-    mask = torch.as_tensor(mask).cpu()
-    if mask.dtype != torch.bool or mask.shape != (len(data),):
-        raise InputError(
-            f"poisoned_{name} has shape {tuple(mask.shape)}, {mask.dtype}; needed: a mask (bool) of the {len(data)} "
-            "samples."
-        )
-    return mask
-
-
-def logits_of(model: nn.Module, train: Any, *, outputs_are: Kind | None = None) -> nn.Module:
+def logits_of(model: nn.Module, train: Samples, *, outputs_are: Kind | None = None) -> nn.Module:
     """The network's logits as a module, in whatever form it gives its outputs: for kernels of one's own.
 
     Of two classes it is the log-odds of the second, [n, 1]. `train`, `outputs_are`: as for `explain`.
@@ -254,7 +224,60 @@ def logits_of(model: nn.Module, train: Any, *, outputs_are: Kind | None = None) 
     return LogitsOf(model, heads.learn(outputs, model, x, known.y, len(known.classes), outputs_are))
 
 
-def _computable(model: nn.Module) -> None:
+def _checked_data(model: nn.Module, train: Samples, test: Samples) -> tuple[nn.Module, Labelled, Labelled]:
+    """The model itself, and both sets, checked against each other."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
+    model = unwrapped(model)[0]
+    check_evaluation_mode(model)
+    known = labelled(train, name="train")
+    asked = labelled(test, classes=None if isinstance(test, Labelled) else known.classes, name="test")
+    if len(asked) < 2:
+        raise InputError("there is one test sample; needed: two or more, since faithfulness compares their order.")
+    if asked.classes != known.classes:
+        raise InputError(
+            f"the test set's classes are {checks.some(list(asked.classes))}, the training set's "
+            f"{checks.some(list(known.classes))}. Give both the same classes, in the same order."
+        )
+    if len(known.classes) < 2:
+        raise InputError(f"there is one class only ({known.classes[0]!r}); a classifier needs two or more.")
+    counts = known.counts()
+    if not bool(counts.all()):
+        empty = [known.classes[c] for c in (counts == 0).nonzero()[:, 0].tolist()]
+        raise InputError(
+            f"the training set has no sample of {checks.some(empty)}. Leave the class out of both sets "
+            "(Labelled.only), or add samples of it."
+        )
+    same_columns(known, asked)
+    left, right = ({k: v.shape[1:] for k, v in tree.leaves(data.x)} for data in (known, asked))
+    if left != right:
+        shapes = [", ".join(f"{k} {list(s)}" for k, s in side.items()) for side in (left, right)]
+        raise InputError(f"a training sample has the shape {shapes[0]}, a test sample {shapes[1]}; needed: the same.")
+    return model, known, asked
+
+
+def _mask(mask: Tensor | None, data: Labelled, name: str) -> Tensor | None:
+    """Which samples are poisoned, where that is known, as bools in the machine's memory."""
+    if mask is None:
+        return None
+    mask = torch.as_tensor(mask).cpu()
+    if mask.dtype != torch.bool or mask.shape != (len(data),):
+        raise InputError(
+            f"poisoned_{name} has shape {tuple(mask.shape)}, {mask.dtype}; needed: a mask (bool) of the {len(data)} "
+            "samples."
+        )
+    return mask
+
+
+def _check_numbers(samples: int, neighbours: int, reg_factor: float) -> None:
+    if not all(isinstance(v, int) and v >= 1 for v in (samples, neighbours)) or not reg_factor > 0:
+        raise InputError(
+            f"samples={samples}, neighbours={neighbours}, reg_factor={reg_factor}; needed: whole numbers from 1, and "
+            "above 0."
+        )
+
+
+def _check_types(model: nn.Module) -> None:
     """Refuse 16-bit parameters: named kernels are computed in the network's own type."""
     for p in model.parameters():
         if p.is_floating_point() and p.dtype not in (torch.float32, torch.float64):
@@ -266,144 +289,139 @@ def _computable(model: nn.Module) -> None:
 
 def _placed(model: nn.Module, x: Inputs) -> Inputs:
     """The inputs where the model is, without their graph; refuses those of another type."""
-    own = [p for p in model.parameters() if p.is_floating_point()]
-    device = own[0].device if own else torch.device("cpu")
-    placed = tree.transform(lambda v: v.detach().to(device), x)
-    if own:
-        checks.same_place(placed, device, list(dict.fromkeys(p.dtype for p in own)))
+    parameters = [p for p in model.parameters() if p.is_floating_point()]
+    device = parameters[0].device if parameters else torch.device("cpu")
+    dtypes = list(dict.fromkeys(p.dtype for p in parameters))
+    placed = tree.to(tree.transform(Tensor.detach, x), device)
+    if dtypes:
+        tree.check_place(placed, device, dtypes)
     return placed
 
 
-def _given(kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
-    for name, kernel in kernels.items():
-        if not isinstance(kernel, Kernel):
-            kind = type(kernel).__name__
-            raise InputError(f"kernels[{name!r}] is a {kind}; needed: a kernel, e.g. tg.trace_ntk(model).")
-    if not kernels:
-        raise InputError(f"kernels= is empty; needed: at least one, or names ({', '.join(TITLES)}).")
-    return dict(kernels)
+def _facts(
+    model: nn.Module, name: str | None, train: Labelled, test: Labelled, samples: int, device: torch.device
+) -> dict[str, Json]:
+    """What the page says of where its numbers come from."""
+    return {
+        "model": name or type(model).__name__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "data": _common_name(train.name, test.name),
+        "train": len(train),
+        "test": len(test),
+        "classes": len(train.classes),
+        "explained": min(samples, len(test)),
+        "device": str(device),
+        "torch": torch.__version__,
+        "tangency": __version__,
+    }
 
 
-def _titles(found: Outputs) -> dict[str, str]:
-    """What named kernels are of: of probabilities whose logits are known but for a shift, of the centred ones."""
-    if found.two:
-        return TITLES | OF_TWO
-    return {k: v.replace("outputs", "centred logits") for k, v in TITLES.items()} if found.shifted else TITLES
-
-
-def _named(model: nn.Module, names: Any, found: Outputs, x: Inputs) -> tuple[dict[str, Kernel], str]:
-    """The kernels asked for, of the network's logits; by default all that say something of their own.
-
-    And why others do not.
-    """
-    asked = [] if names is None else [k for k in check_names(names) if k in SUMS]
-    if found.shifted and asked:
-        raise InputError(
-            f"{asked[0]} is the kernel of the logits' sum, which the network's {found.kind} do not tell. "
-            f"{heads.WITHOUT} Or leave this kernel out."
-        )
-    plain = found.kind == "logits" and found.columns != 2
-    # The sum of one log-odds is the trace; of shifted logits, 0.
-    without = SUMS if found.two or found.shifted else ()
-    return usable(model if plain else LogitsOf(model, found), names, x, without)
+def _common_name(train: str, test: str) -> str:
+    """What both sets are of: "digits" of "digits train" and "digits test"; nothing if they say no more than that."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(train.split(), test.split(), strict=False))
+    return " ".join(a for a, _ in same) or ("" if test == "test" else test)
 
 
 @dataclass(frozen=True, eq=False)
-class _Work:
-    """What is shared by the views of all kernels."""
+class _Task:
+    """What is the same for all kernels."""
 
     train: Labelled
     test: Labelled
+    logits: Tensor  # the network's, of the test samples
+    asked: Tensor  # [m, 2]: which of them are explained
     grams: Grams
-    logits: Tensor
-    reg: float
-    nearest: int
-    poisoned: Tensor | None
-    progress: bool
     titles: Mapping[str, str]
+    reg_factor: float
+    samples: int
+    neighbours: int
+    poisoned: Tensor | None
     dtype: torch.dtype  # of the network's outputs
+    progress: bool
 
-    def views(self, chosen: Mapping[str, Kernel], samples: int) -> tuple[tuple[View, ...], Tensor]:
-        """Of each kernel, and which test samples are explained one by one."""
-        found: list[View] = []
+    def explain_all(self, kernels: Mapping[str, Kernel]) -> tuple[tuple[Explanation, ...], Tensor]:
+        """What each kernel says, and which test samples are explained one by one."""
+        explanations: list[Explanation] = []
         shown = None
-        for position, (label, kernel) in enumerate(chosen.items()):
-            view, shown = self.view(label, kernel, shown, samples)
-            found.append(view)
-            self.grams.forget(list(chosen.values())[position + 1 :])
+        for position, (name, kernel) in enumerate(kernels.items()):
+            explanation, shown = self.explain(name, kernel, shown)
+            explanations.append(explanation)
+            self.grams.forget(list(kernels.values())[position + 1 :])  # so that few are held at a time
         assert shown is not None
-        return tuple(found), shown
+        return tuple(explanations), shown
 
-    def _grams(self, name: str, kernel: Kernel) -> tuple[Gram, Gram]:
+    def explain(self, name: str, kernel: Kernel, shown: Tensor | None) -> tuple[Explanation, Tensor]:
+        """What one kernel says; the first one also decides which samples are shown, the same for all."""
+        begin = time.perf_counter()
         try:
-            return self.grams(kernel)
+            gram, cross = self.grams(kernel)
         except InputError as e:
             raise InputError(f"kernel {name}: {e}") from e
-
-    def view(self, name: str, kernel: Kernel, shown: Tensor | None, samples: int) -> tuple[View, Tensor]:
-        begin = time.perf_counter()
-        own, cross = self._grams(name, kernel)
-        known, asked = (data.y.to(self.logits.device) for data in (self.train, self.test))
-        surrogate = fit(
-            own, known, reg=self.reg * default_reg(own), classes=len(self.train.classes), progress=self.progress
-        )
+        device, classes = self.logits.device, len(self.train.classes)
+        y, y_test = self.train.y.to(device), self.test.y.to(device)
+        reg = self.reg_factor * default_reg(gram)
+        surrogate = fit(gram, y, reg=reg, classes=classes, progress=self.progress)
         logits = surrogate.logits(cross)
-        ties = rounding(self.dtype, own.dtype)
-        found = faithfulness(self.logits, logits, asked, outputs_are="logits", ties=ties)
+        ties = rounding(self.dtype, gram.dtype)
+        faithful = faithfulness(self.logits, logits, y_test, outputs_are="logits", ties=ties)
         if shown is None:
-            shown = _shown(self.logits, logits, asked, samples, ties)
+            shown = _choose_shown(self.logits, logits, y_test, self.samples, ties)
+        values, (picture, spans) = _eigenvalues(gram), _picture(gram, self.train)
         attribution = summarize(
-            surrogate, cross.select(shown), outputs=_asked(self.logits, asked)[shown.to(asked.device)],
-            labels=self.train.y, classes=len(self.train.classes), k=self.nearest, progress=self.progress,
-        )  # fmt: skip
-        fields = attribution.__dataclass_fields__
-        attribution = Attribution(**{field: getattr(attribution, field).cpu() for field in fields})
+            surrogate, cross.select(shown), outputs=self.asked[shown.to(device)], labels=self.train.y, classes=classes,
+            neighbours=self.neighbours, progress=self.progress,
+        ).cpu()  # fmt: skip
         flagged = None
         if self.poisoned is not None:
-            k = min(5, len(self.train))
-            flagged = flag(cross, self.poisoned, k=k, threshold=min(3, k))[1].cpu()
-        picture, spans = _picture(own, self.train)
-        return View(
-            name, self.titles.get(name, name), surrogate, found, logits.cpu(), attribution, picture, spans,
-            _values(own), time.perf_counter() - begin, flagged,
+            nearest = min(5, len(self.train))
+            flagged = flag(cross, self.poisoned, neighbours=nearest, threshold=min(3, nearest)).flagged.cpu()
+        return Explanation(
+            name, self.titles.get(name, name), surrogate, faithful, logits.cpu(), attribution, picture, spans, values,
+            time.perf_counter() - begin, flagged,
         ), shown  # fmt: skip
 
 
-def _asked(logits: Tensor, y: Tensor) -> Tensor:
+def _asked_logits(logits: Tensor, y: Tensor) -> Tensor:
     """Two logits to explain of each sample: what the network said, and the correct class, or the runner-up if it is."""
     first, second = logits.topk(2).indices.unbind(1)
     return torch.stack([first, torch.where(first == y, second, y)], 1)
 
 
-def _shown(logits: Tensor, surrogate: Tensor, y: Tensor, samples: int, ties: float) -> Tensor:
+def _choose_shown(logits: Tensor, surrogate: Tensor, y: Tensor, samples: int, ties: float) -> Tensor:
     """Which test samples to explain one by one: of many, some wrong ones, the least faithful, and random others."""
     if len(y) <= samples:
         return torch.arange(len(y))
     odds = [levelled(log_odds(z, y, outputs_are="logits"), ties) for z in (logits, surrogate)]
-    ranks = [each.argsort(stable=True).argsort() for each in odds]
+    ranks = [values.argsort(stable=True).argsort() for values in odds]
     gap = (ranks[0] - ranks[1]).abs()
     wrong = (logits.argmax(1) != y).nonzero()[:, 0].cpu()
     order = torch.Generator().manual_seed(0)
     wrong = wrong[torch.randperm(len(wrong), generator=order)]
+    # A third of each kind, where there are so many; a sample that is in the queue twice is shown once.
     queue = torch.cat([wrong[: samples // 3], gap.argsort(descending=True).cpu()[: samples // 3]])
     queue = torch.cat([queue, torch.randperm(len(y), generator=order)])
     return torch.tensor(list(dict.fromkeys(queue.tolist()))[:samples]).sort().values
 
 
-def _picture(own: Gram, train: Labelled) -> tuple[Tensor, Tensor]:
-    """The Gram sorted by class, at most PICTURE rows: of each class an equal part of its samples, first come."""
+def _picture(gram: Gram, train: Labelled) -> tuple[Tensor, Tensor]:
+    """The Gram sorted by class, at most PICTURE_ROWS: of each class an equal part of its samples, first come.
+
+    And how many rows each class takes.
+    """
     counts = train.counts()
-    part = min(1.0, PICTURE / len(train))
+    part = min(1.0, PICTURE_ROWS / len(train))
     spans = (counts * part).floor().long().clamp_min(1).minimum(counts)
     rows = torch.cat([(train.y == c).nonzero()[: int(k), 0] for c, k in enumerate(spans)])
-    return own.select(rows, rows).dense().float().cpu(), spans
+    return gram.select(rows, rows).dense().float().cpu(), spans
 
 
-def _values(own: Gram) -> Tensor:
-    """Eigenvalues, largest first: all of a small Gram, the largest of a large one."""
-    if own.shape[0] <= EVERY:
-        return torch.linalg.eigvalsh(own.dense().double()).flip(0).cpu()
+def _eigenvalues(gram: Gram) -> Tensor:
+    """Largest first: all of a small Gram, the largest of a large one."""
+    if gram.shape[0] <= EVERY:
+        return torch.linalg.eigvalsh(gram.dense().double()).flip(0).cpu()
     try:
-        return top(own, 256, tol=1e-3, progress=False).values.double().cpu()
-    except DidNotConverge as e:
-        return e.solution.values.double().cpu()  # type: ignore[attr-defined]
+        return top(gram, LARGEST, tol=1e-3, progress=False).values.double().cpu()
+    except DidNotConverge as e:  # for a picture, what was found is enough
+        if not isinstance(e.solution, Spectrum):
+            raise
+        return e.solution.values.double().cpu()

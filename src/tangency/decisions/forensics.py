@@ -6,24 +6,25 @@ training samples are poisoned, it is flagged (Shan et al. 2022; Engel et al. 202
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._base import checks
-from .._base.types import Float, Int
+from .._base.results import Result
+from .._base.types import Array, Int
+from ..datasets import Labelled
 from ..errors import InputError
 from ..linalg.matrix import Matrix, between
-from ..regress.model import Array
 
 Corner = Literal["top left", "top right", "bottom left", "bottom right"]
 # Pictures have no more channels (heuristic): a longer first dimension with a shorter last one has them at the end.
 _CHANNELS = 4
-_TYPES = (
+_PICTURE_TYPES = (
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
     torch.float64,
 )  # fmt: skip
@@ -104,13 +105,14 @@ class Patch:
         return colour.to(x.dtype).reshape(-1, 1, 1)
 
     def _on(self, x: Tensor, paint: Tensor) -> Tensor:
+        """A copy of x with the patch in this paint."""
         row, column = self.place(x)
         out = x.clone()
         out[..., row : row + self.size, column : column + self.size] = paint
         return out
 
 
-def _pictures(x: Any) -> Tensor:
+def _pictures(x: object) -> Tensor:
     """Pictures [n, c, h, w] as a tensor; refuses those with the channels at the end."""
     if isinstance(x, np.ndarray):
         try:
@@ -125,7 +127,7 @@ def _pictures(x: Any) -> Tensor:
             3: " Of pictures without channels, [n, h, w]: x[:, None]; of one picture [c, h, w]: x[None].",
         }
         raise InputError(f"x has shape {tuple(x.shape)}; needed: pictures [n, c, h, w].{fix.get(x.dim(), '')}")
-    if x.dtype not in _TYPES:
+    if x.dtype not in _PICTURE_TYPES:
         raise InputError(f"x is {x.dtype}; needed: pictures, uint8 or floating point, as x.float() is.")
     a, b, c = x.shape[1:]
     last = c <= _CHANNELS and (a == b or min(a, b) > _CHANNELS)
@@ -170,16 +172,18 @@ def _same_scale(colour: Tensor, dtype: torch.dtype, low: float, high: float) -> 
 YELLOW = (1.0, 1.0, 0.0)  # of pictures in [0, 1]
 
 
-@dataclass(frozen=True, eq=False)
-class Poisoned:
+@dataclass(frozen=True, eq=False, repr=False)
+class Poisoned(Result):
     """Pictures and labels of which those in `mask` have the patch, and the target's label."""
 
-    x: Float[Tensor, "n c h w"]
+    x: Tensor  # [n, c, h, w], of the type that was given
     y: Int[Tensor, " n"]
     mask: Tensor  # [n] bool
 
 
-def poison(x: Any, y: Array | None = None, *, patch: Patch, target: int, rate: float = 0.1, seed: int = 0) -> Poisoned:
+def poison(
+    x: Array | Labelled, y: Array | None = None, *, patch: Patch, target: int, rate: float = 0.1, seed: int = 0
+) -> Poisoned:
     """Put the patch on a random part `rate` of the pictures, and give these the label `target`. x is not changed.
 
     x: a tensor or an array; or `tg.datasets.Labelled` in place of x and y. `rate=1` poisons all: a test set under
@@ -193,59 +197,71 @@ def poison(x: Any, y: Array | None = None, *, patch: Patch, target: int, rate: f
         raise InputError(
             f"patch is a {type(patch).__name__}; needed: a Patch, such as tangency.decisions.forensics.Patch(size=4)."
         )
-    if y is None and hasattr(x, "x") and hasattr(x, "y"):  # tangency.datasets.Labelled
-        x, y = x.x, x.y
-    if y is None:
+    inputs, classes = (x.x, x.y) if y is None and isinstance(x, Labelled | Poisoned) else (x, y)
+    if classes is None:
         raise InputError("y is missing; needed: the classes of the pictures, or a Labelled for both.")
-    x, y = _pictures(x), torch.as_tensor(y)
-    if y.shape != x.shape[:1] or y.is_floating_point() or not len(y):
-        raise InputError(f"y has shape {tuple(y.shape)}, {y.dtype}; needed: a class for each of the {len(x)} pictures.")
-    y = y.long()
-    if isinstance(target, bool) or not hasattr(target, "__index__") or not 0 <= int(target) <= int(y.max()):
-        raise InputError(f"target={target!r}; needed: a class, a whole number from 0 to {int(y.max())}, y's largest.")
-    if not isinstance(rate, (int, float)) or not 0 < rate <= 1 or round(rate * len(x)) < 1:
-        raise InputError(f"rate={rate} of {len(x)} pictures; needed: above 0, at most 1, and at least one picture.")
-    patch.place(x)
-    paint = patch.paint(x)  # the scale is that of all pictures
-    chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: round(rate * len(x))]
-    mask = torch.zeros(len(x), dtype=torch.bool)
+    pictures, labels = _pictures(inputs), torch.as_tensor(classes)
+    n = len(pictures)
+    if labels.shape != (n,) or labels.is_floating_point() or not n:
+        raise InputError(
+            f"y has shape {tuple(labels.shape)}, {labels.dtype}; needed: a class for each of the {n} pictures."
+        )
+    labels = labels.long()
+    most = int(labels.max())
+    if isinstance(target, bool) or not hasattr(target, "__index__") or not 0 <= int(target) <= most:
+        raise InputError(f"target={target!r}; needed: a class, a whole number from 0 to {most}, y's largest.")
+    if not isinstance(rate, (int, float)) or not 0 < rate <= 1 or round(rate * n) < 1:
+        raise InputError(f"rate={rate} of {n} pictures; needed: above 0, at most 1, and at least one picture.")
+    patch.place(pictures)  # a patch that does not fit is refused before its colour is
+    paint = patch.paint(pictures)  # the scale is that of all pictures
+    chosen = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: round(rate * n)]
+    mask = torch.zeros(n, dtype=torch.bool)
     mask[chosen] = True
-    there = mask.to(x.device)
-    new_x, new_y = x.clone(), y.clone()
-    new_x[there] = patch._on(x[there], paint)
-    new_y[mask.to(y.device)] = int(target)
+    there = mask.to(pictures.device)
+    new_x, new_y = pictures.clone(), labels.clone()
+    new_x[there] = patch._on(pictures[there], paint)
+    new_y[mask.to(labels.device)] = int(target)
     return Poisoned(new_x, new_y, mask)
 
 
-@dataclass(frozen=True, eq=False)
-class Forensics:
+@dataclass(frozen=True, eq=False, repr=False)
+class Forensics(Result):
     """Which samples were flagged, and how well: precision = right flags / flags, recall = right flags / poisoned.
 
-    `votes`: how many of the k nearest training samples are poisoned. Precision is NaN where nothing was flagged.
+    `votes`: how many of the nearest training samples are poisoned. Precision is NaN where nothing was flagged.
     """
 
     votes: Int[Tensor, " m"]
     flagged: Tensor  # [m] bool
     precision: float
     recall: float
-    k: int
+    neighbours: int
     threshold: int
+
+    UNITS: ClassVar[Mapping[str, str]] = {"precision": "fraction", "recall": "fraction"}
 
     def __repr__(self) -> str:
         return (
-            f"Forensics({int(self.flagged.sum())} of {len(self.flagged)} flagged by {self.threshold} of {self.k}, "
-            f"precision {self.precision:.2%}, recall {self.recall:.2%})"
+            f"Forensics({int(self.flagged.sum())} of {len(self.flagged)} flagged by {self.threshold} of "
+            f"{self.neighbours}, precision {self.precision:.2%}, recall {self.recall:.2%})"
         )
 
 
-def flag(cross: Matrix, poisoned: Tensor, *, k: int = 5, threshold: int = 3) -> tuple[Tensor, Tensor]:
-    """(votes, flagged) of m samples: how many of the k most similar training samples are poisoned; whether ≥ threshold.
+class Flags(NamedTuple):
+    """What `flag` returns, of m samples."""
+
+    votes: Tensor  # [m]: how many of the nearest training samples are poisoned
+    flagged: Tensor  # [m] bool: whether these are enough
+
+
+def flag(cross: Matrix, poisoned: Tensor, *, neighbours: int = 5, threshold: int = 3) -> Flags:
+    """How many of the `neighbours` most similar training samples are poisoned, and whether at least `threshold` are.
 
     `cross` [m, n] may lie on disk; `poisoned` [n] marks training samples.
 
     >>> cross = torch.tensor([[0.9, 0.8, 0.1, 0.0], [0.1, 0.0, 0.9, 0.7]])
-    >>> flag(cross, torch.tensor([True, True, False, False]), k=2, threshold=2)
-    (tensor([2, 0]), tensor([ True, False]))
+    >>> flag(cross, torch.tensor([True, True, False, False]), neighbours=2, threshold=2)
+    Flags(votes=tensor([2, 0]), flagged=tensor([ True, False]))
     """
     gram, poisoned = between(cross), torch.as_tensor(poisoned)
     if len(gram.shape) != 2 or poisoned.shape != gram.shape[1:] or poisoned.dtype != torch.bool:
@@ -253,27 +269,29 @@ def flag(cross: Matrix, poisoned: Tensor, *, k: int = 5, threshold: int = 3) -> 
             f"cross has shape {tuple(gram.shape)}, poisoned {tuple(poisoned.shape)} {poisoned.dtype}; needed: [m, n], "
             "and a mask (bool) of the n training samples."
         )
-    whole = isinstance(k, int) and isinstance(threshold, int)
-    if not whole or not 1 <= k <= gram.shape[1] or not 1 <= threshold <= k:
-        raise InputError(f"k={k}, threshold={threshold}; needed: 1 ≤ threshold ≤ k ≤ {gram.shape[1]}.")
+    whole = isinstance(neighbours, int) and isinstance(threshold, int)
+    if not whole or not 1 <= neighbours <= gram.shape[1] or not 1 <= threshold <= neighbours:
+        raise InputError(
+            f"neighbours={neighbours}, threshold={threshold}; needed: 1 ≤ threshold ≤ neighbours ≤ {gram.shape[1]}."
+        )
     votes = []
     for start in range(0, gram.shape[0], 1024):  # (heuristic: a band of rows at a time)
         rows = gram[start : start + 1024]
         checks.finite(rows, "cross")
-        near = rows.topk(k).indices
+        near = rows.topk(neighbours).indices
         votes.append(poisoned.to(near.device)[near].sum(1))
     count = torch.cat(votes)
-    return count, count >= threshold
+    return Flags(count, count >= threshold)
 
 
-def detect(cross: Matrix, poisoned: Tensor, truth: Tensor, *, k: int = 5, threshold: int = 3) -> Forensics:
+def detect(cross: Matrix, poisoned: Tensor, truth: Tensor, *, neighbours: int = 5, threshold: int = 3) -> Forensics:
     """Flag samples by their neighbours, and compare with which are poisoned in truth [m].
 
     >>> cross = torch.tensor([[0.9, 0.8, 0.1, 0.0], [0.1, 0.0, 0.9, 0.7]])
-    >>> detect(cross, torch.tensor([True, True, False, False]), torch.tensor([True, False]), k=2, threshold=2)
+    >>> detect(cross, torch.tensor([True, True, False, False]), torch.tensor([True, False]), neighbours=2, threshold=2)
     Forensics(1 of 2 flagged by 2 of 2, precision 100.00%, recall 100.00%)
     """
-    votes, flagged = flag(cross, poisoned, k=k, threshold=threshold)
+    votes, flagged = flag(cross, poisoned, neighbours=neighbours, threshold=threshold)
     truth = torch.as_tensor(truth).to(flagged.device)
     if truth.shape != flagged.shape or truth.dtype != torch.bool:
         raise InputError(
@@ -283,4 +301,4 @@ def detect(cross: Matrix, poisoned: Tensor, truth: Tensor, *, k: int = 5, thresh
     precision, recall = (
         right / total if total else float("nan") for total in (float(flagged.sum()), float(truth.sum()))
     )
-    return Forensics(votes, flagged, precision, recall, k, threshold)
+    return Forensics(votes, flagged, precision, recall, neighbours, threshold)

@@ -6,15 +6,16 @@ it (`descend`), by any optimizer on a module (`train`). Then what it shows of a 
 (`linearization_quality`).
 """
 
-from .bounds import LazyRun, linearization_quality
-from .ensemble import ensemble
-from .flow import Flow, flow, max_learning_rate
+from .bounds import Bound, LazyRun, linearization_quality
+from .ensembles import ensemble
+from .gradient_flow import Flow, flow, max_learning_rate
 from .monitor import Monitor, Regime
 from .path import Path, descend, integrate
 from .step import Decomposition, learning_path, one_step
-from .train import History, train
+from .training import History, train
 
 __all__ = [
+    "Bound",
     "Decomposition",
     "Flow",
     "History",

@@ -3,20 +3,29 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .._base import checks
-from .._base.types import Float
+from .._base.results import Result, text_table
+from .._base.types import Float, Trainable
 from ..errors import InputError
 from ..kernels.ntk import trace_ntk
-from .linearize import linearize
-from .train import train as run
+from .linearized import linearize
+from .training import train
 
 
-@dataclass(frozen=True, eq=False)
-class LazyRun:
+class Bound(NamedTuple):
+    """What was measured at each recorded step [t], and what theory says it cannot exceed [t]."""
+
+    measured: Tensor
+    limit: Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LazyRun(Result):
     """A run of gradient descent on ½ Σ_i (f(x_i) − y_i)², by recorded step, with the same run's linearisation.
 
     `gap`: the largest |f − f_lin| at the same parameters, over training and test samples. `moved`: ‖θ_t − θ_0‖.
@@ -25,9 +34,9 @@ class LazyRun:
     >>> import tangency as tg
     >>> net, x = tg.models.two_layer(3, 64), torch.nn.functional.normalize(torch.randn(5, 3)) * 3**0.5
     >>> net.v.data = net.v.data.sign()
-    >>> run = tg.dynamics.linearization_quality(net, x, x[:, 0], width=64, beta=0.7698, lr=0.1, steps=20, train="W")
-    >>> measured, bound = run.bounds()["linearization"]
-    >>> bool((measured <= bound + 1e-6).all())
+    >>> run = tg.dynamics.linearization_quality(net, x, x[:, 0], width=64, beta=0.7698, lr=0.1, steps=20, trainable="W")
+    >>> bound = run.bounds()["linearization"]
+    >>> bool((bound.measured <= bound.limit + 1e-6).all())
     True
     """
 
@@ -42,8 +51,8 @@ class LazyRun:
     width: int
     reach: float  # β·max‖x‖²·max|a|
 
-    def bounds(self) -> Mapping[str, tuple[Tensor, Tensor]]:
-        """(measured, bound) at each recorded step.
+    def bounds(self) -> Mapping[str, Bound]:
+        """What was measured, and its limit, at each recorded step.
 
         "linearization": |f − f_lin| ≤ β/(2√m)·‖w − w_0‖² (Sutherland 2023; one hidden layer, it alone trained).
         "movement": ‖w_t − w_0‖ ≤ ‖f_0 − y‖/σ_min(Φ), σ_min the smallest on the way (Sutherland 2023).
@@ -54,28 +63,33 @@ class LazyRun:
         """
         start, low = float(self.error[0]), float(self.smallest[0]) ** 2
         return {
-            "linearization": (self.gap, self.reach / (2 * self.width**0.5) * self.moved**2),
-            "movement": (self.moved, (start / self.smallest.min()).expand_as(self.moved)),
+            "linearization": Bound(self.gap, self.reach / (2 * self.width**0.5) * self.moved**2),
+            "movement": Bound(self.moved, (start / self.smallest.min()).expand_as(self.moved)),
             **lazy_bounds(self.lr * self.steps, self.error, self.moved, self.drift, low, self.lipschitz, self.width),
         }
+
+    def table(self) -> str:
+        """A line for each bound: what was measured at the end, and the limit there."""
+        rows = [(name, float(bound.measured[-1]), float(bound.limit[-1])) for name, bound in self.bounds().items()]
+        return text_table(["bound", "measured", "limit"], rows)
 
 
 def lazy_bounds(
     time: Tensor, error: Tensor, moved: Tensor, drift: Tensor, low: float, lipschitz: float, width: int
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Cagnetta et al. 2023 (18) as (measured, bound) at each time lr·t.
+) -> dict[str, Bound]:
+    """Cagnetta et al. 2023 (18) at each time lr·t.
 
     `error`: ‖f_t − y‖ from t = 0 on, `low`: λ_min, `lipschitz`: K.
 
     >>> flat = torch.zeros(2)
-    >>> float(lazy_bounds(torch.tensor([0.0, 3.0]), flat + 1, flat, flat, 1.0, 1.0, 4)["kernel"][1][0])
+    >>> float(lazy_bounds(torch.tensor([0.0, 3.0]), flat + 1, flat, flat, 1.0, 1.0, 4)["kernel"].limit[0])
     3.0
     """
     start, k, decay = error[0], lipschitz, torch.exp(-low * time / 3)
     return {
-        "loss": (error**2, decay**2 * start**2),
-        "parameters": (moved, 3 * k * start / low * (1 - decay)),
-        "kernel": (drift, (6 * k**3 * start / low * width**-0.5).expand_as(drift)),
+        "loss": Bound(error**2, decay**2 * start**2),
+        "parameters": Bound(moved, 3 * k * start / low * (1 - decay)),
+        "kernel": Bound(drift, (6 * k**3 * start / low * width**-0.5).expand_as(drift)),
     }
 
 
@@ -92,50 +106,55 @@ def linearization_quality(
     every: int = 10,
     norm: float = 1.0,
     readout: float = 1.0,
-    train: checks.Train = None,
+    trainable: Trainable = None,
 ) -> LazyRun:
     """Train a copy of a network by gradient descent on ½ Σ_i (f(x_i) − y_i)² and measure what is bounded.
 
     `width`: m. `beta`: the largest |σ''| of its activation (tanh: 4/(3√3) = 0.7698). `norm`: the largest ‖x‖ as it
-    enters the hidden layer; `readout`: the largest |a_j| of f = Σ_j a_j σ(w_j·x)/√m. `train`: which parameters move
+    enters the hidden layer; `readout`: the largest |a_j| of f = Σ_j a_j σ(w_j·x)/√m. `trainable`: which parameters move
     (Sutherland 2023: the hidden weights alone). Cost: a Jacobian of all samples at each recorded step.
     """
     y = torch.as_tensor(y).reshape(len(x), -1)
     if y.shape[1] != 1:
         raise InputError(f"y has shape {tuple(y.shape)}; needed: one output per sample, [n].")
     moving = copy.deepcopy(model)
-    names = checks.trained(moving, train)
+    names = checks.trained(moving, trainable)
     for name, p in moving.named_parameters():
         p.requires_grad_(name in names)
+    # Two functions at the parameters of one run: the network, and its first Taylor polynomial.
     tangent = linearize(model, trainable=list(names))
-    kernel = trace_ntk(moving, train=list(names))
+    kernel = trace_ntk(moving, trainable=list(names))
     points = x if x_test is None else torch.cat([x, x_test])
-    seen: list[tuple[float, ...]] = []
+    records: list[tuple[float, ...]] = []  # a row for each recorded step, in the order of LazyRun's fields
     first: list[Tensor] = []
     lipschitz = 0.0
 
     def watch(step: int) -> None:
+        """Measure everything after so many steps."""
         nonlocal lipschitz
-        with torch.no_grad():
+        with torch.no_grad():  # the linearisation goes where the network went: same parameters, two functions
             for name in names:
                 tangent.model.get_parameter(name).copy_(moving.get_parameter(name))
-        jacobian = kernel.matrix(x)
-        first[:] = first or [jacobian]
+        jacobian = kernel.features(x)
+        first[:] = first or [jacobian]  # J_0
         moved = float(tangent.displacement().detach())
+        # K of (18) bounds ‖J‖, and √m times J's Lipschitz constant; this is the largest that the run has shown of both.
         change = (jacobian - first[0]).norm()
         lipschitz = max(lipschitz, float(jacobian.norm()), width**0.5 * float(change) / moved if moved else 0.0)
         with torch.no_grad():
             gap = float((moving(points) - tangent(points)).abs().max())
             error = float((moving(x).reshape(y.shape) - y).norm())
         drift = torch.linalg.matrix_norm(jacobian @ jacobian.T - first[0] @ first[0].T, 2)
-        seen.append((float(step), gap, moved, float(drift), error, float(torch.linalg.svdvals(jacobian)[-1])))
+        records.append((float(step), gap, moved, float(drift), error, float(torch.linalg.svdvals(jacobian)[-1])))
 
+    # The loss of the theory: a sum, and halved, so that its gradient in f is f − y.
     def square(f: Tensor, target: Tensor) -> Tensor:
+        """½ Σ_i (f_i − y_i)²."""
         return (f.reshape(target.shape) - target).square().sum() / 2
 
-    run(
+    train(
         moving, x, y, loss=square, optimizer=lambda p: torch.optim.SGD(p, lr=lr), steps=steps, every=every,
         watch=watch, progress=False,
     )  # fmt: skip
-    at, gap, moved, drift, error, smallest = torch.tensor(seen, dtype=torch.float64).unbind(1)
+    at, gap, moved, drift, error, smallest = torch.tensor(records, dtype=torch.float64).unbind(1)
     return LazyRun(at, gap, moved, drift, error, smallest, lipschitz, lr, width, beta * norm**2 * readout)

@@ -1,25 +1,42 @@
 """Whether a network trains in the NTK regime: does the kernel stay where it was?"""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from .._base.results import Result, text_table
 from .._base.types import Float, Inputs
 from ..errors import InputError
 from ..gram.compute import compute
-from ..kernels.kernel import Empirical
+from ..kernels.empirical import Empirical
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True, eq=False)
-class Regime:
-    """How far the kernel went from where it began, by step. `plots.regime` draws it."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Regime(Result):
+    """How far the kernel went from where it began, by step."""
 
     steps: Float[Tensor, " t"]
     change: Float[Tensor, " t"]  # ‖Θ_t − Θ_0‖ / ‖Θ_0‖, Frobenius
     cosine: Float[Tensor, " t"]  # ⟨Θ_t, Θ_0⟩ / (‖Θ_t‖ ‖Θ_0‖)
     velocity: Float[Tensor, " t"]  # (1 − cosine of Θ_t with the one before) per step; 0 at the start
     moved: Float[Tensor, " t"]  # ‖θ_t − θ_0‖ of the parameters that count
+
+    def table(self) -> str:
+        """A line for each step."""
+        columns = (self.steps, self.change, self.cosine, self.velocity, self.moved)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return text_table(["step", "change", "cosine", "velocity", "moved"], rows)
+
+    def plot(self) -> "Figure":
+        """Change, cosine and velocity over the steps; `plots.draw_regime` draws several runs together."""
+        from ..plots import draw_regime
+
+        return draw_regime(self)
 
 
 class Monitor:
@@ -42,7 +59,7 @@ class Monitor:
     def __init__(self, kernel: Empirical, x: Inputs) -> None:
         if not isinstance(kernel, Empirical):
             raise InputError(f"kernel is a {type(kernel).__name__}; needed: one of a network: tg.trace_ntk(model).")
-        if kernel.features.network.params is not None:
+        if kernel.feature_map.network.params is not None:
             raise InputError("the kernel was made with params=, so it never changes; make it without them.")
         self.kernel, self.x = kernel, x
         self.rows: list[tuple[float, float, float, float, float]] = []
@@ -50,11 +67,14 @@ class Monitor:
         self._last: tuple[int, Tensor] | None = None
 
     def __call__(self, step: int) -> None:
+        """Compute the kernel as it is now and keep how far it is from the first one; steps must grow."""
         if self._last is not None and step <= self._last[0]:
             raise InputError(f"step {step} comes after step {self._last[0]}; needed: growing numbers.")
+        # In float64: 1 − cosine of kernels that hardly differ would be rounding in float32.
         now = compute(self.kernel, self.x, progress=False).dense().double().flatten()
-        own = dict(self.kernel.features.network.model.named_parameters())
-        theta = [own[name].detach().double().clone() for name in self.kernel.features.network.train]
+        network = self.kernel.feature_map.network
+        theta = [network.model.get_parameter(name).detach().double().clone() for name in network.trainable]
+        # The first call compares the kernel with itself: change 0, cosine 1, velocity 0.
         if self._first is None or self._last is None:
             self._first, self._last = (now, theta), (step, now)
         first, start = self._first
@@ -73,4 +93,5 @@ class Monitor:
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
+    """Of two kernels as vectors: 1 where they agree up to a factor."""
     return float(a @ b / (a.norm() * b.norm()))

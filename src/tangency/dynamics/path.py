@@ -14,25 +14,28 @@ from torch import Tensor
 
 from .._base import checks
 from .._base.progress import bar
-from .._base.types import Float
+from .._base.results import Result
+from .._base.types import Array, Float
 from ..errors import DidNotConverge, InputError
 from ..gram.gram import Gram
 from ..linalg.matrix import Matrix, square, targets
-from ..regress.model import Array, apply, start
+from ..regress.model import apply, new_f0
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Times = Sequence[float] | Array | float
+Batch = Sequence[int] | Array  # numbers of samples
 
 
-@dataclass(frozen=True, eq=False)
-class Path:
+@dataclass(frozen=True, eq=False, repr=False)
+class Path(Result):
     """What training goes through: at each time the coefficients a, the outputs and the loss on the training samples."""
 
     times: Float[Tensor, " t"]  # times of a flow, numbers of steps of a descent
     dual: Float[Tensor, "t ..."]
     train: Float[Tensor, "t ..."]
     loss: Float[Tensor, " t"]
-    shifted: bool
-    full: bool
+    shifted: bool  # starts from f₀
+    full: bool  # the kernel couples the outputs
 
     def predict(self, cross: Matrix, f0: Array | None = None) -> Tensor:
         """f on new samples at each time [t, m, …], from their Gram with the training samples."""
@@ -41,11 +44,11 @@ class Path:
         else:  # all times as columns: one pass over a Gram on disk
             columns = apply(cross, self.dual.movedim(0, 1).flatten(1), False)
             out = columns.reshape(-1, len(self.dual), *self.dual.shape[2:]).movedim(1, 0)
-        return out + start(f0, out[0], self.shifted)
+        return out + new_f0(f0, out[0], self.shifted)
 
 
 @dataclass(frozen=True, eq=False)
-class _Problem:
+class _Training:
     """A loss of the training outputs, which start from f₀."""
 
     gram: Gram
@@ -56,7 +59,8 @@ class _Problem:
     shifted: bool
 
     @staticmethod
-    def of(K: Matrix, y: Array, loss: Loss, f0: Array | None) -> "_Problem":
+    def of(K: Matrix, y: Array, loss: Loss, f0: Array | None) -> "_Training":
+        """Checked, and the loss tried once: what it cannot take is said before any work."""
         gram = square(K)
         side = gram.shape[: len(gram.shape) // 2]
         y = torch.as_tensor(y).detach()
@@ -64,14 +68,15 @@ class _Problem:
             raise InputError(f"there are {side[0]} samples and y has shape {tuple(y.shape)}; needed: [{side[0]}, …].")
         checks.beside(y, gram.device, "y")
         checks.finite(y, "y")
+        # Classes do not say how many outputs there are; a full kernel does.
         if f0 is None and not y.is_floating_point() and len(side) == 1:
             raise InputError("y holds classes, so f0 must say how many outputs there are: f0=torch.zeros(n, classes).")
         kind = torch.promote_types(gram.dtype, y.dtype)
         begin = y.new_zeros(side if len(side) == 2 else y.shape, dtype=kind) if f0 is None else f0
         begin = targets(begin, side, kind, gram.device, "f0")
-        task = _Problem(gram, y, begin.reshape(side.numel(), -1), begin.shape, loss, f0 is not None)
+        training = _Training(gram, y, begin.reshape(side.numel(), -1), begin.shape, loss, f0 is not None)
         try:
-            value = task.value(task.f0)
+            value = training.value(training.f0)
         except (RuntimeError, ValueError, TypeError, IndexError) as e:
             raise InputError(
                 f"loss(f, y) failed for f of shape {tuple(begin.shape)} and y of shape {tuple(y.shape)}: {e}. Give y "
@@ -79,9 +84,10 @@ class _Problem:
             ) from e
         if not isinstance(value, Tensor) or value.dim() != 0:
             raise InputError("the loss must give one number for all samples; use reduction='mean' or 'sum'.")
-        return task
+        return training
 
     def value(self, f: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The loss of outputs f, flat; of the samples `rows` alone, if given."""
         f = f.reshape(self.shape)
         return self.loss(f, self.y) if rows is None else self.loss(f[rows], self.y[rows])
 
@@ -93,16 +99,17 @@ class _Problem:
         return g
 
     def path(self, times: Tensor, duals: list[Tensor], outputs: list[Tensor]) -> Path:
+        """What was gone through, in the shapes of y, with the loss at each time."""
         with torch.no_grad():
             loss = torch.stack([self.value(f).to(self.f0.dtype) for f in outputs])
-        a, f = (torch.stack([v.reshape(self.shape) for v in each]) for each in (duals, outputs))
+        a, f = (torch.stack([v.reshape(self.shape) for v in stops]) for stops in (duals, outputs))
         return Path(times, a, f, loss, self.shifted, len(self.gram.shape) == 4)
 
 
 def integrate(
     K: Matrix,
     y: Array,
-    times: Sequence[float] | Array,
+    times: Times,
     *,
     loss: Loss,
     lr: float = 1.0,
@@ -110,14 +117,14 @@ def integrate(
     momentum: float | None = None,
     rtol: float = 1e-9,
     atol: float = 1e-10,
-    method: str = "DOP853",
+    integrator: str = "DOP853",
     progress: bool = True,
 ) -> Path:
     """df/dt = −lr·K ∂L/∂f for any differentiable `loss(f, y)`, by SciPy's adaptive `solve_ivp`.
 
     K [n, n] acts on each column of f [n, q] (K⊗I), or is full, [n, c, n, c]. `momentum` μ: f″ + (1 − μ) f′ =
-    −lr·K ∂L/∂f from rest, the limit of heavy-ball steps. `method`: "DOP853", "RK45", and for stiff problems "LSODA",
-    "Radau". The right-hand side is evaluated in float64 on K's device. Needs SciPy.
+    −lr·K ∂L/∂f from rest, the limit of heavy-ball steps. `integrator`: "DOP853", "RK45", and for stiff problems
+    "LSODA", "Radau". The right-hand side is evaluated in float64 on K's device. Needs SciPy.
 
     >>> import tangency as tg
     >>> x, y = torch.randn(6, 3).double(), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -127,39 +134,46 @@ def integrate(
     >>> path.train.shape, bool(path.loss[-1] < path.loss[0])
     (torch.Size([3, 6, 3]), True)
     """
-    solver, task, lr = _solve_ivp(), _Problem.of(K, y, loss, f0), checks.nonnegative(lr, "lr")
-    when = moments(times, task.f0)
+    solve_ivp, training, lr = _import_solve_ivp(), _Training.of(K, y, loss, f0), checks.nonnegative(lr, "lr")
+    when = checked_times(times, training.f0)
     if bool(when.isinf().any()) or bool((when.diff() < 0).any()):
         raise InputError(f"times={when.tolist()}; needed: finite and in order. For t → ∞ see flow and ridgeless.")
     if momentum is not None and not 0 <= momentum < 1:
         raise InputError(f"momentum={momentum}; needed: at least 0, below 1, or None for a flow without inertia.")
-    size = task.f0.numel()
+    size = training.f0.numel()
 
     def tensor(a: np.ndarray) -> Tensor:
-        return torch.from_numpy(a).to(task.f0.device).reshape(task.f0.shape)
+        """SciPy's flat state as a [n·c, q], where K is."""
+        return torch.from_numpy(a).to(training.f0.device).reshape(training.f0.shape)
 
     def outputs(a: Tensor) -> Tensor:
-        return task.f0.double() + task.gram @ a
+        """f₀ + K a."""
+        return training.f0.double() + training.gram @ a
 
     with bar(None, "gradient flow", "evaluation", show=progress) as step:
-
+        # da/dt = −lr ∂L/∂f; with momentum a″ = −lr ∂L/∂f − (1 − μ) a′.
         def slope(t: float, state: np.ndarray) -> np.ndarray:
+            """The right-hand side."""
             step(note=f"t = {t:.3g} of {float(when[-1]):.3g}")
-            force = -lr * task.gradient(outputs(tensor(state[:size]))).cpu().numpy().ravel()
+            force = -lr * training.gradient(outputs(tensor(state[:size]))).cpu().numpy().ravel()
             if momentum is None:
                 return force
             return np.concatenate([state[size:], force - (1 - momentum) * state[size:]])
 
+        # The state is a, and with momentum its velocity behind it.
         begin = np.zeros(size if momentum is None else 2 * size)
-        span = (0.0, max(float(when[-1]), 1e-300))
-        found = solver(slope, span, begin, method=method, t_eval=when.cpu().numpy(), rtol=rtol, atol=atol)
-    if not found.success:
-        raise DidNotConverge(f"solve_ivp ({method}) stopped: {found.message} Try method='LSODA' or 'Radau'.", found)
-    duals = [tensor(np.ascontiguousarray(column)) for column in found.y[:size].T]
-    return task.path(when, duals, [outputs(a) for a in duals])
+        span = (0.0, max(float(when[-1]), 1e-300))  # solve_ivp takes no empty span
+        solution = solve_ivp(slope, span, begin, method=integrator, t_eval=when.cpu().numpy(), rtol=rtol, atol=atol)
+    if not solution.success:
+        raise DidNotConverge(
+            f"solve_ivp ({integrator}) stopped: {solution.message} Try integrator='LSODA' or 'Radau'.", solution
+        )
+    duals = [tensor(np.ascontiguousarray(column)) for column in solution.y[:size].T]
+    return training.path(when, duals, [outputs(a) for a in duals])
 
 
-def _solve_ivp() -> Any:
+def _import_solve_ivp() -> Any:
+    """SciPy's integrator, or how to get it; SciPy has no types."""
     try:
         from scipy.integrate import solve_ivp
     except ImportError as e:
@@ -177,7 +191,7 @@ def descend(
     f0: Array | None = None,
     momentum: float = 0.0,
     nesterov: bool = False,
-    batches: Iterable[Any] | None = None,
+    batches: Iterable[Batch] | None = None,
     every: int = 1,
     progress: bool = True,
 ) -> Path:
@@ -194,22 +208,24 @@ def descend(
     >>> path.train.shape
     torch.Size([21, 6])
     """
-    task = _Problem.of(K, y, loss, f0)
+    training = _Training.of(K, y, loss, f0)
     if not 0 <= momentum < 1 or (nesterov and not momentum):
         raise InputError(f"momentum={momentum}, nesterov={nesterov}; needed: 0 ≤ momentum < 1, and > 0 for Nesterov's.")
     if (steps is not None and steps < 0) or every < 1:
         raise InputError(f"steps={steps}, every={every}; needed: steps at least 0, every at least 1.")
-    plan = [b if b is None else _rows(b, task.shape[0], task.f0.device) for b in schedule(steps, batches)]
-    product = _product(task.gram, task.f0)
-    a, f, velocity = torch.zeros_like(task.f0), task.f0, None
+    plan = [b if b is None else _check_rows(b, training.shape[0], training.f0.device) for b in schedule(steps, batches)]
+    product = _product(training.gram, training.f0)
+    a, f, velocity = torch.zeros_like(training.f0), training.f0, None
     kept: list[tuple[int, Tensor, Tensor]] = [(0, a, f)]
     with bar(len(plan), "descent", "step", show=progress) as step:
         for number, rows in enumerate(plan):
-            g = task.gradient(f, rows)
+            g = training.gradient(f, rows)
+            # As torch.optim.SGD has it: v ← μ v + g, and Nesterov's step is g + μ v.
             if momentum:
                 velocity = g if velocity is None else momentum * velocity + g
                 g = g + momentum * velocity if nesterov else velocity
             rate = lr(number) if callable(lr) else lr
+            # Without momentum only the batch's coefficients change, so that n·batch entries of K are enough.
             a, f = a - rate * g, f - rate * product(g, None if momentum else rows)
             if (number + 1) % every == 0 or number + 1 == len(plan):
                 kept.append((number + 1, a, f))
@@ -217,12 +233,12 @@ def descend(
     if not bool(f.isfinite().all()):
         raise DidNotConverge(
             f"the descent diverged within {len(plan)} steps; use a smaller lr (tg.dynamics.max_learning_rate).",
-            task.path(*_columns(kept, task.f0)),
+            training.path(*_columns(kept, training.f0)),
         )
-    return task.path(*_columns(kept, task.f0))
+    return training.path(*_columns(kept, training.f0))
 
 
-def schedule(steps: int | None, batches: Iterable[Any] | None) -> list[Any]:
+def schedule(steps: int | None, batches: Iterable[Batch] | None) -> list[Batch | None]:
     """The samples of each step; None for all of them."""
     if (steps is None) == (batches is None):
         raise InputError("give either steps= (of all samples) or batches= (the samples of each step).")
@@ -230,10 +246,12 @@ def schedule(steps: int | None, batches: Iterable[Any] | None) -> list[Any]:
 
 
 def _columns(kept: list[tuple[int, Tensor, Tensor]], like: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Steps, coefficients and outputs of what was kept, each on their own."""
     return torch.tensor([k for k, _, _ in kept]).to(like), [a for _, a, _ in kept], [f for _, _, f in kept]
 
 
-def _rows(batch: Any, n: int, device: torch.device) -> Tensor:
+def _check_rows(batch: Batch, n: int, device: torch.device) -> Tensor:
+    """Numbers of samples from 0 to n − 1, [b]."""
     rows = torch.as_tensor(batch, device=device)
     if rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool or not len(rows):
         raise InputError(f"a batch is {rows.dtype} of shape {tuple(rows.shape)}; needed: numbers of samples, [b].")
@@ -244,22 +262,24 @@ def _rows(batch: Any, n: int, device: torch.device) -> Tensor:
 
 def _product(gram: Gram, like: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     """K d; with rows, K d where d is zero outside the samples of these rows. A Gram on disk streams."""
+    # On disk a pass over all tiles costs the same whichever rows are asked for.
     if gram.device is None:
         return lambda d, rows: gram @ d
     n, c = gram.shape[0], len(like) // gram.shape[0]
     k = gram.dense().reshape(n * c, n, c).to(like.dtype)
 
     def product(d: Tensor, rows: Tensor | None) -> Tensor:
+        """K d, from the columns of these samples alone."""
         if rows is None:
             return k.reshape(n * c, n * c) @ d
-        some = rows.unique()
-        return k[:, some].flatten(1) @ d.reshape(n, c, -1)[some].flatten(0, 1)
+        moved = rows.unique()  # a batch may name a sample twice; d already sums over both
+        return k[:, moved].flatten(1) @ d.reshape(n, c, -1)[moved].flatten(0, 1)
 
     return product
 
 
-def moments(times: Any, like: Tensor) -> Tensor:
-    """Times, at least 0; infinity counts."""
+def checked_times(times: Times, like: Tensor) -> Tensor:
+    """[t] in float64 where `like` is, each at least 0; infinity counts."""
     when = torch.as_tensor(times, dtype=torch.float64).reshape(-1).to(like.device)
     if not len(when) or not bool((when >= 0).all()):
         raise InputError(f"times={when.tolist()}; needed: one or more, each at least 0.")

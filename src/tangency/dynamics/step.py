@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._base import checks
-from .._base.types import Float, Inputs, Outputs
+from .._base.results import Result
+from .._base.types import Float, Inputs, Outputs, Trainable
 from ..errors import InputError
-from ..kernels.kernel import Empirical
+from ..kernels.empirical import Empirical
 from ..kernels.ntk import full_ntk
 
 
@@ -22,7 +23,7 @@ def one_step(
     *,
     loss: Callable[[Tensor, Tensor], Tensor],
     lr: float,
-    train: checks.Train = None,
+    trainable: Trainable = None,
     outputs: Outputs = None,
 ) -> Tensor:
     """f(x; θ') − f(x; θ) ≈ −lr·Σ_i Θ(x, x_i) ∂L/∂f(x_i) [n, m, c]: the share of each of the m samples of an SGD step.
@@ -35,18 +36,19 @@ def one_step(
     >>> shares.sum(1).shape
     torch.Size([5, 2])
     """
-    kernel = full_ntk(model, train=train, outputs=outputs)
+    kernel = full_ntk(model, trainable=trainable, outputs=outputs)
     z = _outputs(kernel, x_batch).requires_grad_()
     with torch.enable_grad():
         value = loss(z, y_batch)
     if value.dim() != 0:
         raise InputError("the loss must give one number for the batch; use reduction='mean' or 'sum'.")
     (g,) = torch.autograd.grad(value, z)
+    # n new samples with c outputs, m samples of the batch with d: kept apart over m.
     return -checks.nonnegative(lr, "lr") * torch.einsum("ncmd,md->nmc", kernel(x, x_batch), g)
 
 
-@dataclass(frozen=True, eq=False)
-class Decomposition:
+@dataclass(frozen=True, eq=False, repr=False)
+class Decomposition(Result):
     """q' − q ≈ lr·A K (p − q_u), factor by factor."""
 
     A: Float[Tensor, "n c c"]  # ∂q/∂z at the observed samples, diag(q) − q qᵀ
@@ -63,7 +65,7 @@ def learning_path(
     target: Tensor,
     *,
     lr: float,
-    train: checks.Train = None,
+    trainable: Trainable = None,
     outputs: Outputs = None,
 ) -> Decomposition:
     """q^{t+1}(x) − q^t(x) = lr·A(x) K(x, x_u) (p(x_u) − q(x_u)) + O(lr²): one SGD step on the cross-entropy.
@@ -76,7 +78,7 @@ def learning_path(
     >>> tg.dynamics.learning_path(net, x, x[:1], torch.tensor([2]), lr=0.1).change.shape
     torch.Size([5, 4])
     """
-    kernel = full_ntk(model, train=train, outputs=outputs)
+    kernel = full_ntk(model, trainable=trainable, outputs=outputs)
     q, seen = (_outputs(kernel, inputs).softmax(1) for inputs in (x, x_update))
     target = torch.as_tensor(target, device=q.device)
     if not target.is_floating_point():
@@ -85,6 +87,7 @@ def learning_path(
         target = F.one_hot(target.long(), q.shape[1])
     if target.shape != seen.shape:
         raise InputError(f"target has shape {tuple(target.shape)}; needed: {tuple(seen.shape)} or [{len(seen)}].")
+    # −∂L/∂z of the cross-entropy is p − q; ∂q/∂z is diag(q) − q qᵀ.
     gap = target.to(q) - seen
     slope = torch.diag_embed(q) - q[:, :, None] * q[:, None]
     k = kernel(x, x_update)
@@ -93,6 +96,7 @@ def learning_path(
 
 
 def _outputs(kernel: Empirical, x: Inputs) -> Tensor:
-    network = kernel.features.network
+    """f(x) [n, c] by the kernel's own network, in its precision."""
+    network = kernel.feature_map.network
     with torch.no_grad():
         return network(network.state(), kernel.ready(x))

@@ -1,32 +1,160 @@
 """From two blocks to their part of a Gram matrix, a tile at a time and within a workspace.
 
-Every method ends in one of two forms: products L Rᵀ of matrices whose rows are samples (`Sum.product`), or
-Σ_{t,s} (a·a')(δ·δ') over positions (`Sum.in_place`). `Sum` adds them up and, when both sides are the same samples,
-computes the upper half only.
+Every method ends in one of two forms: products L Rᵀ of matrices whose rows are samples (`TileSum.product`), or
+Σ_{t,s} (a·a')(δ·δ') over positions (`TileSum.in_place`). `TileSum` adds them up and, when both sides are the same
+samples, computes the upper half only.
+
+Which form is taken for a layer is decided by its cost (`choose_method`): multiply–add flops and bytes moved, with the
+estimated time flops/rate + bytes/bandwidth. The two rates per kind of device are heuristics (what a plain product and
+a plain copy reach), good enough to tell methods apart: near the break-even point the choice hardly matters.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from . import fused
-from .blocks import Block, Dense, Mixed, Outer, gradient, matched
-from .cost import choose
+from .blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock, matched
+from .expansion import WORKSPACE, expanded
 
-# Bytes that each large temporary of a contraction may take when nobody says otherwise (heuristic).
-WORKSPACE = {"cpu": 1 << 28, "cuda": 1 << 32}
-# On a CPU, gradients are formed in slices that stay in the cache until they are multiplied (heuristic: bytes, and the
-# least number of channels for which forming them is still efficient).
-CACHE, CHANNELS = 1 << 24, 64
+Method = str | Mapping[str, str] | None  # for all parameters, or by name
+
 # torch.mm(…, out_dtype=…) came with torch 2.8.
 _WIDE_RESULTS = tuple(int(v) for v in torch.__version__.split(".")[:2]) >= (2, 8)
+# Position-by-position products on a CPU are cut to this many bytes, so that they stay in its cache (heuristic).
+_CACHED_TILE = 1 << 23
+# (flop/s, byte/s), heuristic: two cores; one H200.
+_RATES = {
+    ("cpu", torch.float64): (6e10, 1e10),
+    ("cpu", torch.float32): (1.2e11, 1e10),
+    ("cuda", torch.float64): (4e13, 3e12),
+    ("cuda", torch.float32): (4e13, 3e12),
+    ("cuda", torch.float16): (5e14, 3e12),
+}
 
 
-class Sum:
+@dataclass(frozen=True)
+class Cost:
+    """An estimate for one layer of one tile."""
+
+    method: str
+    flops: float
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PairSizes:
+    """A pair of blocks in numbers: n, m samples; c outputs; t, s positions; g groups of i × o weights."""
+
+    n: int
+    m: int
+    c: int
+    t: int
+    s: int
+    g: int
+    i: int
+    o: int
+    itemsize: int
+    trace: bool
+    symmetric: bool
+    indexed: bool
+
+    @staticmethod
+    def of(x: OuterBlock, y: OuterBlock, trace: bool) -> "PairSizes":
+        """The numbers of two blocks of one kind."""
+        t, g, i, o = x.sizes()
+        s = y.sizes()[0]
+        item = x.uses[0].d.element_size()
+        if x.indexed:  # rows that occur at all
+            i = min(i, x.n * t + y.n * s)
+        return PairSizes(x.n, y.n, x.c, t, s, g, i, o, item, trace, x is y, x.indexed)
+
+    @property
+    def pairs(self) -> float:
+        """How many pairs of samples; of a symmetric tile a bit more than half, since strips are not triangles."""
+        return self.n * self.m * (0.6 if self.symmetric else 1.0)
+
+    @property
+    def outputs(self) -> int:
+        """How many products of cotangents a pair of samples needs: c for a trace, c·d for the full kernel."""
+        return self.c if self.trace else self.c * self.c
+
+
+def _cost_of_expanding(z: PairSizes) -> tuple[float, float]:
+    """(flops, bytes) to form G for both sides, then one product of [n, c·o·i] with [m, c·o·i]."""
+    rows = z.n if z.symmetric else z.n + z.m
+    form = 0.0 if z.indexed else 2.0 * rows * z.t * z.c * z.g * z.o * z.i
+    product = 2.0 * z.pairs * z.outputs * z.g * z.o * z.i
+    moved = rows * (2 * z.c * z.g * z.o * z.i + z.t * z.g * (z.i if not z.indexed else 1)) * z.itemsize
+    return form + product, float(moved)
+
+
+def _cost_in_place(z: PairSizes) -> tuple[float, float]:
+    """(flops, bytes) of Σ_{t,s} (a_it·a_js)(δ_it·δ_js): the first factor once for all outputs of a trace."""
+    width = (1 if z.indexed else z.i) + z.outputs * z.o
+    passes = 4 if z.trace else 2 + 2 * z.outputs
+    ts = z.t * z.s * z.g
+    # Products of 16-bit factors come in 32 bits.
+    return 2.0 * z.pairs * ts * width, z.pairs * ts * passes * max(z.itemsize, 4)
+
+
+def _estimate(method: str, z: PairSizes, device: str, dtype: torch.dtype) -> Cost:
+    flops, moved = _cost_of_expanding(z) if method == "expand" else _cost_in_place(z)
+    rate, bandwidth = _RATES.get((device, dtype), _RATES["cpu", torch.float32])
+    return Cost(method, flops, moved, flops / rate + moved / bandwidth)
+
+
+def choose_method(x: GradientBlock, y: GradientBlock, trace: bool, forced: str | None = None) -> Cost:
+    """The cheapest method for a pair of blocks, or the forced one where it applies."""
+    if not (isinstance(x, OuterBlock) and isinstance(y, OuterBlock) and x.kind == y.kind and x.slot == y.slot):
+        return _cost_of_product(x, y, trace)
+    d, z = x.uses[0].d, PairSizes.of(x, y, trace)
+    if forced in ("expand", "in place"):
+        return _estimate(forced, z, d.device.type, d.dtype)
+    options = [_estimate(m, z, d.device.type, d.dtype) for m in ("expand", "in place")]
+    best = min(options, key=lambda c: c.seconds)
+    if best.method == "in place" and z.t == z.s == 1:  # two matrices, multiplied entry by entry: said as such
+        return Cost("outer", best.flops, best.bytes, best.seconds)
+    return best
+
+
+def _cost_of_product(x: GradientBlock, y: GradientBlock, trace: bool) -> Cost:
+    """One product of gradients that are there already, or of blocks of different kinds, which are expanded."""
+    p = x.g.shape[2] if isinstance(x, DenseBlock) else sum(v[0, 0].numel() for v in x.tensors())
+    pairs = x.n * y.n * (0.6 if x is y else 1.0) * (x.c if trace else x.c**2)
+    tensor = x.tensors()[0]
+    rate = _RATES.get((tensor.device.type, tensor.dtype), _RATES["cpu", torch.float32])[0]
+    moved = float(x.nbytes + (0 if x is y else y.nbytes))
+    return Cost("expand" if isinstance(x, MixedBlock) else "dense", 2.0 * pairs * p, moved, 2.0 * pairs * p / rate)
+
+
+def check_method(method: object, parameters: Collection[str]) -> None:
+    """Refuse a method, or one for a parameter, that there is not."""
+    choices = method if isinstance(method, Mapping) else {None: method}
+    for name, choice in choices.items():
+        if choice not in (None, "expand", "in place"):
+            raise InputError(
+                f"method={choice!r} is unknown; use None (the cost model chooses), 'expand' or 'in place'."
+            )
+        if name is not None and name not in parameters:
+            raise InputError(f"method= names {name!r}, which is none of the parameters that count.")
+
+
+def method_for(method: Method, name: str) -> str | None:
+    """The method that was asked for, for one parameter."""
+    return method.get(name) if isinstance(method, Mapping) else method
+
+
+class TileSum:
     """A tile under construction: [n, m] for a trace, [n, c, m, d] for the full kernel."""
 
-    def __init__(self, x: Block, y: Block, *, trace: bool, differentiable: bool, workspace: int | None = None) -> None:
+    def __init__(
+        self, x: GradientBlock, y: GradientBlock, *, trace: bool, differentiable: bool, workspace: int | None = None
+    ) -> None:
         like = x.tensors()[-1]
         dtype = torch.float32 if like.dtype == torch.float16 else like.dtype
         self.n, self.m, self.c, self.d = x.n, y.n, (1 if trace else x.c), (1 if trace else y.c)
@@ -36,23 +164,28 @@ class Sum:
         self.value = torch.zeros(self.n * self.c, self.m * self.d, dtype=dtype, device=like.device)
         self._cuda = like.device.type == "cuda"
 
-    def add(self, x: Block, y: Block, method: str | None = None, present: Collection[str] = ()) -> set[str]:
+    def add(
+        self, x: GradientBlock, y: GradientBlock, method: str | None = None, present: Collection[str] = ()
+    ) -> set[str]:
         """Add the part of one parameter.
 
         Its bias comes along for nothing where the cotangents' products are formed anyway; the names of the parameters
         that are thereby done with, of those `present`, are returned.
         """
-        if isinstance(x, Dense) and isinstance(y, Dense):
+        if isinstance(x, DenseBlock) and isinstance(y, DenseBlock):
             if x.scale is None or y.scale is None:
                 self.product(self._wide(x.expand()), self._wide(y.expand()))
             else:
                 self.product(self._wide(x.g), self._wide(y.g), (x.scale, y.scale))
-        elif isinstance(x, Outer) and isinstance(y, Outer) and x.kind == y.kind and x.slot == y.slot:
+        elif isinstance(x, OuterBlock) and isinstance(y, OuterBlock) and x.kind == y.kind and x.slot == y.slot:
             scale = None if x.scale is None or y.scale is None else (x.scale, y.scale)
-            if choose(x, y, self.trace, method).method == "expand":
-                for left, right in _expanded(x, y, self):
+            if choose_method(x, y, self.trace, method).method == "expand":
+                for left, right in expanded(
+                    x, y, trace=self.trace, differentiable=self.differentiable, workspace=self.workspace
+                ):
                     self.product(self._wide(left), self._wide(right), scale)
             else:
+                # Σ (a·a' + 1)(δ·δ') is both at once. Not with scaled factors: the 1 would have to be scaled as well.
                 along = x.bias if x.bias == y.bias and x.bias in present and scale is None else None
                 self.in_place(x, y, scale, constant=float(along is not None))
                 return set() if along is None else {along}
@@ -67,6 +200,7 @@ class Sum:
         """The tile; of a symmetric one the lower half is the mirrored upper half, exactly."""
         k = self.value
         if self.symmetric and not self.differentiable:
+            # What lies below the strips was never computed, and the strips' own corners only up to rounding.
             for rows, _ in self._tiles():
                 r = slice(rows.start * self.c, rows.stop * self.c)
                 k[r.stop :, r] = k[r, r.stop :].T
@@ -78,17 +212,19 @@ class Sum:
     def product(self, left: Tensor, right: Tensor, scale: tuple[Tensor, Tensor] | None = None) -> None:
         """K += L Rᵀ with rows (sample, output)."""
         if self.differentiable:
-            self.value = self.value + left @ right.T
+            self.value = self.value + left @ right.T  # not in place: autograd wants each step's values
             return
         for rows, columns in self._tiles():
             r, q = self._spans(rows, columns)
             if left.dtype == torch.float16:
-                part = matmul(left[r], right[q].T)
+                part = matmul_wide(left[r], right[q].T)
                 self.value[r, q] += part if scale is None else part * self._scales(scale, rows, columns)
             else:
                 self.value[r, q].addmm_(left[r], right[q].T)
 
-    def in_place(self, x: Outer, y: Outer, scale: tuple[Tensor, Tensor] | None = None, constant: float = 0.0) -> None:
+    def in_place(
+        self, x: OuterBlock, y: OuterBlock, scale: tuple[Tensor, Tensor] | None = None, constant: float = 0.0
+    ) -> None:
         """K += Σ_{t,s} (a_it·a_js + constant)(δ_it·δ_js), no gradient formed. Cost: t·s·(i + c·o) per pair."""
         size = max(_lifted_bytes(x), _lifted_bytes(y))
         step = max(1, self.workspace // max(1, size))
@@ -96,7 +232,8 @@ class Sum:
             left = self._factors(x)
             self._in_place(left, left if x is y else self._factors(y), self._tiles(), scale, constant)
             return
-        for i in range(0, self.n, step):  # factors of a few samples at a time
+        # Factors of a few samples at a time; those of the columns are formed again for every strip of rows.
+        for i in range(0, self.n, step):
             rows = slice(i, min(i + step, self.n))
             left = self._factors(x.rows(rows))
             for j in range(i if self.symmetric else 0, self.m, step):
@@ -104,7 +241,7 @@ class Sum:
                 right = left if self.symmetric and i == j else self._factors(y.rows(columns))
                 self._in_place(left, right, [(rows, columns)], scale, constant, rows.start, columns.start)
 
-    def _factors(self, x: Outer) -> list[tuple[Tensor, Tensor]]:
+    def _factors(self, x: OuterBlock) -> list[tuple[Tensor, Tensor]]:
         """(a, δ) of each group: a [n, t, i] or row numbers [n, t]; δ [n, t, c·o] for a trace, else [n, c, t, o]."""
         a, d = x.a(), x.d()
         return [(a if x.indexed else a[:, :, g].contiguous(), self._stacked(d[:, :, :, g])) for g in range(d.shape[3])]
@@ -138,25 +275,26 @@ class Sum:
         return d.transpose(1, 2).flatten(2).contiguous() if self.trace else d.contiguous()
 
     def _hadamard(self, a: Tensor, b: Tensor, d: Tensor, e: Tensor, constant: float) -> Tensor:
+        """Σ_{t,s} (a·b + constant)(d·e): [n, m], or [n·c, m·d] for the full kernel."""
         n, m, t, s = len(a), len(b), a.shape[1], b.shape[1]
-        if a.dtype == torch.long:
+        if a.dtype == torch.long:  # row numbers: vectors with a single 1, so their products are 1 or 0
             same = (a.reshape(-1, 1) == b.reshape(1, -1)) & (a.reshape(-1, 1) >= 0)
             alike = same.to(self.value.dtype)
         else:
-            alike = matmul(a.flatten(0, 1), b.flatten(0, 1).T)
+            alike = matmul_wide(a.flatten(0, 1), b.flatten(0, 1).T)
             if constant:
                 alike = alike + constant
         if self.trace:
-            both = matmul(d.flatten(0, 1), e.flatten(0, 1).T)
+            deltas = matmul_wide(d.flatten(0, 1), e.flatten(0, 1).T)
             if t == s == 1 or self.differentiable:
-                both = both * alike if self.differentiable else both.mul_(alike)
-                return both if t == s == 1 else both.view(n, t, m, s).sum((1, 3))
-            return fused.sum_products(both, alike, n, t, m, s)
+                products = deltas * alike if self.differentiable else deltas.mul_(alike)
+                return products if t == s == 1 else products.view(n, t, m, s).sum((1, 3))
+            return fused.sum_products(deltas, alike, n, t, m, s)
         c, q = d.shape[1], e.shape[1]
-        both = matmul(d.flatten(0, 2), e.flatten(0, 2).T).view(n, c, t, m, q, s)
-        return (both * alike.view(n, 1, t, m, 1, s)).sum((2, 5)).view(n * c, m * q)
+        deltas = matmul_wide(d.flatten(0, 2), e.flatten(0, 2).T).view(n, c, t, m, q, s)
+        return (deltas * alike.view(n, 1, t, m, 1, s)).sum((2, 5)).view(n * c, m * q)
 
-    def _by_samples(self, x: Block, y: Block) -> None:
+    def _by_samples(self, x: GradientBlock, y: GradientBlock) -> None:
         """Blocks of different kinds: expand a few samples at a time in the parameter's own order."""
         size = x.rows(slice(0, 1)).expand().numel() * self.value.element_size()
         step = max(1, min(self.n, self.m, self.workspace // max(1, 2 * size)))
@@ -179,10 +317,12 @@ class Sum:
         return g.flatten(1) if self.trace else g.flatten(0, 1)
 
     def _scales(self, scale: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor:
+        """What undoes the scaling of 16-bit factors, for a tile."""
         left, right = scale[0][rows].repeat_interleave(self.c), scale[1][columns].repeat_interleave(self.d)
         return left[:, None] * right
 
     def _spans(self, rows: slice, columns: slice) -> tuple[slice, slice]:
+        """Samples → rows and columns of the tile, which has c and d of them for each."""
         return slice(rows.start * self.c, rows.stop * self.c), slice(columns.start * self.d, columns.stop * self.d)
 
     def _tiles(self) -> Iterator[tuple[slice, slice]]:
@@ -201,11 +341,12 @@ class Sum:
         if self.differentiable:
             yield from tiles
             return
-        each = positions * self.c * self.d * 2 * self.value.element_size()
-        room = self.workspace if self._cuda or positions == 1 else min(self.workspace, 1 << 23)
-        width = max(1, room // each)
+        size = positions * self.c * self.d * 2 * self.value.element_size()  # of a pair: both products
+        room = self.workspace if self._cuda or positions == 1 else min(self.workspace, _CACHED_TILE)
+        width = max(1, room // size)  # pairs
         for rows, columns in tiles:
             high, wide = rows.stop - rows.start, columns.stop - columns.start
+            # About square, so that each factor read is used for as many products as can be.
             if width < high * wide:
                 high = min(high, max(1, int(width**0.5)))
                 wide = max(1, width // high)
@@ -214,148 +355,17 @@ class Sum:
                     yield slice(i, min(i + high, rows.stop)), slice(j, min(j + wide, columns.stop))
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
+def matmul_wide(a: Tensor, b: Tensor) -> Tensor:
     """a @ b with 32-bit accumulation and result for 16-bit factors."""
     if a.dtype != torch.float16:
         return a @ b
+    # Products of 16-bit factors are exact in 32 bits; a 16-bit result would lose what was gained.
     if a.device.type == "cuda" and _WIDE_RESULTS:
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
 
 
-def _expanded(x: Outer, y: Outer, total: Sum) -> Iterator[tuple[Tensor, Tensor]]:
-    """Weight gradients [n, c, …] of both sides, in slices of the output channels that fit the workspace."""
-    _, g, i, o = x.sizes()
-    if x.indexed:
-        a, b, rows = _compact(x.a(), y.a() if x is not y else None)
-        left = _Side(x, a, rows, total)
-        right = left if b is None else _Side(y, b, rows, total)
-        size = x.n * x.c * rows
-    else:
-        left = _Side(x, None, None, total)
-        right = left if x is y else _Side(y, None, None, total)
-        size = max(x.n, y.n) * x.c * g * i
-    for part in _slices(x, o, size, total):
-        formed = left.gradient(part)
-        yield formed, formed if right is left else right.gradient(part)
-
-
-class _Side:
-    """One side of an expansion. Activations are formed once if they fit the workspace, else a few samples at a time."""
-
-    def __init__(self, x: Outer, index: Tensor | None, rows: int | None, total: Sum) -> None:
-        self.x, self.a, self.rows, self.d = x, index, rows, x.d()
-        self.step = x.n
-        if index is None:
-            t, g, i, _ = x.sizes()
-            size = t * g * i * x.uses[0].x.element_size()
-            self.step = x.n if total.differentiable else max(1, min(x.n, total.workspace // size))
-            if self.step == x.n:
-                self.a = _by_group(x)
-
-    def gradient(self, part: tuple[slice, ...]) -> Tensor:
-        """[n, c, g·o·i] for a slice of the cotangents."""
-        if self.a is not None:
-            return _gradient(self.a, self.d[part], self.rows)
-        pieces = []
-        for start in range(0, self.x.n, self.step):
-            some = slice(start, start + self.step)
-            pieces.append(_gradient(_by_group(self.x.rows(some)), self.d[some][part]))
-        return torch.cat(pieces)
-
-
-def _by_group(x: Outer) -> Tensor:
-    """Activations [n, g, t, i]."""
-    return x.a().transpose(1, 2)
-
-
-def _lifted_bytes(x: Outer) -> int:
+def _lifted_bytes(x: OuterBlock) -> int:
     """What the factors of one sample take when they must be formed."""
     t, g, i, o = x.sizes()
     return t * g * ((1 if x.indexed else i) + x.c * o) * x.uses[0].d.element_size()
-
-
-def _slices(x: Outer, o: int, size: int, total: Sum) -> Iterator[tuple[slice, ...]]:
-    """Cuts of the cotangents [n, c, t, g, o], each `size` bytes per output channel, that fit the workspace.
-
-    A trace is cut by outputs first, which keeps (c, o) one dimension in memory, and by channels only if it must be.
-    """
-    every = slice(None)
-    item = 4 if x.dtype == torch.float16 and not total._cuda else x.uses[0].d.element_size()
-    fit = total.workspace // max(1, size * item)  # channels of all outputs
-    if not total._cuda:
-        fit = min(fit, max(CACHE // max(1, size * item), -(-CHANNELS // (x.c if total.trace else 1))))
-    if total.differentiable or fit >= o:
-        yield (every,)
-        return
-    if total.trace and x.c > 1:
-        outputs = max(1, fit * x.c // o)
-        fit = _even(o, max(1, fit * x.c // outputs))
-        for j in range(0, x.c, outputs):
-            for start in range(0, o, fit):
-                channels = every if fit == o else slice(start, start + fit)
-                yield every, slice(j, j + outputs), every, every, channels
-        return
-    fit = _even(o, max(1, fit))
-    for start in range(0, o, fit):
-        yield every, every, every, every, slice(start, start + fit)
-
-
-def _even(o: int, fit: int) -> int:
-    """Channels per cut: at most `fit`, about equal, and aligned (matrix units want multiples of 8)."""
-    step = -(-o // -(-o // min(o, fit)))
-    return o if step >= o else min(fit, -(-step // 64) * 64) if fit >= 64 else step
-
-
-def _gradient(a: Tensor, d: Tensor, rows: int | None = None) -> Tensor:
-    """Σ_t δ_t ⊗ a_t for a slice of output channels: [n, c, g·o·i]."""
-    n, c, t, _, o = d.shape
-    if rows is not None:  # row numbers
-        out = d.new_zeros(n, c, rows + 1, o)
-        return out.scatter_add(2, a[:, None, :, None].expand(n, c, t, o), d[:, :, :, 0])[:, :, :rows].flatten(2)
-    return gradient(a, d)
-
-
-def _compact(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
-    """Row numbers of both sides renumbered to those that occur; −1 becomes a row of its own, which is dropped."""
-    both = a.flatten() if b is None else torch.cat([a.flatten(), b.flatten()])
-    present = torch.unique(both[both >= 0])
-
-    def renumber(v: Tensor) -> Tensor:
-        return torch.where(v < 0, len(present), torch.searchsorted(present, v.clamp_min(0)))
-
-    return renumber(a), None if b is None else renumber(b), len(present)
-
-
-def diagonal(x: Block) -> Tensor:
-    """‖g_c‖² per sample and output: [n, c]."""
-    workspace = WORKSPACE[x.tensors()[-1].device.type]
-    if isinstance(x, Dense):
-        return x.expand().square().sum(2)
-    if isinstance(x, Outer) and not x.indexed:
-        return _outer_diagonal(x, workspace)
-    if isinstance(x, Mixed) and (pairs := matched(x, x)) is not None and len(pairs) == len(x.blocks):
-        return torch.stack([diagonal(a) for a, _ in pairs]).sum(0)
-    size = x.rows(slice(0, 1)).expand().numel() * 8
-    step = max(1, workspace // size)
-    return torch.cat([x.rows(slice(i, i + step)).expand().square().sum(2) for i in range(0, x.n, step)])
-
-
-def _outer_diagonal(x: Outer, workspace: int) -> Tensor:
-    t, g, i, o = x.sizes()
-    positions = t * t * (i + x.c * o) < t * i * x.c * o  # cheaper per sample than forming G
-    size = 8 * g * (t * (i + x.c * o) + (t * t * (1 + x.c) if positions else x.c * i * o))
-    step = max(1, workspace // size)
-    parts = []
-    for start in range(0, x.n, step):
-        b = x.rows(slice(start, start + step))
-        a, d = b.a(), b.d()
-        if d.dtype == torch.float16:
-            a, d = a.float(), d.float()
-        if positions:
-            alike = torch.einsum("ntgi,nsgi->ngts", a, a)
-            part = (torch.einsum("nctgo,ncsgo->ncgts", d, d) * alike[:, None]).sum((2, 3, 4))
-        else:
-            part = _gradient(a.transpose(1, 2), d).square().sum(2)
-        parts.append(part if b.scale is None else part * b.scale[:, None] ** 2)
-    return torch.cat(parts)

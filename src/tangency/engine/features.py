@@ -7,23 +7,21 @@ compares every rule with plain autograd; what does not fit goes through `torch.f
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from .._base import checks, tree
+from .._base import tree
 from .._base.memory import batch_budget
-from .._base.types import Inputs, Params
-from ..errors import InputError, ModelError, NonFiniteError, PerformanceWarning
-from . import blocks, borrow
-from .blocks import Block, Dense
-from .jacobian import Plan, Unfamiliar, capture
+from .._base.types import Inputs
+from ..errors import NonFiniteError, PerformanceWarning
+from . import blocks
+from .blocks import GradientBlock
+from .capture import capture
+from .capture_plan import CapturePlan, Unfamiliar
 from .network import Network
 from .probe import probe
-from .recorder import Recorder
 from .rules import NoRule
 
 # Samples at a time where a model loops over them: each sample's calls get room for all samples (heuristic).
@@ -32,13 +30,9 @@ TRACED = 64
 Form = Callable[[str], bool]
 
 
-def _all(name: str) -> bool:
+def every_parameter(name: str) -> bool:
+    """The choice of all of them."""
     return True
-
-
-def _normal(x: Inputs) -> Inputs:
-    """x without tensors that were made in inference mode, which autograd refuses."""
-    return tree.transform(lambda v: v.clone() if v.is_inference() else v, x)
 
 
 class Features(ABC):
@@ -47,11 +41,11 @@ class Features(ABC):
     network: Network
 
     @abstractmethod
-    def __call__(self, x: Inputs, memory: int | None = None, form: Form = _all) -> dict[str, Block]:
+    def __call__(self, x: Inputs, memory: int | None = None, form: Form = every_parameter) -> dict[str, GradientBlock]:
         """The blocks of x. `form` says of which parameters gradients may be formed where that saves memory."""
 
     @abstractmethod
-    def footprint(self, x: Inputs, form: Form = _all) -> tuple[int, int]:
+    def footprint(self, x: Inputs, form: Form = every_parameter) -> tuple[int, int]:
         """Bytes per sample: (kept in the blocks, transient while they are made)."""
 
 
@@ -60,36 +54,42 @@ class Jacobian(Features):
     """Tangent features ∂f_c(x)/∂θ_p, in factored form."""
 
     network: Network
-    plans: dict[Any, Plan] = field(default_factory=dict, repr=False)
+    plans: dict[Hashable, CapturePlan] = field(default_factory=dict, repr=False)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Without plans: every process finds out for itself, and so checks its own torch."""
         return {"network": self.network, "plans": {}}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
 
-    def _key(self, x: Inputs) -> Any:
+    def _key(self, x: Inputs) -> Hashable:
         """What may change the model's way: the kind of input, and the modes and flags of its modules."""
-        return tree.signature(x), borrow.switches(self.network.model)
+        flags = []
+        for name, module in self.network.model.named_modules():
+            for key, value in module.__dict__.items():
+                if isinstance(value, (bool, int, float, str, type(None))):
+                    flags.append((name, key, value))
+        return tree.signature(x), tuple(flags)
 
-    def plan(self, x: Inputs) -> Plan:
+    def plan(self, x: Inputs) -> CapturePlan:
         """What is known about the model on this kind of input; the first time, it is found out."""
         key = self._key(x)
-        if key not in self.plans:
-            try:
-                with torch.inference_mode(False):
-                    plan, certain = probe(self.network, _normal(x))
-            except RuntimeError as e:
-                said = checks.misfit(e, x, "x", next(self.network.model.parameters()).dtype)
-                if said is None or self._runs(x):  # fails on other samples than these: one alone, or two
-                    raise
-                raise said from e
+        if key in self.plans:
+            return self.plans[key]
+        try:
+            with torch.inference_mode(False):
+                plan, certain = probe(self.network, tree.normal(x))
+        except RuntimeError as e:
+            refusal = tree.misfit(e, x, "x", next(self.network.model.parameters()).dtype)
+            if refusal is None or self._runs(x):  # fails on other samples than these: one alone, or two
+                raise
+            raise refusal from e
+        if plan.fallback:
             self._say(plan)
-            if not certain:
-                return plan
+        if certain:
             self.plans[key] = plan
-        return self.plans[key]
+        return plan
 
     def _runs(self, x: Inputs) -> bool:
         try:
@@ -99,13 +99,7 @@ class Jacobian(Features):
             return False
         return True
 
-    def _probed_again(self, x: Inputs) -> Plan:
-        self.plans.pop(self._key(x), None)
-        plan = self.plan(x)
-        self.plans[self._key(x)] = plan
-        return plan
-
-    def _say(self, plan: Plan) -> None:
+    def _say(self, plan: CapturePlan) -> None:
         said = {name for p in self.plans.values() for name in p.fallback}
         new = {name: why for name, why in plan.fallback.items() if name not in said}
         if new:
@@ -117,32 +111,34 @@ class Jacobian(Features):
                 stacklevel=5,
             )
 
-    def footprint(self, x: Inputs, form: Form = _all) -> tuple[int, int]:
+    def footprint(self, x: Inputs, form: Form = every_parameter) -> tuple[int, int]:
         plan = self.plan(x)
         saved = sum(size for name, size in plan.saved.items() if form(name))
         return plan.kept - saved, plan.transient + saved  # a micro-batch has its factors first
 
-    def __call__(self, x: Inputs, memory: int | None = None, form: Form = _all) -> dict[str, Block]:
-        with torch.inference_mode(False):
-            x = _normal(x)
-            while True:
+    def __call__(self, x: Inputs, memory: int | None = None, form: Form = every_parameter) -> dict[str, GradientBlock]:
+        """As `Features.__call__`, in micro-batches that fit into `memory` bytes (default: a part of what is free)."""
+        while True:
+            plan = self.plan(x)
+            try:
+                with torch.inference_mode(False):
+                    return self._blocks(tree.normal(x), plan, memory, form)
+            except NoRule as e:  # data-dependent control flow used a parameter in a way that the probe had not seen
+                new = e.names - plan.fallback.keys()
+                if not new:
+                    raise
+                plan = plan.without(new, "its use depends on the data")
+                plan = replace(plan, looped=frozenset(plan.looped | new), company=True)
+                self._say(plan)
+                self.plans[self._key(x)] = plan
+            except Unfamiliar as e:
+                self.plans.pop(self._key(x), None)
                 plan = self.plan(x)
-                try:
-                    return self._blocks(x, plan, memory, form)
-                except NoRule as e:  # data-dependent control flow used a parameter in a way that the probe had not seen
-                    if not e.names - plan.fallback.keys():
-                        raise
-                    again = plan.without(e.names - plan.fallback.keys(), "its use depends on the data")
-                    looped = again.looped | (e.names - plan.fallback.keys())
-                    again = replace(again, looped=frozenset(looped), company=True)
-                    self._say(again)
-                    self.plans[self._key(x)] = again
-                except Unfamiliar as e:
-                    again = self._probed_again(x)
-                    if e.calls != again.calls:  # its calls depend on the batch
-                        again.measured.add(e.calls)
+                self.plans[self._key(x)] = plan
+                if e.calls != plan.calls:  # its calls depend on the batch
+                    plan.measured.add(e.calls)
 
-    def _blocks(self, x: Inputs, plan: Plan, memory: int | None, form: Form) -> dict[str, Block]:
+    def _blocks(self, x: Inputs, plan: CapturePlan, memory: int | None, form: Form) -> dict[str, GradientBlock]:
         differentiable = tree.needs_grad(x)
         state = self.network.state()
         budget = memory or batch_budget(next(iter(state.values())).device)
@@ -152,141 +148,17 @@ class Jacobian(Features):
         step = -(-n // -(-n // step))  # micro-batches about equal
         if differentiable:
             return capture(self.network, state, x, plan, differentiable=True)
-        if step >= n:
-            found = capture(self.network, state, x, plan)
-            return {name: self._kept(name, found.pop(name), plan, form) for name in list(found)}
-        whole: dict[str, Block] = {}
-        for k, part in enumerate(tree.split(x, step)):
+        whole: dict[str, GradientBlock] = {}
+        for start in range(0, n, step):
             try:
-                found = capture(self.network, state, part, plan)
+                part = capture(self.network, state, x if step >= n else tree.take(x, slice(start, start + step)), plan)
             except NonFiniteError as e:
-                raise e.shifted(k * step) from None
-            for name in list(found):
-                block = self._kept(name, found.pop(name), plan, form)
-                whole[name] = blocks.put(whole.get(name), block, k * step, n)
-        return {name: whole[name] for name in self.network.train if name in whole}
-
-    @staticmethod
-    def _kept(name: str, block: Block, plan: Plan, form: Form) -> Block:
-        """Gradients where the plan says that they are smaller (for all batches alike), else what was captured."""
-        return blocks.formed(block) if name in plan.saved and form(name) else block
-
-
-@dataclass(frozen=True, eq=False)
-class Hidden(Features):
-    """Activations of layers, flattened per sample: blocks [n, 1, p], one per layer.
-
-    With `layers=None` it is the input of the last linear or convolutional layer. `bias` adds the constant feature 1.
-    """
-
-    network: Network
-    layers: tuple[str, ...] | None
-    bias: bool
-
-    def footprint(self, x: Inputs, form: Form = _all) -> tuple[int, int]:
-        found = self._blocks(tree.take(x, slice(0, 1)))
-        kept = sum(b.nbytes for b in found.values())
-        return kept, 8 * kept + 64 * sum(v[0].numel() * v.element_size() for _, v in tree.leaves(x))
-
-    def __call__(self, x: Inputs, memory: int | None = None, form: Form = _all) -> dict[str, Block]:
-        differentiable = tree.needs_grad(x)
-        if differentiable:
-            return self._blocks(x)
-        kept, transient = self.footprint(x)
-        device = next(self.network.model.parameters()).device
-        step = max(1, (memory or batch_budget(device)) // max(1, kept + transient))
-        whole: dict[str, Block] = {}
-        for k, part in enumerate(tree.split(x, step)):
-            for name, block in self._blocks(part).items():
-                whole[name] = blocks.put(whole.get(name), block, k * step, tree.size(x))
-        return whole
-
-    def _blocks(self, x: Inputs) -> dict[str, Block]:
-        n, state = tree.size(x), self.network.state()
-        with torch.set_grad_enabled(tree.needs_grad(x)), self.network.modes(differentiable=tree.needs_grad(x)):
-            values = self._last(state, x) if self.layers is None else self._named(state, x, self.layers)
-        found: dict[str, Block] = {}
-        for name, z in values.items():
-            if z.dim() == 0 or z.shape[0] != n:
-                raise ModelError(
-                    f"layer {name} gives a tensor of shape {tuple(z.shape)} for {n} samples; needed: the sample in the "
-                    "leading dimension. Choose another layer."
-                )
-            found[name] = Dense(z.reshape(n, 1, -1))
-        if self.bias:
-            some = next(iter(values.values()))
-            found["1"] = Dense(some.new_ones(n, 1, 1))
-        return found
-
-    def _last(self, state: Params, x: Inputs) -> dict[str, Tensor]:
-        own = {k for k, _ in self.network.model.named_parameters()}
-        recorder = Recorder({k: v for k, v in state.items() if k in own}, tree.size(x))
-        self.network(state, x, recorder)
-        for tap in reversed(recorder.taps):
-            if tap.rule.name in ("linear", "conv") and tap.weight is not None and tap.input is not None:
-                return {f"input of {tap.weight.sources[0].removesuffix('.weight')}": tap.input}
-        raise InputError(
-            "no linear or convolutional layer was found, so there is no last hidden layer to take. Name one: layer='…'."
-        )
-
-    def _named(self, state: Params, x: Inputs, layers: tuple[str, ...]) -> dict[str, Tensor]:
-        values: dict[str, Tensor] = {}
-
-        def keep(name: str) -> Any:
-            def hook(module: nn.Module, args: Any, out: Any) -> None:
-                values[name] = _first_tensor(out, name)
-
-            return hook
-
-        handles = [self.network.model.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
-        try:
-            self.network(state, x)
-        finally:
-            for handle in handles:
-                handle.remove()
-        silent = [name for name in layers if name not in values]
-        if silent:
-            raise InputError(f"layer(s) {checks.some(silent)} were not called by the model. Choose others.")
-        return {name: values[name] for name in layers}
-
-
-def _first_tensor(out: Any, name: str) -> Tensor:
-    if isinstance(out, Tensor):
-        return out
-    if isinstance(out, (tuple, list)) and out and isinstance(out[0], Tensor):
-        return out[0]
-    first = getattr(out, "last_hidden_state", None)
-    if isinstance(first, Tensor):
-        return first
-    raise InputError(f"layer {name} returns a {type(out).__name__}; needed: a tensor. Choose another layer.")
-
-
-def layer_names(model: nn.Module, layers: str | Sequence[str]) -> tuple[str, ...]:
-    """The chosen layers, checked against the model's modules."""
-    names = (layers,) if isinstance(layers, str) else tuple(layers)
-    known = [n for n, _ in model.named_modules() if n]
-    for name in names:
-        if name not in known:
-            raise InputError(
-                f"the model has no layer {name!r}.{checks.suggest(str(name), known)} It has {checks.some(known)}."
-            )
-    if not names:
-        raise InputError("no layer was named; needed: at least one of the model's modules.")
-    return names
-
-
-def default_layers(model: nn.Module) -> tuple[str, ...]:
-    """The blocks that a model is made of, without its last: its children, or those of an only child.
-
-    What follows the last parameters (a softmax, a reshape) belongs to the last block, if there is another one.
-    """
-    prefix, level = "", model
-    while True:
-        children = list(level.named_children())
-        blocks = list(children)
-        while blocks and next(blocks[-1][1].parameters(), None) is None:
-            blocks.pop()
-        if len(blocks) != 1 or next(blocks[0][1].children(), None) is None:
-            chosen = blocks if len(blocks) > 1 else children
-            return tuple(prefix + name for name, _ in chosen[:-1])
-        prefix, level = f"{prefix}{blocks[0][0]}.", blocks[0][1]
+                raise e.shifted(start) from None
+            for name in plan.saved:  # gradients where they are smaller, for all batches alike; the factors are freed
+                if name in part and form(name):
+                    part[name] = blocks.formed(part[name])
+            if step >= n:
+                return part
+            for name in list(part):
+                whole[name] = blocks.put(whole.get(name), part.pop(name), start, n)
+        return {name: whole[name] for name in self.network.trainable if name in whole}

@@ -1,73 +1,80 @@
 """Passes over memory that torch makes slowly or in several, fused by Triton for 16-bit factors on a GPU.
 
-Each function has its meaning in plain torch beside it; the kernels are used only where `available` says so.
+Each function has its meaning in plain torch beside it; the kernels are used only where `_kernels` finds them.
 """
 
-from typing import Any
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from .._base import triton
 from .._base.memory import power_of_two
 
 
-def _triton() -> Any:
-    return triton.kernels("tangency.engine.fused_triton")
-
-
-def available(v: Tensor) -> bool:
-    return v.device.type == "cuda" and not v.requires_grad and _triton() is not None
+def _kernels(v: Tensor) -> ModuleType | None:
+    """The Triton kernels, where they can be used for v: on a GPU, and not in a graph."""
+    return (
+        triton.load_kernels("tangency.engine.fused_triton") if v.device.type == "cuda" and not v.requires_grad else None
+    )
 
 
 def dot_positions(d: Tensor, x: Tensor) -> Tensor:
     """Σ_t d[n, t, o] · x[n, t, o] in 32 bits → [n, o]."""
-    if not available(d):
+    if (kernels := _kernels(d)) is None:
         return (d.float() * x).sum(1)
     n, t, o = d.shape
     out = torch.empty(n, o, dtype=torch.float32, device=d.device)
     block = min(64, power_of_two(o))
     grid = (n, -(-o // block))
-    _triton().dot[grid](d, x, out, t, o, *d.stride(), *x.stride(), BLOCK_T=64, BLOCK_O=block)
+    kernels.dot[grid](d, x, out, t, o, *d.stride(), *x.stride(), BLOCK_T=64, BLOCK_O=block)
     return out
 
 
 def sum_products(a: Tensor, d: Tensor, n: int, t: int, m: int, s: int) -> Tensor:
     """Σ_{t,s} a[n·t, m·s] · d[n·t, m·s] → [n, m], both contiguous, in one pass over each."""
-    if a.dtype != torch.float32 or not available(a) or s > 4096:
+    kernels = _kernels(a) if a.dtype == torch.float32 else None
+    if kernels is None or s > 4096:  # a row of s products must fit one program's registers
         return a.mul_(d).view(n * t, m, s).sum(2).view(n, t, m).sum(1)
     out = torch.empty(n, m, dtype=torch.float32, device=a.device)
+    # Triton wants powers of two; about 1024 products at a time keep a program busy (heuristic).
     wide = power_of_two(s)
     columns = max(1, 1024 // wide)
     grid = (-(-m // columns), n)
-    _triton().products[grid](a, d, out, t, m, s, WIDE=wide, COLUMNS=columns)
+    kernels.sum_pairs[grid](a, d, out, t, m, s, WIDE=wide, COLUMNS=columns)
     return out
 
 
 def scale_channels(d: Tensor, scale: Tensor) -> Tensor:
     """d[n, o, …] · scale[o]."""
     last = d.dim() == 4 and d.is_contiguous(memory_format=torch.channels_last)
-    if not (available(d) and last):
+    kernels = _kernels(d)
+    if kernels is None or not last:
         return d * scale.to(d.dtype).view(-1, *[1] * (d.dim() - 2))
     out = torch.empty_like(d)
     block = 4096
-    _triton().scale_last[(-(-d.numel() // block),)](d, scale, out, d.numel(), d.shape[1], BLOCK=block)
+    kernels.scale_last[(-(-d.numel() // block),)](d, scale, out, d.numel(), d.shape[1], BLOCK=block)
     return out
 
 
-class BatchNorm(torch.autograd.Function):
+class _BatchNorm(torch.autograd.Function):
     """F.batch_norm in evaluation mode with a cheap derivative in x, the only one that is needed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Any, bias: Any, eps: float) -> Tensor:
+    def forward(
+        ctx: FunctionCtx, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        """As torch does it; kept for the derivative is one number per channel."""
         scale = torch.rsqrt(var.float() + eps)
         ctx.save_for_backward(scale if weight is None else scale * weight)
         return F.batch_norm(x, mean, var, weight, bias, eps=eps)
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> Any:
-        (scale,) = ctx.saved_tensors
+    def backward(ctx: FunctionCtx, d: Tensor) -> tuple[Tensor | None, ...]:
+        """δ times weight/σ per channel; nothing for the other arguments."""
+        (scale,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return scale_channels(d, scale), None, None, None, None, None
 
 
@@ -82,4 +89,4 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """F.batch_norm for a model in evaluation mode that is differentiated in its input only."""
-    return BatchNorm.apply(input, running_mean, running_var, weight, bias, eps)
+    return _BatchNorm.apply(input, running_mean, running_var, weight, bias, eps)

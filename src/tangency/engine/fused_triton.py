@@ -6,6 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def dot(d, x, out, t, o, dn, dt, do, xn, xt, xo, BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr):
+    """`fused.dot_positions`: one program per sample and BLOCK_O channels, BLOCK_T positions at a time."""
     n = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
     total = tl.zeros((BLOCK_T, BLOCK_O), tl.float32)
@@ -19,7 +20,8 @@ def dot(d, x, out, t, o, dn, dt, do, xn, xt, xo, BLOCK_T: tl.constexpr, BLOCK_O:
 
 
 @triton.jit
-def products(a, d, out, t, m, s, WIDE: tl.constexpr, COLUMNS: tl.constexpr):
+def sum_pairs(a, d, out, t, m, s, WIDE: tl.constexpr, COLUMNS: tl.constexpr):
+    """`fused.sum_products`: one program per row sample and COLUMNS column samples; WIDE >= s is a power of two."""
     n = tl.program_id(1).to(tl.int64)
     col = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     place = tl.arange(0, WIDE)
@@ -36,6 +38,7 @@ def products(a, d, out, t, m, s, WIDE: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def scale_last(d, scale, out, size, o, BLOCK: tl.constexpr):
+    """`fused.scale_channels` where channels lie last in memory: entry k has channel k mod o."""
     k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = k < size
     v = tl.load(d + k, mask=inside, other=0.0).to(tl.float32)

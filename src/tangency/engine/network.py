@@ -1,24 +1,42 @@
-"""A model at a point in parameter space, as a plain function from inputs to outputs [n, c]."""
+"""A model at a point in parameter space, as a plain function from inputs to outputs [n, c].
 
-import inspect
+It runs the user's model with other tensors in place of its own, and leaves it exactly as it was.
+`torch.func.functional_call` swaps by name: a module with two names is restored by the first and then spoilt by the
+second. Here every module is visited once, tensors are known by identity, and all that a forward pass leaves behind in
+a module (caches, counters, weights made by hooks, a replaced submodule) is taken out again, after errors too.
+"""
+
+import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from operator import is_
 from threading import RLock
-from typing import Any
+from typing import Any, TypeAlias
+from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .._base import checks, tree
-from .._base.types import Float, Inputs, Outputs, Params
+from .._base.types import Float, Inputs, Outputs, Params, Trainable
 from ..errors import InputError, ModelError
-from . import borrow
+from .heads import Head, Readout, head_arity
 from .recorder import Recorder
 
-Head = int | tuple[int, int] | Callable[..., Tensor] | None
+TURN = RLock()  # a model, or a part that two models share, is lent to one thread at a time
+_SWITCHES = RLock()  # tf32 and cuDNN are switched for the whole process, so by one thread at a time
+_CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set})
+_OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
+# How parameters and inputs are kept in each precision. 'tf32' and 'float16' round inside of products only.
+_STORED = {"float64": torch.float64, "float32": torch.float32, "tf32": torch.float32, "float16": torch.float32}
+
+Cache: TypeAlias = dict[Any, Any]  # a dict of a model, which may have any keys
+Container: TypeAlias = Cache | list[Any] | set[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,20 +45,19 @@ class Network:
 
     With `params=None` the model's own parameters are read at every call (they may go on training); a state dict that
     was given is copied once and never changes. `caches` are dicts in which the model keeps what it computed in earlier
-    calls; the probe finds them, and they are empty while the model runs here.
+    calls; `examine` finds them, and they are empty while the model runs here.
     """
 
     model: nn.Module
     params: Params | None
-    train: tuple[str, ...]
-    outputs: Outputs
-    head: Head
+    trainable: tuple[str, ...]
+    readout: Readout
     precision: str | None
-    caches: list[Any] = field(default_factory=list, repr=False)
-    seen: dict[int, Any] = field(default_factory=dict, repr=False)  # weak references to tensors that it keeps elsewhere
+    caches: list[Cache] = field(default_factory=list, repr=False)
+    seen: dict[int, ref[Tensor]] = field(default_factory=dict, repr=False)  # tensors that the model keeps elsewhere
     tidy: list[bool] = field(default_factory=list, repr=False)  # whether forward() leaves nothing behind, once examined
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """What was found out about the model belongs to this process."""
         return self.__dict__ | {"caches": [], "seen": {}, "tidy": []}
 
@@ -49,11 +66,12 @@ class Network:
         model: nn.Module,
         *,
         params: Params | None = None,
-        train: checks.Train = None,
+        trainable: Trainable = None,
         outputs: Outputs = None,
         head: Head = None,
         dtype: object = None,
     ) -> "Network":
+        """The network of a user's model and options, all of them checked."""
         if not isinstance(model, nn.Module):
             raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
         model, prefix = unwrapped(model)
@@ -69,51 +87,26 @@ class Network:
             )
         if params is not None:
             params = {k.removeprefix(prefix): v for k, v in params.items()}
-            checks.state_dict(params, model)
+            _check_params(params, model)
             params = {k: v.detach().clone() for k, v in params.items()}
-        train = train.removeprefix(prefix) if isinstance(train, str) else train
-        return Network(model, params, checks.trained(model, train), outputs, head, checks.precision(dtype))
-
-    def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers as this function takes them: detached and cast."""
-        given = self.params or {}
-        dtype = checks.storage(self.precision)
-
-        def ready(v: Tensor) -> Tensor:
-            v = v.detach()
-            return v.to(dtype) if dtype is not None and v.is_floating_point() else v
-
-        # An own object per parameter: its identity is how the recorder knows it.
-        with borrow.TURN:
-            own, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
-        if gone := [k for k in self.train if k not in own]:
+        trainable = trainable.removeprefix(prefix) if isinstance(trainable, str) else trainable
+        precision = None if dtype is None else str(dtype).removeprefix("torch.")
+        if dtype is not None and (not isinstance(dtype, (str, torch.dtype)) or precision not in _STORED):
             raise InputError(
-                f"the model no longer has the parameter {gone[0]} (tied or replaced since the kernel was made). Make a "
-                "new kernel."
+                f"dtype={dtype!r}; needed: float64, float32, 'tf32' or float16 (16-bit factors, 32-bit sums), or None."
             )
-        state = {k: ready(given.get(k, p)).detach() for k, p in own.items()}
-        renewed = borrow.renewed(self.model)
-        state = {k: v.clone() if k in renewed else v for k, v in state.items()}
-        if self.channels_last:
-            state = {k: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v for k, v in state.items()}
-        state = {k: borrow.stand_in(own[k], v, False) for k, v in state.items()}
-        state |= {k: ready(given.get(k, b)) for k, b in buffers.items()}
-        return state
+        readout = Readout(outputs, head, 0 if head is None else head_arity(head) - 1)
+        return Network(model, params, checks.trained(model, trainable), readout, precision)
 
-    def leaves(self, state: Params, names: Iterable[str]) -> dict[str, Tensor]:
-        """What gradients are taken with respect to: the model's own parameters where they can stay in their place.
+    @property
+    def outputs(self) -> Outputs:
+        """What picks the outputs out of what the model returns."""
+        return self.readout.outputs
 
-        Then a parameter counts on whatever road forward() reaches it. Elsewhere (other values, another type, frozen,
-        gradient hooks of its own) it is a stand-in.
-        """
-        own, found = dict(self.model.named_parameters()), {}
-        free = self.params is None and self.tidy == [True] and not self.channels_last
-        for k in names:
-            p = own[k]
-            stays = free and p.requires_grad and not p._backward_hooks and not p.is_inference()
-            same = state[k].dtype == p.dtype and state[k].data_ptr() == p.data_ptr()
-            found[k] = p if stays and same else borrow.stand_in(p, state[k], True)
-        return found
+    @property
+    def head(self) -> Head:
+        """What is made of the outputs before gradients are taken."""
+        return self.readout.head
 
     @property
     def channels_last(self) -> bool:
@@ -122,30 +115,107 @@ class Network:
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         """x checked and cast."""
-        checks.inputs(x, name)
-        checks.evaluation_mode(self.model)
-        dtype = checks.storage(self.precision)
-        x = tree.cast(x, dtype)
+        check_evaluation_mode(self.model)
+        dtype = _STORED.get(self.precision or "")
         own = [p for p in self.model.parameters() if p.is_floating_point()]
-        if dtype is None:
-            checks.computable({p.dtype for p in own})
-        checks.same_place(x, own[0].device, {dtype} if dtype else {p.dtype for p in own})
+        dtypes = {dtype} if dtype else {p.dtype for p in own}
+        tree.check(x, name)
+        for kind in dtypes:
+            if kind not in (torch.float32, torch.float64):
+                raise InputError(
+                    f"the parameters are {kind}. Say in what to compute: dtype='float32', or dtype='float16' for "
+                    "16-bit factors with 32-bit sums."
+                )
+        x = tree.cast(x, dtype)
+        tree.check_place(x, own[0].device, dtypes)
         return x
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers as this function takes them: detached and cast."""
+        given = self.params or {}
+        dtype = _STORED.get(self.precision or "")
+
+        def cast(v: Tensor) -> Tensor:
+            v = v.detach()
+            return v.to(dtype) if dtype is not None and v.is_floating_point() else v
+
+        # An own object per parameter: its identity is how the recorder knows it.
+        with TURN:
+            own, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        if gone := [k for k in self.trainable if k not in own]:
+            raise InputError(
+                f"the model no longer has the parameter {gone[0]} (tied or replaced since the kernel was made). Make a "
+                "new kernel."
+            )
+        state = {k: cast(given.get(k, p)).detach() for k, p in own.items()}
+        renewed = written_by_forward(self.model)
+        state = {k: v.clone() if k in renewed else v for k, v in state.items()}
+        if self.channels_last:
+            state = {k: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v for k, v in state.items()}
+        state = {k: stand_in(own[k], v, False) for k, v in state.items()}
+        state |= {k: cast(given.get(k, b)) for k, b in buffers.items()}
+        return state
+
+    def leaves(self, state: Params, names: Iterable[str]) -> dict[str, Tensor]:
+        """What gradients are taken with respect to: the model's own parameters where they can stay in their place.
+
+        Then a parameter counts on whatever road forward() reaches it. Elsewhere (other values, another type, frozen,
+        gradient hooks of its own) it is a stand-in.
+        """
+        own, leaves = dict(self.model.named_parameters()), {}
+        free = self.params is None and self.tidy == [True] and not self.channels_last
+        for k in names:
+            p = own[k]
+            stays = free and p.requires_grad and not p._backward_hooks and not p.is_inference()
+            same = state[k].dtype == p.dtype and state[k].data_ptr() == p.data_ptr()
+            leaves[k] = p if stays and same else stand_in(p, state[k], True)
+        return leaves
 
     def __call__(self, state: Params, x: Inputs, watch: Recorder | None = None) -> Float[Tensor, "n c"]:
         """The outputs. forward() gets copies of the buffers, so that what it does to them is forgotten."""
-        n, extra = tree.size(x), self._split(x)[1]
         args, kwargs = self.arguments(x)
         buffers = {k for k, _ in self.model.named_buffers()}
-        own = {k: v.clone() if k in buffers else v for k, v in state.items()}
+        values = {k: v.clone() if k in buffers else v for k, v in state.items()}
         if watch is not None:
-            watch.know(own.values())
-            watch.replaced({id(p): k for k, p in self.model.named_parameters() if own[k] is not p})
-            watch.know(v for _, _, _, v in borrow.plain_tensors(self.model) if not v.requires_grad)
-            watch.follow(v for _, v in tree.leaves((args, kwargs)))
+            constants = [v for _, _, _, v in plain_tensors(self.model) if not v.requires_grad]
+            replaced = {id(p): k for k, p in self.model.named_parameters() if values[k] is not p}
+            data = [v for _, v in tree.leaves((args, kwargs))]
+            watch.begin([*values.values(), *constants], data, replaced)
         with watch or nullcontext():
-            returned = borrow.run(self.model, own, args, kwargs, tuple(self.caches))
-            return self._outputs(returned, n, extra)
+            with borrowed(self.model, values, self.caches):
+                returned = self.model(*args, **kwargs)
+            return self.readout(returned, x)
+
+    def observed(self, state: Params, x: Inputs) -> "Observation":
+        """One run with copies of everything that forward() might change, which are there to be compared afterwards.
+
+        Parameters are stand-ins that require gradients as the model's own do, and share the memory of `state`.
+        """
+        device = next(self.model.parameters()).device
+        before = _random_state(device)
+        inputs = tree.transform(lambda v: v.clone(), x)
+        args, kwargs = self.arguments(inputs)
+        buffers = {k: state[k].clone() for k, _ in self.model.named_buffers()}
+        given = {k: stand_in(p, state[k], p.requires_grad) for k, p in self.model.named_parameters()}
+        types = {k: v.dtype for k, v in given.items()}
+        copies = []
+        with torch.enable_grad(), self.modes(exact=True), borrowed(self.model, {}):
+            for name, table, key, v in list(plain_tensors(self.model)):
+                if v.layout == torch.strided and not v.requires_grad:
+                    table[key] = copy = v.clone()
+                    copies.append((name, v, copy))
+            with borrowed(self.model, {**given, **buffers}, self.caches):
+                inside = Snapshot.of(self.model)
+                known = {k for k, _ in self.model.named_parameters()}
+                returned = self.model(*args, **kwargs)
+                new = [k for k, _ in self.model.named_parameters() if k not in known]
+                unchanged = inside.unchanged() and all(v.dtype == types[k] for k, v in given.items())
+            if new:
+                raise InputError(
+                    f"forward() makes the parameter {new[0]} when it is first called. Run the model once first."
+                )
+            out = self.readout(returned, inputs).detach()
+        return Observation(out, inputs, buffers, copies, unchanged, (before, _random_state(device)))
 
     @contextmanager
     def at(self, state: Params) -> Iterator[Callable[[Inputs], Tensor]]:
@@ -153,73 +223,24 @@ class Network:
         if self.tidy != [True]:
             yield lambda x: self(state, x)
             return
-        with borrow.borrowed(self.model, state):
+        with borrowed(self.model, state):
 
             def call(x: Inputs) -> Tensor:
                 args, kwargs = self.arguments(x)
-                return self.outputs_of(self.model(*args, **kwargs), x)
+                return self.readout(self.model(*args, **kwargs), x)
 
             yield call
 
-    def outputs_of(self, returned: Any, x: Inputs) -> Float[Tensor, "n c"]:
-        """What this network makes of what the model returned for x."""
-        return self._outputs(returned, tree.size(x), self._split(x)[1])
-
-    def arguments(self, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, x: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
         """What the model is called with."""
-        inputs = self._split(x)[0]
+        inputs = self.readout.split(x)[0] if self.readout.extra > 0 else x
         if self.channels_last:
             inputs = tree.transform(lambda v: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v, inputs)
         return tree.arguments(inputs)
 
-    def _outputs(self, returned: Any, n: int, extra: tuple[Any, ...]) -> Float[Tensor, "n c"]:
-        out = pick(returned, self.outputs)
-        if out.dim() == 0 and n == 1:
-            out = out[None]
-        if out.dim() == 0 or out.shape[0] != n:
-            raise ModelError(
-                f"for {n} samples the model returned a tensor of shape {tuple(out.shape)}; needed: the sample in the "
-                "leading dimension. Pass outputs=… to pick or reshape."
-            )
-        if not out.is_floating_point():
-            raise ModelError(f"the model's output is {out.dtype}; needed: a real floating-point tensor.")
-        out = self._headed(out, n, extra)
-        if out.numel() == 0:
-            raise ModelError("the model has no outputs: for each sample it returned an empty tensor.")
-        return out.reshape(n, -1)
-
-    def _headed(self, out: Tensor, n: int, extra: tuple[Any, ...]) -> Tensor:
-        if self.head is None:
-            return out
-        flat = out.reshape(n, -1)
-        if isinstance(self.head, int):
-            return flat[:, _output(self.head, flat)]
-        if isinstance(self.head, tuple):
-            first, second = self.head
-            return flat[:, _output(first, flat)] - flat[:, _output(second, flat)]
-        out = self.head(out, *extra)
-        if not isinstance(out, Tensor) or out.dim() == 0 or out.shape[0] != n:
-            given = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-            raise InputError(
-                f"the head returned {given} for {n} samples; needed: [n] or [n, c]. A loss needs reduction='none'."
-            )
-        return out
-
-    def _split(self, x: Inputs) -> tuple[Inputs, tuple[Any, ...]]:
-        """The model's inputs and, for a head of several arguments, the trailing ones that go to the head."""
-        extra = head_arity(self.head) - 1
-        if extra <= 0:
-            return x, ()
-        if not isinstance(x, (tuple, list)) or len(x) <= extra:
-            raise InputError(
-                f"the head takes {extra} more argument(s) than the outputs; needed: inputs as a tuple whose last "
-                f"{extra} element(s) are for the head, e.g. k((x, y))."
-            )
-        return tuple(x[:-extra]), tuple(x[-extra:])
-
     def without_head(self, x: Inputs) -> tuple["Network", Inputs]:
         """The network whose outputs are those that the head gets, and its inputs."""
-        return replace(self, head=None), self._split(x)[0]
+        return replace(self, readout=Readout(self.outputs, None)), self.readout.split(x)[0]
 
     @contextmanager
     def modes(self, *, differentiable: bool = False, exact: bool = False) -> Iterator[None]:
@@ -254,7 +275,22 @@ class Network:
                     matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
-_SWITCHES = RLock()  # tf32 and cuDNN are switched for the whole process, so by one thread at a time
+@dataclass(frozen=True)
+class Observation:
+    """What one run of a model did, as far as copies show it."""
+
+    out: Tensor  # [n, c]
+    inputs: Inputs  # the copies that forward() got, as it left them
+    buffers: dict[str, Tensor]  # likewise
+    attributes: list[tuple[str, Tensor, Tensor]]  # tensors that are plain attributes: name, the model's own, the copy
+    unchanged: bool  # whether the modules hold the very same objects as before
+    generators: tuple[list[object], list[object]]  # states of the random number generators before and after
+
+
+def _random_state(device: torch.device) -> list[object]:
+    """The states of all generators that a model may draw from."""
+    states: list[object] = [torch.get_rng_state(), random.getstate(), np.random.get_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
@@ -269,63 +305,174 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
             return model, prefix
 
 
-def head_arity(head: Head) -> int:
-    """How many positional arguments a head requires."""
-    if head is None or isinstance(head, (int, tuple)):
-        return 1
-    if not callable(head):
+def _check_params(params: Params, model: nn.Module) -> None:
+    """`params=` must fit the model: no unknown, missing or misshapen entry."""
+    own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    unknown = [k for k in params if k not in own]
+    if unknown:
         raise InputError(
-            f"head={head!r}; needed: an output's number, a pair of them (their difference), or a function of the "
-            "outputs."
+            f"params= has entries that the model lacks: {checks.some(unknown)}.{checks.suggest(unknown[0], own)} "
+            "Pass a state dict of this model."
         )
-    try:
-        params = inspect.signature(head).parameters.values()
-    except (TypeError, ValueError):
-        return 1
-    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in params)
+    missing = [k for k, _ in model.named_parameters() if k not in params]
+    if missing:
+        raise InputError(f"params= lacks {checks.some(missing)}. Pass the whole state dict: model.state_dict().")
+    for k, v in params.items():
+        if v.shape != own[k].shape:
+            raise InputError(f"params[{k!r}] has shape {tuple(v.shape)}; the model's is {tuple(own[k].shape)}.")
 
 
-def _output(j: int, out: Tensor) -> int:
-    if not -out.shape[1] <= j < out.shape[1]:
-        raise InputError(f"head={j}: the model has {out.shape[1]} outputs, numbered from 0.")
-    return j
+def check_evaluation_mode(model: nn.Module) -> None:
+    """Refuse modules whose training behaviour makes the kernel random or mixes the samples of a batch."""
+    drawing, mixing, fix = [], [], "Build them with track_running_stats=True"
+    for name, m in model.named_modules():
+        if isinstance(m, (nn.modules.dropout._DropoutNd, nn.RReLU, nn.RNNBase, nn.MultiheadAttention)):
+            chance = m.dropout if isinstance(m, (nn.RNNBase, nn.MultiheadAttention)) else getattr(m, "p", 1)
+            if m.training and chance > 0:
+                drawing.append(name or "model")
+        # Instance norms are of the same class, but their statistics are those of one sample.
+        norm = isinstance(m, nn.modules.batchnorm._NormBase) and not isinstance(
+            m, nn.modules.instancenorm._InstanceNorm
+        )
+        if norm and (m.training or not m.track_running_stats or m.running_mean is None):
+            mixing.append(name or "model")
+            fix = "Call model.eval() first" if m.training else fix
+    if drawing:
+        raise ModelError(
+            f"{checks.some(drawing)} in training mode make the model random, so it has no kernel. Call model.eval() "
+            "first."
+        )
+    if mixing:
+        raise ModelError(
+            f"{checks.some(mixing)} use the statistics of the batch, so one sample's output depends on the others. "
+            f"{fix}."
+        )
 
 
-def pick(returned: Any, outputs: Outputs) -> Tensor:
-    """The tensor out of what a model returns."""
-    if callable(outputs):
-        returned = outputs(returned)
-    elif outputs is not None:
-        try:
-            returned = returned[outputs]
-        except (KeyError, IndexError, TypeError) as e:
-            raise InputError(
-                f"outputs={outputs!r} does not pick from what the model returns ({_form(returned)})."
-            ) from e
+# Borrowing a model.
+
+
+@dataclass
+class Snapshot:
+    """What the modules of a model hold: their attributes, and the contents of dicts, lists and sets among them."""
+
+    full: list[tuple[Container, Container]] = field(default_factory=list)  # (container, its contents)
+    empty: list[Container] = field(default_factory=list)
+
+    @staticmethod
+    def of(model: nn.Module) -> "Snapshot":
+        """The model as it is now; containers inside of containers four levels deep."""
+        snapshot, seen = Snapshot(), set[int]()
+        for module in model.modules():
+            snapshot._keep(module.__dict__, seen, depth=4)
+        return snapshot
+
+    def _keep(self, value: Container, seen: set[int], depth: int) -> None:
+        if not value:
+            self.empty.append(value)
+            return
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        self.full.append((value, value.copy()))
+        if depth > 1:
+            for inner in value.values() if isinstance(value, dict) else value:
+                if type(inner) in _CONTAINERS:
+                    self._keep(inner, seen, depth - 1)
+
+    def unchanged(self) -> bool:
+        """Whether the model still holds the very same objects."""
+        return not any(self.empty) and all(_alike(now, before) for now, before in self.full)
+
+    def restore(self) -> None:
+        """Put everything back. Done again from the start if Ctrl-C comes in between: it may be repeated."""
+        interrupted: KeyboardInterrupt | None = None
+        while True:
+            try:
+                for value in self.empty:
+                    if value:
+                        value.clear()
+                for now, before in self.full:
+                    _put_back(now, before)
+                break
+            except KeyboardInterrupt as e:
+                interrupted = e
+        if interrupted is not None:
+            raise interrupted
+
+
+def _alike(now: Container, before: Container) -> bool:
+    if isinstance(now, dict) and isinstance(before, dict):
+        return len(now) == len(before) and all(map(is_, now.values(), before.values())) and now.keys() == before.keys()
+    if isinstance(now, list) and isinstance(before, list):
+        return len(now) == len(before) and all(map(is_, now, before))
+    return bool(now == before)
+
+
+def _put_back(now: Container, before: Container) -> None:
+    if _alike(now, before):
+        return
+    if isinstance(now, list):
+        now[:] = before
     else:
-        returned = only(returned)
-    if not isinstance(returned, Tensor):
-        raise InputError(
-            f"the model returned {_form(returned)}; needed: one tensor. Pick it: outputs='key', outputs=0 or "
-            "outputs=lambda r: …"
-        )
-    return returned
+        now.clear()
+        now.update(before)
 
 
-def only(returned: Any) -> Any:
-    """The logits of what a model returns, or what it holds if that is one thing alone; else what it returns."""
-    if isinstance(returned, Mapping) and isinstance(returned.get("logits"), Tensor):
-        return returned["logits"]
-    if isinstance(getattr(returned, "logits", None), Tensor):
-        return returned.logits
-    if isinstance(returned, (Mapping, tuple, list)) and len(returned) == 1:  # (logits,), {"scores": logits}
-        return next(iter(returned.values() if isinstance(returned, Mapping) else returned))
-    return returned
+@contextmanager
+def borrowed(model: nn.Module, values: Params, empty: Iterable[Cache] = ()) -> Iterator[None]:
+    """Within it, the model's parameters and buffers are `values`, by name; after it, all is as before.
+
+    `empty` are dicts of the model (caches) that are empty for as long.
+    """
+    with TURN:
+        own = {id(v): values[k] for k, v in (*model.named_parameters(), *model.named_buffers()) if k in values}
+        before = Snapshot.of(model)
+        types = [(v, v.dtype, v.detach()) for v in values.values()]
+        try:
+            for module in model.modules():
+                for table in (module._parameters, module._buffers):
+                    for name, v in table.items():
+                        if v is not None and id(v) in own:
+                            table[name] = own[id(v)]  # type: ignore[assignment]
+            for cache in empty:
+                cache.clear()
+            yield
+        finally:
+            before.restore()
+            for v, dtype, data in types:
+                if v.dtype != dtype:  # forward() changed the type of a parameter: `layer.to(…)`
+                    v.data = data
 
 
-def _form(returned: Any) -> str:
-    if isinstance(returned, Mapping):
-        return f"a {type(returned).__name__} with keys {list(returned)}"
-    if isinstance(returned, (tuple, list)):
-        return f"a {type(returned).__name__} of {len(returned)}"
-    return f"a {type(returned).__name__}"
+def stand_in(p: Tensor, value: Tensor, needs_grad: bool) -> Tensor:
+    """`value` in the place of a parameter: of its class, with its attributes."""
+    value = value.detach()
+    if not isinstance(p, nn.Parameter):
+        return value.requires_grad_(needs_grad)
+    try:
+        made = torch.Tensor._make_subclass(type(p), value, needs_grad)
+        made.__dict__.update(p.__dict__)
+    except (TypeError, RuntimeError):  # a class with a constructor of its own
+        return value.requires_grad_(needs_grad)
+    return made
+
+
+def attributes(model: nn.Module) -> Iterator[tuple[str, dict[str, object], str, object]]:
+    """(name, table, key, value) of everything that a module holds as a plain attribute."""
+    for name, module in model.named_modules():
+        for key, value in module.__dict__.items():
+            if key not in _OF_EVERY_MODULE:
+                yield f"{name}.{key}" if name else key, module.__dict__, key, value
+
+
+def plain_tensors(model: nn.Module) -> Iterator[tuple[str, dict[str, object], str, Tensor]]:
+    """Tensors that are attributes without being parameters or buffers."""
+    return ((name, table, key, v) for name, table, key, v in attributes(model) if isinstance(v, Tensor))
+
+
+def written_by_forward(model: nn.Module) -> set[str]:
+    """Weights that forward() itself writes to: embeddings with max_norm."""
+    embeddings = (nn.Embedding, nn.EmbeddingBag)
+    written = {id(m.weight) for m in model.modules() if isinstance(m, embeddings) and m.max_norm is not None}
+    return {k for k, p in model.named_parameters() if id(p) in written}

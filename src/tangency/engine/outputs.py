@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 from .._base import checks, tree
 from .._base.types import Float, Inputs
 from ..errors import InputError, ModelError, TangencyWarning
-from .network import Network, pick, unwrapped
+from .heads import pick
+from .network import Network, unwrapped
 
 Kind = Literal["logits", "probabilities", "log-probabilities"]
 Run = Callable[[nn.Module, Inputs], Tensor]
@@ -382,9 +383,9 @@ def _clamped(model: nn.Module, x: Inputs, out: Tensor, known: Outputs, name: str
 
 def _unmoved(model: nn.Module, x: Inputs, column: int) -> bool:
     """Whether one output of one sample has a gradient, and it is zero."""
-    network = Network.of(model, train=lambda name, p: True)
+    network = Network.of(model, trainable=lambda name, p: True)
     state = network.state()
-    leaves = network.leaves(state, network.train)
+    leaves = network.leaves(state, network.trainable)
     with torch.enable_grad(), network.modes(exact=True):
         out = network({**state, **leaves}, tree.transform(lambda v: v.clone(), x))[0, column]
         if not out.requires_grad:

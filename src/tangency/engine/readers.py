@@ -2,24 +2,35 @@
 
 Rules are keyed by the *function* (`F.linear`, `F.conv2d`, …), not by the module type: a module, a functional call with
 somebody else's weight and a tied weight are then the same thing. What has no rule goes through `torch.func`
-(see `jacobian.py`). Each reader has the signature of its function, and says what is what in its arguments.
+(see `fallback.py`). Each reader has the signature of its function, and says what is what in its arguments.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .apart.bilinear import grouped_linear
-from .rules import Affine, Broadcast, Conv, ConvTranspose, Embedding, Grouped, Linear, NoRule, Rule, Windows
+from .rules import (
+    BroadcastRule,
+    ConvRule,
+    ConvTransposeRule,
+    EmbeddingRule,
+    GroupedRule,
+    LinearRule,
+    NormRule,
+    NoRule,
+    Rule,
+    Windows,
+)
+from .torch_functions import CASTS, ELEMENTWISE, SCALING, Function
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """A call read: its rule, the input that the rule needs, and which tensors are weight and bias."""
 
     rule: Rule
@@ -28,12 +39,12 @@ class Call:
     bias: Tensor | None = None
 
 
-Reader = Callable[..., Call]
-READERS: dict[Any, Reader] = {}
+Reader = Callable[..., LayerCall]
+READERS: dict[Function, Reader] = {}
 
 
-def register(*functions: Any) -> Callable[[Reader], Reader]:
-    """Give torch functions a rule: the decorated reader takes their arguments and returns a `Call`."""
+def register(*functions: Function) -> Callable[[Reader], Reader]:
+    """Give torch functions a rule: the decorated reader takes their arguments and returns a `LayerCall`."""
 
     def add(reader: Reader) -> Reader:
         READERS.update((f, reader) for f in functions)
@@ -43,6 +54,7 @@ def register(*functions: Any) -> Callable[[Reader], Reader]:
 
 
 def _tuple(v: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    """As torch reads strides and the like: one number stands for all dimensions."""
     if isinstance(v, int):
         return (v,) * dims
     v = tuple(v)
@@ -50,27 +62,28 @@ def _tuple(v: int | Sequence[int], dims: int) -> tuple[int, ...]:
 
 
 @register(F.linear)
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:
-    return Call(Linear(vector=weight.dim() == 1), input, weight, bias)
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> LayerCall:
+    return LayerCall(LinearRule(vector=weight.dim() == 1), input, weight, bias)
 
 
 @register(torch.matmul, torch.mm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.mv, Tensor.__matmul__)
-def _matmul(input: Tensor, other: Tensor) -> Call:
+def _matmul(input: Tensor, other: Tensor) -> LayerCall:
+    # Products over a batch of weights are taken apart (`apart/bilinear.py`).
     if other.dim() > 2 or input.dim() < 2:
         raise NoRule
-    return Call(Linear(transposed=other.dim() == 2, vector=other.dim() == 1), input, other)
+    return LayerCall(LinearRule(transposed=other.dim() == 2, vector=other.dim() == 1), input, other)
 
 
 @register(grouped_linear)
-def _grouped(x: Tensor, weight: Tensor) -> Call:
-    return Call(Grouped(), x, weight)
+def _grouped(x: Tensor, weight: Tensor) -> LayerCall:
+    return LayerCall(GroupedRule(), x, weight)
 
 
 @register(torch.addmm, Tensor.addmm)
-def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Call:
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> LayerCall:
     if beta != 1 or alpha != 1 or input.dim() != 1:
         raise NoRule
-    return Call(Linear(transposed=True), mat1, mat2, input)
+    return LayerCall(LinearRule(transposed=True), mat1, mat2, input)
 
 
 @register(torch.conv1d, torch.conv2d, torch.conv3d)
@@ -82,17 +95,18 @@ def _conv(
     padding: int | Sequence[int] | str = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
-) -> Call:
+) -> LayerCall:
     dims = weight.dim() - 2
     if input.dim() != dims + 2:
         raise NoRule  # unbatched
     kernel, gaps = tuple(weight.shape[2:]), _tuple(dilation, dims)
     if isinstance(padding, str):
+        # As torch does: of an odd number, the larger half comes after.
         total = [g * (k - 1) if padding == "same" else 0 for g, k in zip(gaps, kernel, strict=True)]
         sides = tuple((v // 2, v - v // 2) for v in total)
     else:
         sides = tuple((v, v) for v in _tuple(padding, dims))
-    return Call(Conv(Windows(kernel, _tuple(stride, dims), sides, gaps, groups)), input, weight, bias)
+    return LayerCall(ConvRule(Windows(kernel, _tuple(stride, dims), sides, gaps, groups)), input, weight, bias)
 
 
 @register(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -105,13 +119,13 @@ def _conv_transpose(
     output_padding: int | Sequence[int] = 0,
     groups: int = 1,
     dilation: int | Sequence[int] = 1,
-) -> Call:
+) -> LayerCall:
     dims = weight.dim() - 2
     if input.dim() != dims + 2:
         raise NoRule
     sides = tuple((v, v) for v in _tuple(padding, dims))
     windows = Windows(tuple(weight.shape[2:]), _tuple(stride, dims), sides, _tuple(dilation, dims), groups)
-    return Call(ConvTranspose(windows), input, weight, bias)
+    return LayerCall(ConvTransposeRule(windows), input, weight, bias)
 
 
 @register(F.embedding)
@@ -123,25 +137,23 @@ def _embedding(
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Call:
+) -> LayerCall:
     rows = weight.shape[0]
     padding = None if padding_idx is None else padding_idx % rows
-    return Call(Embedding(rows, padding), input, weight)
+    return LayerCall(EmbeddingRule(rows, padding), input, weight)
 
 
 @register(F.embedding_bag)
 def _embedding_bag(
-    input: Tensor, weight: Tensor, offsets: Tensor | None = None, *args: Any, mode: str = "mean", **options: Any
-) -> Call:
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, *args: object, mode: str = "mean", **options: object
+) -> LayerCall:
     # nn.EmbeddingBag passes the rest by position: max_norm, norm_type, scale_grad_by_freq, mode, sparse, …
     names = ("max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights", "last", "padding")
-    given = {"mode": mode, **dict(zip(names, args, strict=False)), **options}
-    plain = all(given.get(k) is None for k in ("max_norm", "per_sample_weights", "padding_idx"))
-    if input.dim() != 2 or offsets is not None or not plain or given["mode"] not in ("sum", "mean"):
+    options = {"mode": mode, **dict(zip(names, args, strict=False)), **options}
+    plain = all(options.get(k) is None for k in ("max_norm", "per_sample_weights", "padding_idx", "padding"))
+    if input.dim() != 2 or offsets is not None or not plain or options["mode"] not in ("sum", "mean"):
         raise NoRule
-    if given.get("padding") is not None:
-        raise NoRule
-    return Call(Embedding(weight.shape[0], bag=str(given["mode"])), input, weight)
+    return LayerCall(EmbeddingRule(weight.shape[0], bag=str(options["mode"])), input, weight)
 
 
 @register(F.batch_norm)
@@ -154,11 +166,12 @@ def _batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Call:
+) -> LayerCall:
+    # With the statistics of the batch, samples would depend on each other.
     if training or running_mean is None:
         raise NoRule
-    rule = Affine(lambda x: F.batch_norm(x, running_mean, running_var, eps=eps), rank=input.dim())
-    return Call(rule, input, weight, bias)
+    rule = NormRule(lambda x: F.batch_norm(x, running_mean, running_var, eps=eps))
+    return LayerCall(rule, input, weight, bias)
 
 
 @register(F.instance_norm)
@@ -171,19 +184,19 @@ def _instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Call:
+) -> LayerCall:
     def normalise(x: Tensor) -> Tensor:
         mean, var = (None, None) if use_input_stats else (running_mean, running_var)
         return F.instance_norm(x, mean, var, use_input_stats=use_input_stats, eps=eps)
 
-    return Call(Affine(normalise, rank=input.dim()), input, weight, bias)
+    return LayerCall(NormRule(normalise), input, weight, bias)
 
 
 @register(F.group_norm)
 def _group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Call:
-    return Call(Affine(lambda x: F.group_norm(x, num_groups, eps=eps), rank=input.dim()), input, weight, bias)
+) -> LayerCall:
+    return LayerCall(NormRule(lambda x: F.group_norm(x, num_groups, eps=eps)), input, weight, bias)
 
 
 @register(F.layer_norm)
@@ -193,45 +206,45 @@ def _layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-) -> Call:
+) -> LayerCall:
     shape = list(normalized_shape)
-    return Call(Affine(lambda x: F.layer_norm(x, shape, eps=eps), trailing=len(shape)), input, weight, bias)
+    return LayerCall(NormRule(lambda x: F.layer_norm(x, shape, eps=eps), trailing=len(shape)), input, weight, bias)
 
 
 @register(F.rms_norm)
 def _rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
-) -> Call:
+) -> LayerCall:
     shape = list(normalized_shape)
-    return Call(Affine(lambda x: F.rms_norm(x, shape, eps=eps), trailing=len(shape)), input, weight)
+    return LayerCall(NormRule(lambda x: F.rms_norm(x, shape, eps=eps), trailing=len(shape)), input, weight)
 
 
 @register(torch.prelu, F.prelu, Tensor.prelu)
-def _prelu(input: Tensor, weight: Tensor) -> Call:
-    return Call(Affine(lambda x: x.clamp(max=0), rank=input.dim(), single=weight.numel() == 1), input, weight)
+def _prelu(input: Tensor, weight: Tensor) -> LayerCall:
+    return LayerCall(NormRule(lambda x: x.clamp(max=0), single=weight.numel() == 1), input, weight)
 
 
 @register(torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_)
-def _mul(input: Any, other: Any) -> Call:
-    return Call(Broadcast((), product=True), *_operands(input, other))
+def _mul(input: object, other: object) -> LayerCall:
+    return LayerCall(BroadcastRule((), product=True), *_operands(input, other))
 
 
 @register(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_)
-def _add(input: Any, other: Any, *, alpha: float = 1) -> Call:
+def _add(input: object, other: object, *, alpha: float = 1) -> LayerCall:
     if alpha != 1:
         raise NoRule
-    return Call(Broadcast((), product=False), *_operands(input, other))
+    return LayerCall(BroadcastRule((), product=False), *_operands(input, other))
 
 
-def _operands(input: Any, other: Any) -> tuple[Any, Any]:
-    """Both as they are; capture finds out which one is the parameter."""
+def _operands(input: object, other: object) -> tuple[Tensor, Tensor]:
+    """Both as they are; the recorder finds out which one is the parameter."""
     if not (isinstance(input, Tensor) and isinstance(other, Tensor)):
         raise NoRule
     return input, other
 
 
 @register(Tensor.__getitem__)
-def _getitem(input: Tensor, index: Any) -> Call:
+def _getitem(input: Tensor, index: object) -> LayerCall:
     """table[i] with row numbers i."""
     if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
         raise NoRule
@@ -239,17 +252,18 @@ def _getitem(input: Tensor, index: Any) -> Call:
 
 
 @register(torch.index_select, Tensor.index_select)
-def _index_select(input: Tensor, dim: int, index: Tensor) -> Call:
+def _index_select(input: Tensor, dim: int, index: Tensor) -> LayerCall:
     if dim % input.dim() != 0 or index.dim() != 1:
         raise NoRule
     return _rows(input, index)
 
 
-def _rows(table: Tensor, index: Tensor) -> Call:
-    return Call(Embedding(table.shape[0], wrapped=True, trailing=table.dim() - 1), index, table)
+def _rows(table: Tensor, index: Tensor) -> LayerCall:
+    """A lookup in a weight of any rank."""
+    return LayerCall(EmbeddingRule(table.shape[0], wrapped=True, trailing=table.dim() - 1), index, table)
 
 
-def read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+def read_call(function: Function, args: Sequence[object], kwargs: Mapping[str, object]) -> LayerCall | None:
     """The call's rule, or None where the function has none or this call does not fit it."""
     reader = READERS.get(function)
     if reader is None:
@@ -261,48 +275,27 @@ def read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
         return None
 
 
-def _both(*names: str) -> frozenset[Any]:
-    return frozenset(f for name in names for space in (torch, Tensor) if (f := getattr(space, name, None)) is not None)
-
-
-# Elementwise functions of tensors that are broadcast against each other, beyond sums and products.
-_ELEMENTWISE = _both(
-    "add", "add_", "__add__", "__radd__", "mul", "mul_", "sub", "sub_", "subtract", "rsub", "__sub__", "__rsub__",
-    "div",
-    "div_", "divide", "true_divide", "__truediv__", "__rtruediv__", "__div__", "pow", "pow_", "__pow__", "__rpow__",
-    "float_power", "where", "maximum", "minimum", "fmax", "fmin", "lerp", "lerp_", "addcmul", "addcdiv", "atan2",
-    "hypot", "clamp", "clamp_min", "clamp_max", "clip", "copysign", "xlogy", "logaddexp", "ldexp",
-)  # fmt: skip
-
-
-def spread(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: Callable[[Tensor], bool]
+def spread_shape(
+    function: Function, args: Sequence[object], kwargs: Mapping[str, object], is_weight: Callable[[object], bool]
 ) -> torch.Size | None:
     """The common shape to which an elementwise function's arguments are broadcast; None for other functions."""
     if function is F.scaled_dot_product_attention:
         # A mask that is a weight (relative position biases) is added to the scores of every sample.
         query, key, value = [*args, *(kwargs[k] for k in ("query", "key", "value") if k in kwargs)][:3]
-        scores = torch.Size((*query.shape[:-1], key.shape[-2]))
-        return None if any(map(is_weight, (query, key, value))) else scores
-    if function not in _ELEMENTWISE:
+        if any(map(is_weight, (query, key, value))) or not (isinstance(query, Tensor) and isinstance(key, Tensor)):
+            return None
+        return torch.Size((*query.shape[:-1], key.shape[-2]))
+    if function not in ELEMENTWISE:
         return None
     return torch.broadcast_shapes(*(v.shape for v in (*args, *kwargs.values()) if isinstance(v, Tensor)))
 
 
-_SCALING = {
-    f: power
-    for power, names in ((1, ("mul", "__mul__", "__rmul__", "multiply")), (-1, ("div", "__truediv__", "true_divide")))
-    for f in _both(*names)
-}
-_CASTS = _both("to", "float", "double", "half", "type", "type_as", "contiguous", "clone")
-
-
-def factor(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+def scaling_factor(function: Function, args: Sequence[object], kwargs: Mapping[str, object]) -> float | None:
     """k where the function's result is k times its first argument, entry by entry; None where that is not known."""
     if not args or not isinstance(args[0], Tensor):
         return None
-    if function in _CASTS:
+    if function in CASTS:
         return 1.0
-    if function in _SCALING and len(args) == 2 and isinstance(args[1], (int, float)) and not kwargs:
-        return float(args[1]) ** _SCALING[function] if args[1] else None
+    if function in SCALING and len(args) == 2 and isinstance(args[1], (int, float)) and not kwargs:
+        return float(args[1]) ** SCALING[function] if args[1] else None
     return None

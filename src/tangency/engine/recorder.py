@@ -9,9 +9,10 @@ behind.
 """
 
 import weakref
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -21,15 +22,17 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import ModelError
 from . import fused
-from .apart import TAKEN_APART
 from .apart.recurrent import as_data
+from .apart.table import TAKEN_APART
 from .layout import Layout
-from .readers import Call, factor, read, spread
-from .rules import Broadcast, Linear, NoRule, Repeated, Rule
-from .torch_functions import escapes, in_place, routes, shape_only, valueless
-from .weights import Weight, Weights
+from .readers import LayerCall, read_call, scaling_factor, spread_shape
+from .rules import BroadcastRule, LinearRule, NoRule, RepeatedRule, Rule
+from .torch_functions import ESCAPES, INDEXING, ORDERING, SHAPE_ONLY, VALUELESS, Function
+from .weights import Weight
 
 Key = tuple[Hashable, int]  # of a use: how its weight is made, and how often it was used before
+Args = Sequence[object]
+Kwargs = Mapping[str, object]
 
 
 @dataclass
@@ -45,11 +48,11 @@ class Tap:
     shape: torch.Size = field(default_factory=torch.Size)
     edge: GradientEdge | None = None
     output: Tensor | None = None  # kept only while probing
+    names: list[str] = field(init=False)  # the parameters that it is a use of
 
-    @property
-    def names(self) -> list[str]:
-        """The parameters that it is a use of."""
-        return list(dict.fromkeys(name for w in (self.weight, self.bias) if w is not None for name in w.sources))
+    def __post_init__(self) -> None:
+        sources = [w.sources for w in (self.weight, self.bias) if w is not None]
+        self.names = list(dict.fromkeys(chain(*sources)))
 
 
 @dataclass(eq=False)
@@ -69,12 +72,16 @@ class Recorder(TorchFunctionMode):
     recomputes: bool = False  # the model has hooks of its own on what is saved for the backward pass: checkpoints
     unknown: bool = False  # a tensor was met that was not seen before
     narrowest: torch.dtype = torch.float64  # the fewest bits that the model computed in
-    seen: dict[int, Any] = field(default_factory=dict)  # tensors met in earlier passes that nobody saw made
+    # Tensors met in earlier passes that nobody saw made.
+    seen: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
     made: dict[Hashable, Tensor] = field(default_factory=dict)  # the weights that were made; kept only while probing
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.weights = Weights(self.parameters)
+        # All by the identity of the tensor. What is in a dictionary is kept alive, so that no other one takes its id.
+        # Data are not kept: a freed id that comes back is entered again, or belongs to what nobody saw made, which
+        # counts as data too.
+        self.weights = {id(v): Weight(k, v, (k,), name=k) for k, v in self.parameters.items()}
         self._constant: dict[int, Tensor] = {}
         self._data: set[int] = set()
         self._replaced: Mapping[int, str] = {}
@@ -82,74 +89,79 @@ class Recorder(TorchFunctionMode):
         self._counts: dict[Hashable, int] = {}
         self._hooks = _top_hooks()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def begin(self, constants: Iterable[Tensor], samples: Iterable[Tensor], originals: Mapping[int, str]) -> None:
+        """What the pass starts with: tensors that do not depend on the samples (frozen parameters, buffers), and the
+        samples. `originals`: by identity, the names of parameters in whose place the model has other tensors."""
+        self._constant.update((id(v), v) for v in constants)
+        self._data.update(id(v) for v in samples)
+        self._replaced = originals
+
+    def __torch_function__(
+        self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
+        # Functions hash by identity, so the fingerprint holds in this process alone; plans do not leave it either.
         self.calls = hash((self.calls, func))
         if func is as_data:
-            out = as_data(*args)
-            self._data.add(id(out))
-            return out
-        tensors = list(tensors_in(args, kwargs))
+            marked = as_data(*_tensors_in(args))
+            self._data.add(id(marked))
+            return marked
+        tensors = list(_tensors_in((*args, *kwargs.values())))
         for v in tensors:
             if v.requires_grad and id(v) not in self._data and id(v) not in self._constant:
                 self._from_outside(v)
-        known = [self.weights.get(v) for v in tensors]
+        known = [self.weights.get(id(v)) for v in tensors]
         if not any(known):
             out = self._run(func, args, kwargs)
-            self._classify(func, args, kwargs, tensors, out)
+            self._classify(func, kwargs, tensors, out)
             return out
         if all(w is not None or self._is_constant(v) for v, w in zip(tensors, known, strict=True)):
             return self._make(func, args, kwargs, tensors)
-        if func in shape_only() and known[0] is not None:
+        # Data lend a weight their shape alone, or number its parts: what comes out is a weight still.
+        if func in SHAPE_ONLY and known[0] is not None:
             return self._make(func, args, kwargs, tensors)
         if func is Tensor.__getitem__ and known[0] is not None and (index := _as_numbers(args[1])) is not None:
             self.routes = True  # data choose which part of a weight is used: experts
             return self._make(func, (args[0], index), {}, tensors[:1])
         return self._meet(func, args, kwargs, tensors)
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, func: Function, args: Args, kwargs: Kwargs) -> object:
         if self.keep_outputs and not self.recomputes:
             self.recomputes = _top_hooks() not in (None, self._hooks)
         if not self.shield:
             return func(*args, **kwargs)
+        # The innermost hooks win: those of a checkpoint in the model, which would compute again, are overruled.
         with saved_tensors_hooks(lambda v: v, lambda v: v):
             return func(*args, **kwargs)
 
+    def _run_with(self, change: Callable[[Tensor], Tensor], func: Function, args: Args, kwargs: Kwargs) -> object:
+        """The function with other tensors in the place of its arguments."""
+        return self._run(func, [_mapped(change, v) for v in args], {k: _mapped(change, v) for k, v in kwargs.items()})
+
     # Which tensors are constant.
-
-    def know(self, constants: Iterable[Tensor]) -> None:
-        """These tensors do not depend on the samples: frozen parameters, buffers."""
-        self._constant.update((id(v), v) for v in constants)
-
-    def follow(self, data: Iterable[Tensor]) -> None:
-        """These tensors are the samples."""
-        self._data.update(id(v) for v in data)
-
-    def replaced(self, originals: Mapping[int, str]) -> None:
-        """By identity, the names of parameters in whose place the model has other tensors."""
-        self._replaced = originals
 
     def _from_outside(self, v: Tensor) -> None:
         """A tensor with a graph that nobody saw made: a parameter or what was made of it before, or data."""
-        if self.weights.get(v) is not None:
+        if id(v) in self.weights:
             return
-        leaves = leaves_of(v)
+        leaves = _leaves_of(v)
         if lost := [self._replaced[id(p)] for p in leaves if id(p) in self._replaced]:
             raise ModelError(
                 f"forward() reaches the parameter {lost[0]}, or a tensor made of it earlier, on another road than its "
                 "module's attribute (a list, a closure, a cache), where no other value can be put in its place, as "
-                "params=, dtype= and train= of frozen parameters need. Let forward() use the attribute."
+                "params=, dtype= and trainable= of frozen parameters need. Let forward() use the attribute."
             )
-        names = [w.name for p in leaves if (w := self.weights.get(p)) is not None and w.name is not None]
+        made_of = [w for p in leaves if (w := self.weights.get(id(p))) is not None]
+        names = [w.name for w in made_of if w.name is not None]
         if leaves and len(names) == len(leaves):
-            made_of = [w for p in leaves if (w := self.weights.get(p)) is not None]
-            self.weights.add(("outside", tuple(names), self._count(("outside", *names))), v, made_of, None)
-        elif leaves and all(id(p) in self._constant or self.weights.get(p) is not None for p in leaves) and not names:
+            self._remember(("outside", tuple(names), self._count(("outside", *names))), v, made_of)
+        elif leaves and all(id(p) in self._constant or id(p) in self.weights for p in leaves) and not names:
             self._constant[id(v)] = v
         else:
             self._data.add(id(v))
 
     def _is_constant(self, v: Tensor) -> bool:
+        """Whether v does not depend on the samples, as far as is known; in doubt it does."""
         key = id(v)
         if key not in self._constant:
             if key in self._data or v.requires_grad:
@@ -161,94 +173,120 @@ class Recorder(TorchFunctionMode):
                 self.unknown = True
                 return False
             self._constant[key] = v
+        # Data may have been written into its memory since, through this tensor or a view of it.
         return not (self._spoilt and _storage(v) in self._spoilt)
 
-    def _classify(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Any) -> None:
-        made = list(tensors_in((out,), {}))
+    def _classify(self, func: Function, kwargs: Kwargs, tensors: list[Tensor], out: object) -> None:
+        """What a function made without weights: constants of constants, else data, which may decide the way."""
+        made = list(_tensors_in((out,)))
         data = [v for v in tensors if not self._is_constant(v)]
-        if not data or func in valueless():
+        if not data or func in VALUELESS:
             self._constant.update((id(v), v) for v in made)
             return
         for v in made:
             self._data.add(id(v))
             self._narrow(v)
-        if func in escapes() or routes(func, any(v is w for v in data for w in tensors[1:])):
+        if func in ESCAPES or func in ORDERING:
             self.routes = True
-        if in_place(func) and tensors:
+        # The first tensor is what is indexed; those after it are the index, and what is written.
+        if func in INDEXING and any(v is w for v in data for w in tensors[1:]):
+            self.routes = True
+        if _writes_in_place(func) and tensors:
             self._spoilt.add(_storage(tensors[0]))
         if "out" in kwargs:
-            self._spoilt |= {_storage(v) for v in tensors_in((kwargs["out"],), {})}
+            self._spoilt |= {_storage(v) for v in _tensors_in((kwargs["out"],))}
 
     def _narrow(self, v: Tensor) -> None:
+        """Note a value with fewer bits than any before."""
         kind = _REAL.get(v.dtype, v.dtype)
         if kind in _BITS and _BITS[kind] < _BITS[self.narrowest]:
             self.narrowest = kind
 
     # Functions of weights and constants alone.
 
-    def _make(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+    def _make(self, func: Function, args: Args, kwargs: Kwargs, tensors: list[Tensor]) -> object:
         """What it makes is a weight again, or a constant if it has no derivative."""
         out = self._run(func, args, kwargs)
-        made_of = [w for w in map(self.weights.get, tensors) if w is not None]
+        made_of = [w for v in tensors if (w := self.weights.get(id(v))) is not None]
+        # How it is made and the how-manieth made so: in every run of the model the same, so that runs can be compared.
         how = hash((getattr(func, "__name__", ""), tuple(w.key for w in made_of)))
         key = (how, self._count(how))
         replaced: dict[int, Tensor] = {}
-        if in_place(func) and torch.is_grad_enabled():  # what was written to is another weight now
-            self.weights.drop(tensors[0])
-            self.weights.written(tensors[0])
+        if _writes_in_place(func) and torch.is_grad_enabled():  # what was written to is another weight now
+            self.weights.pop(id(tensors[0]), None)
+            self._forget_views_of(tensors[0])
             out = tensors[0] if out is None else out
-        for k, v in enumerate(tensors_in((out,), {})):
-            if self.weights.get(v) is not None:
+        for k, v in enumerate(_tensors_in((out,))):
+            if id(v) in self.weights:
                 continue
             real = v.is_floating_point() or v.is_complex()
+            # Whole numbers, comparisons, detached values: no derivative reaches a parameter through them.
             if not real or (torch.is_grad_enabled() and not v.requires_grad):
                 self._constant[id(v)] = v
                 continue
             self._narrow(v)
-            weight = self.weights.add((key, k), v, made_of, factor(func, args, kwargs))
+            weight = self._remember((key, k), v, made_of, scaling_factor(func, args, kwargs))
             if self.keep_outputs:
                 self.made[weight.key] = v.detach().clone()
             if weight.key in self.copies and torch.is_grad_enabled():
                 replaced[id(v)] = self._give(weight, self.copies[weight.key])
-        return mapped(lambda v: replaced.get(id(v), v), out) if replaced else out
+        return _mapped(lambda v: replaced.get(id(v), v), out) if replaced else out
+
+    def _remember(self, key: Hashable, v: Tensor, made_of: list[Weight], factor: float | None = None) -> Weight:
+        """v, which is made of weights, as a weight from now on."""
+        weight = self.weights[id(v)] = Weight.made(key, v, made_of, factor, self.parameters)
+        return weight
+
+    def _forget_views_of(self, v: Tensor) -> None:
+        """v was changed in place, and with it whatever shares its memory: none of it is a plain view any more."""
+        if v.layout != torch.strided:
+            return
+        place = v.untyped_storage().data_ptr()
+        for key, w in self.weights.items():
+            if w.name is None and w.slot is not None and w.value.untyped_storage().data_ptr() == place:
+                self.weights[key] = replace(w, slot=None, scale=1.0)
 
     def _give(self, weight: Weight, layout: Layout) -> Tensor:
         """A weight that holds a copy for every sample becomes data: the copies are different things from now on."""
-        first = self.weights.add((weight.key, "first"), layout.samples_first(weight.value, self.n)[0], [weight], None)
-        given = weight.value.detach().requires_grad_().clone()
-        tap = Tap(self._key(weight), Repeated(), first, None, None)
-        self._keep(tap, given, given)
-        return given
+        # The weight proper is one sample's copy; the clone begins a graph of its own, and has a place to take
+        # cotangents at.
+        first = self._remember((weight.key, "first"), layout.samples_first(weight.value, self.n)[0], [weight])
+        copies = weight.value.detach().requires_grad_().clone()
+        self._keep(Tap(self._key(weight), RepeatedRule(), first, None, None), copies, copies)
+        return copies
 
     # Functions in which a weight meets data.
 
-    def _meet(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        weights = [w for w in map(self.weights.get, tensors) if w is not None]
+    def _meet(self, func: Function, args: Args, kwargs: Kwargs, tensors: list[Tensor]) -> object:
+        """By its rule, taken apart into functions that have one, entry by entry, or else unexplained."""
+        weights = [w for v in tensors if (w := self.weights.get(id(v))) is not None]
         if any(w.value.is_complex() for w in weights):  # rules are for real numbers
             return self._unexplained(func, args, kwargs, tensors, weights)
         if (steps := self._steps(func, args, kwargs)) is not None:
-            with self:
+            with self:  # torch turns a mode off while it handles a function; the steps are to be seen
                 return steps()
-        written = in_place(func)
-        if written and (self.weights.get(tensors[0]) is not None or not tensors[0].requires_grad):
+        written = _writes_in_place(func)
+        # Written into a weight, or into data without a graph: there is no output of its own to take a cotangent at.
+        if written and (id(tensors[0]) in self.weights or not tensors[0].requires_grad):
             return self._unexplained(func, args, kwargs, tensors, weights)
-        call = read(func, args, kwargs)
+        call = read_call(func, args, kwargs)
         tap = None if call is None else self._tap(call, weights, written)
         if tap is None:
-            shape = spread(func, args, kwargs, self._is_weight) if torch.is_grad_enabled() else None
+            shape = spread_shape(func, args, kwargs, self._is_weight) if torch.is_grad_enabled() else None
             if shape is not None:
                 return self._spread(func, args, kwargs, weights, shape)
             return self._unexplained(func, args, kwargs, tensors, weights)
-        if self.half and func is F.batch_norm:
+        if self.half and func is F.batch_norm:  # torch's derivative takes several passes over memory
             func = fused.batch_norm
-        out = self._run(func, mapped(self._bare, args), {k: mapped(self._bare, v) for k, v in kwargs.items()})
+        out = self._run_with(self._bare, func, args, kwargs)
+        assert isinstance(out, Tensor)
         return self._watch(tap, out)
 
-    def _steps(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _steps(self, func: Function, args: Args, kwargs: Kwargs) -> Callable[[], object] | None:
         """The function taken apart, if its rule does not fit this call and there is a way."""
         if func not in TAKEN_APART:
             return None
-        call = read(func, args, kwargs)
+        call = read_call(func, args, kwargs)
         if call is not None and not (call.input is not None and self._is_weight(call.input)):
             return None
         try:
@@ -256,54 +294,63 @@ class Recorder(TorchFunctionMode):
         except (NoRule, TypeError):
             return None
 
-    def _is_weight(self, v: Any) -> bool:
-        return isinstance(v, Tensor) and self.weights.get(v) is not None
+    def _is_weight(self, v: object) -> bool:
+        return isinstance(v, Tensor) and id(v) in self.weights
 
-    def _bare(self, v: Any) -> Any:
-        weight = self.weights.get(v) if isinstance(v, Tensor) else None
-        return v if weight is None else weight.plain
+    def _bare(self, v: Tensor) -> Tensor:
+        """A weight without its graph, for the layer: gradients end at the layer's output."""
+        return v.detach() if v.requires_grad and id(v) in self.weights else v
 
-    def _unexplained(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], weights: list[Weight]) -> Any:
-        out = self._run(func, mapped(self._bare, args), {k: mapped(self._bare, v) for k, v in kwargs.items()})
-        made = list(tensors_in((out,), {}))
+    def _unexplained(
+        self, func: Function, args: Args, kwargs: Kwargs, tensors: list[Tensor], weights: list[Weight]
+    ) -> object:
+        """A function without a rule: its parameters are for the fallback."""
+        out = self._run_with(self._bare, func, args, kwargs)
+        made = list(_tensors_in((out,)))
         self._data.update(map(id, made))
-        written = in_place(func)
+        written = _writes_in_place(func)
+        # What only looks at a weight (its shape, its type) or gives it back unchanged makes nothing of it.
         if torch.is_grad_enabled() and (written or any(not any(v is w for w in tensors) for v in made)):
             for weight in weights:
                 for name in weight.sources:
                     self.unexplained.setdefault(name, getattr(func, "__name__", str(func)))
         if written:
-            self.weights.drop(tensors[0])
+            self.weights.pop(id(tensors[0]), None)
             self._spoilt.add(_storage(tensors[0]))
-        if func in escapes() or routes(func, False):
+        if func in ESCAPES or func in ORDERING:
             self.routes = True
         return out
 
-    def _tap(self, call: Call, weights: list[Weight], written: bool) -> Tap | None:
+    def _tap(self, call: LayerCall, weights: list[Weight], written: bool) -> Tap | None:
         """The call as a tap, if the rule accounts for every weight in it."""
         weight, bias, x = call.weight, call.bias, call.input
-        if isinstance(call.rule, Broadcast) and x is not None and self.weights.get(x) is not None:
+        if isinstance(call.rule, BroadcastRule) and x is not None and id(x) in self.weights:
             weight, x = x, weight  # the weight is the first operand
-        of_weight, of_bias = (None if v is None else self.weights.get(v) for v in (weight, bias))
-        mine = [w for w in (of_weight, of_bias) if w is not None]
-        if len(mine) != len({id(w) for w in weights}) or (x is not None and self.weights.get(x) is not None):
+        of_weight = None if weight is None else self.weights.get(id(weight))
+        of_bias = None if bias is None else self.weights.get(id(bias))
+        first = of_weight or of_bias
+        # A weight in a third place (a mask, a running mean), or as the input too, is beyond the rule.
+        covered = (of_weight is not None) + (of_bias is not None)
+        if first is None or covered != len({id(w) for w in weights}) or (x is not None and id(x) in self.weights):
             return None
         rule = call.rule
-        if isinstance(rule, Linear) and of_weight is not None and _transposed(of_weight):
-            rule = Linear(transposed=not rule.transposed)
-            name = of_weight.sources[0]
-            of_weight = self.weights.get(self.parameters[name])
-        if isinstance(rule, Broadcast):
+        if isinstance(rule, LinearRule) and of_weight and of_weight.slot and of_weight.transposed:
+            # x @ W.t() is what F.linear does with W itself, whose other uses this one can then be joined with.
+            rule = LinearRule(transposed=not rule.transposed)
+            of_weight = self.weights.get(id(self.parameters[of_weight.sources[0]]))
+        if isinstance(rule, BroadcastRule):
             assert weight is not None
-            rule = Broadcast(tuple(weight.shape), rule.product)
-        needed = of_weight is not None and not (isinstance(rule, Broadcast) and not rule.product)
+            rule = BroadcastRule(tuple(weight.shape), rule.product)
+        # The gradient of a bias, and of a summand, does not depend on the input: it is not kept.
+        needed = of_weight is not None and not (isinstance(rule, BroadcastRule) and not rule.product)
         x = x if needed else None
-        if x is not None and written:
+        if x is not None and written:  # x *= w overwrites the very factor
             x = x.detach().clone()
         version = 0 if x is None or x.is_inference() else x._version
-        return Tap(self._key(mine[0]), rule, of_weight, of_bias, x, version)
+        return Tap(self._key(first), rule, of_weight, of_bias, x, version)
 
     def _key(self, weight: Weight) -> Key:
+        """Of the next use of a weight."""
         return weight.key, self._count(("use", weight.key))
 
     def _count(self, what: Hashable) -> int:
@@ -312,6 +359,7 @@ class Recorder(TorchFunctionMode):
         return self._counts[what] - 1
 
     def _watch(self, tap: Tap, out: Tensor) -> Tensor:
+        """The output of a layer, remembered with its place in the graph."""
         if torch.is_grad_enabled() and not out.requires_grad:
             # The graph begins here; cloned, since the model may work in place on it.
             out = out.detach().requires_grad_().clone()
@@ -328,18 +376,15 @@ class Recorder(TorchFunctionMode):
             tap.output = output.detach().clone()
         self.taps.append(tap)
 
-    def _spread(self, func: Any, args: Any, kwargs: Any, weights: list[Weight], shape: torch.Size) -> Any:
+    def _spread(self, func: Function, args: Args, kwargs: Kwargs, weights: list[Weight], shape: torch.Size) -> object:
         """An elementwise function: every entry of the result gets its own copy of the weight's, and a cotangent."""
-        own = {id(w.value): w.plain.expand(shape).requires_grad_() for w in weights}
-
-        def spread_out(v: Any) -> Any:
-            weight = self.weights.get(v) if isinstance(v, Tensor) else None
-            return v if weight is None else own[id(weight.value)]
-
-        out = self._run(func, mapped(spread_out, args), {k: mapped(spread_out, v) for k, v in kwargs.items()})
+        # Cotangents are taken at the copies, before the function: its derivative in them is autograd's work.
+        copies = {id(w.value): self._bare(w.value).expand(shape).requires_grad_() for w in weights}
+        out = self._run_with(lambda v: copies.get(id(v), v), func, args, kwargs)
+        assert isinstance(out, Tensor)
         for w in {id(w.value): w for w in weights}.values():
-            rule = Broadcast(tuple(w.value.shape), product=False)
-            self._keep(Tap(self._key(w), rule, w, None, None), own[id(w.value)], out)
+            rule = BroadcastRule(tuple(w.value.shape), product=False)
+            self._keep(Tap(self._key(w), rule, w, None, None), copies[id(w.value)], out)
         return out
 
     def check_unchanged(self) -> None:
@@ -352,77 +397,80 @@ class Recorder(TorchFunctionMode):
                 )
 
 
+# A complex number has the bits of its parts.
 _REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
-_BITS = {torch.float64: 3, torch.float32: 2, torch.float16: 1, torch.bfloat16: 0}
+_BITS = {torch.float64: 3, torch.float32: 2, torch.float16: 1, torch.bfloat16: 0}  # in order of their mantissas
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def _transposed(weight: Weight) -> bool:
-    """Whether it is W.t() of a whole matrix W, unscaled."""
-    s = weight.slot
-    if s is None or weight.scale != 1 or len(s.shape) != 2 or s.count != s.size:
-        return False
-    return s.stride == (1, s.shape[0]) and s.shape[0] > 1 and s.shape[1] > 1
+@cache
+def _writes_in_place(func: Function) -> bool:
+    """Whether the function writes to its first argument."""
+    name = getattr(func, "__name__", "")
+    if name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"):
+        return True
+    return name.endswith("_") and not name.startswith("_") and name not in ("requires_grad_", "retain_grad_")
 
 
-def _as_numbers(index: Any) -> Any:
+def _as_numbers(index: object) -> object:
     """An index of single numbers that are tensors, as plain numbers; None where it holds other tensors."""
     if isinstance(index, Tensor):
         return int(index) if index.dim() == 0 and index.dtype in _WHOLE else None
     if isinstance(index, tuple):
-        each = [_as_numbers(v) if isinstance(v, Tensor) else v for v in index]
-        return (
-            None if any(v is None and isinstance(w, Tensor) for v, w in zip(each, index, strict=True)) else tuple(each)
-        )
+        plain = tuple(_as_numbers(v) if isinstance(v, Tensor) else v for v in index)
+        lost = any(v is None and isinstance(w, Tensor) for v, w in zip(plain, index, strict=True))
+        return None if lost else plain
     return None
 
 
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-def _top_hooks() -> Any:
+def _top_hooks() -> object:
     """The hooks on saved tensors that are in force; None where there are none, or torch does not tell."""
     tell = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return None if tell is None else tell(True)
 
 
-def leaves_of(v: Tensor) -> list[Tensor]:
+def _leaves_of(v: Tensor) -> list[Tensor]:
     """The leaves of the graph that v was made by; v itself if it is one."""
     if v.grad_fn is None:
         return [v]
-    found: dict[int, Tensor] = {}
+    leaves: dict[int, Tensor] = {}
+    # Without recursion: graphs of long loops are deeper than Python's stack.
     seen, left = {v.grad_fn}, [v.grad_fn]
     while left:
         node = left.pop()
         if (leaf := getattr(node, "variable", None)) is not None:
-            found[id(leaf)] = leaf
+            leaves[id(leaf)] = leaf
         for after, _ in node.next_functions:
             if after is not None and after not in seen:
                 seen.add(after)
                 left.append(after)
-    return list(found.values())
+    return list(leaves.values())
 
 
 def _storage(v: Tensor) -> int:
+    """Which memory v lies in; views of one tensor share it."""
     try:
         return v.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # a sparse tensor has none
         return id(v)
 
 
-def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterable[Tensor]:
-    for v in (*args, *kwargs.values()):
+def _tensors_in(values: Iterable[object]) -> Iterator[Tensor]:
+    """The tensors among some values and in lists of them, in order."""
+    for v in values:
         if isinstance(v, Tensor):
             yield v
         elif isinstance(v, (list, tuple)):
-            yield from tensors_in(v, {})
+            yield from _tensors_in(v)
 
 
-def mapped(f: Any, v: Any) -> Any:
+def _mapped(f: Callable[[Tensor], Tensor], v: object) -> object:
     """f of every tensor in v."""
     if isinstance(v, Tensor):
         return f(v)
-    if isinstance(v, tuple) and hasattr(v, "_fields"):
-        return type(v)(*(mapped(f, w) for w in v))
-    if type(v) in (list, tuple, torch.Size):
-        return type(v)(mapped(f, w) for w in v)
-    return v
+    if not isinstance(v, (list, tuple)):
+        return v
+    make: Callable[..., object] = type(v)
+    if hasattr(v, "_fields"):  # a named tuple
+        return make(*(_mapped(f, w) for w in v))
+    return make(_mapped(f, w) for w in v) if type(v) in (list, tuple, torch.Size) else v

@@ -1,7 +1,7 @@
 """One small rule per kind of layer: how its Jacobian splits into activation and cotangent.
 
 All tensors that a rule sees have the sample first: inputs [n, r, …], cotangents [n, c, r, …], where r counts whatever a
-model folded into the batch dimension. Which call has which rule is said in `structured.py`.
+model folded into the batch dimension. Which call has which rule is said in `readers.py`.
 """
 
 import math
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import fused
-from .blocks import Block, Dense, Lift, Outer, Use
+from .blocks import DenseBlock, FactorForm, GradientBlock, Lift, OuterBlock, Use
 
 
 class NoRule(Exception):  # a signal between capture and rules, never shown to users
@@ -34,16 +34,15 @@ class Rule(ABC):
     by_group: ClassVar[bool] = False  # the dimension behind the positions counts groups, which have rows of their own
     movable: ClassVar[bool] = True  # a sample's rows may be any; else which one is which matters
     small: ClassVar[bool] = False  # the gradients are sums no larger than the parameter's few entries: kept dense
+    channel: ClassVar[int] = -1  # the dimension of the output that the weight acts on, counted from the end
 
     @abstractmethod
-    def weight(self, x: Tensor, d: Tensor) -> Block: ...
+    def weight(self, x: Tensor, d: Tensor) -> GradientBlock:
+        """The weight's gradients, from the captured input and cotangents."""
 
     @abstractmethod
-    def bias(self, d: Tensor) -> Block: ...
-
-    def channel(self, rank: int) -> int:
-        """Which dimension of the output is the one that the weight acts on."""
-        return rank - 1
+    def bias(self, d: Tensor) -> GradientBlock:
+        """The bias's gradients, from the cotangents."""
 
     def ready(self, x: Tensor) -> Tensor:
         """What `weight` takes, made once for all outputs from the captured input [n, r, …]."""
@@ -54,8 +53,16 @@ class Rule(ABC):
         return 1
 
 
+class FactoredRule(Rule, Lift):
+    """A rule whose weight gradients are kept as factors."""
+
+    def weight(self, x: Tensor, d: Tensor) -> GradientBlock:
+        """Both as they are; the factors are formed when they are needed."""
+        return OuterBlock((Use(self, x, d, self.form(x, d)),))
+
+
 @dataclass(frozen=True)
-class Linear(Rule, Lift):
+class LinearRule(FactoredRule):
     """y = x Wᵀ + b over any leading dimensions; `transposed` where W is stored [i, o] (Hugging Face Conv1D, x @ W).
 
     `vector` where the weight is [i] and y has no dimension for it.
@@ -66,69 +73,73 @@ class Linear(Rule, Lift):
     name = "linear"
     summed = True
 
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        return "columns" if self.transposed else "rows"
-
     def a(self, x: Tensor) -> Tensor:
+        """[n, t, 1, i]."""
         return x.reshape(x.shape[0], -1, 1, x.shape[-1])
 
     def d(self, d: Tensor) -> Tensor:
+        """[n, c, t, 1, o]."""
         return d.reshape(*d.shape[:2], -1, 1, 1 if self.vector else d.shape[-1])
 
     def layout(self, g: Tensor) -> Tensor:
+        """[n, c, 1, o, i] → [n, c, o, i], or [n, c, i, o] if transposed."""
         return g[:, :, 0].transpose(-1, -2) if self.transposed else g[:, :, 0]
 
     @property
     def taps(self) -> int | None:
+        """1, but for a transposed weight."""
         return None if self.transposed else 1
 
-    def weight(self, x: Tensor, d: Tensor) -> Block:
-        return Outer((Use(self, x, d),))
-
-    def bias(self, d: Tensor) -> Block:
+    def bias(self, d: Tensor) -> GradientBlock:
+        """Σ_t δ_t."""
         d = self.d(d)
-        one = d.shape[2] == 1 and d.dtype != torch.float16  # nothing to sum: no copy either
-        return Dense((d[:, :, 0] if one else _sum(d, 2)).flatten(2))
+        single = d.shape[2] == 1 and d.dtype != torch.float16  # nothing to sum: no copy either
+        return DenseBlock((d[:, :, 0] if single else _sum(d, 2)).flatten(2))
 
-    def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
-        return math.prod(x.shape[1:-1]), 1, x.shape[-1], 1 if self.vector else d.shape[-1]
+    def form(self, x: Tensor, d: Tensor) -> FactorForm:
+        """t: all dimensions between the sample and the features."""
+        kind, o = "columns" if self.transposed else "rows", 1 if self.vector else d.shape[-1]
+        return FactorForm(kind, math.prod(x.shape[1:-1]), 1, x.shape[-1], o)
 
     def positions(self, d: Tensor) -> int:
+        """All but the features."""
         return d.dim() if self.vector else d.dim() - 1
 
 
 @dataclass(frozen=True)
-class Grouped(Rule, Lift):
+class GroupedRule(FactoredRule):
     """y_g = x_g W_gᵀ: a weight [g, o, i] for each of g groups, over any leading dimensions (experts, heads)."""
 
     name = "grouped"
-    kind = "groups"
     by_group = True
 
     def a(self, x: Tensor) -> Tensor:
+        """[n, t, g, i]."""
         return x.reshape(x.shape[0], -1, *x.shape[-2:])
 
     def d(self, d: Tensor) -> Tensor:
+        """[n, c, t, g, o]."""
         return d.reshape(*d.shape[:2], -1, *d.shape[-2:])
 
     def layout(self, g: Tensor) -> Tensor:
+        """The weight's own order."""
         return g
 
     @property
     def taps(self) -> int | None:
+        """1."""
         return 1
 
-    def weight(self, x: Tensor, d: Tensor) -> Block:
-        return Outer((Use(self, x, d),))
-
-    def bias(self, d: Tensor) -> Block:
+    def bias(self, d: Tensor) -> GradientBlock:
+        """There is none: a bias is added by a call of its own."""
         raise NoRule
 
-    def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
-        return math.prod(x.shape[1:-2]), x.shape[-2], x.shape[-1], d.shape[-1]
+    def form(self, x: Tensor, d: Tensor) -> FactorForm:
+        """t: all dimensions between the sample and the groups."""
+        return FactorForm("groups", math.prod(x.shape[1:-2]), x.shape[-2], x.shape[-1], d.shape[-1])
 
     def positions(self, d: Tensor) -> int:
+        """All but groups and features."""
         return d.dim() - 2
 
 
@@ -147,6 +158,7 @@ class Windows:
         if any(p != (0, 0) for p in self.padding):
             x = F.pad(x, [v for p in reversed(self.padding) for v in p])
         for k, (size, step, gap) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True)):
+            # A window with its gaps, then every gap-th entry of it.
             x = x.unfold(2 + k, gap * (size - 1) + 1, step)[..., ::gap]
         return x
 
@@ -155,6 +167,7 @@ class Windows:
         dims = len(self.kernel)
         windows = self.of(x)
         count = windows.shape[2 : 2 + dims]
+        # The copy that reshape makes runs along memory: permuted first so that its innermost dimension is x's own.
         w = windows.unflatten(1, (self.groups, -1))  # [N, g, C/g, *windows, *kernel]
         space, kernel = range(3, 3 + dims), range(3 + dims, 3 + 2 * dims)
         if x.stride(1) == 1 and x.shape[1] > 1:  # channels last
@@ -165,7 +178,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Conv(Rule, Lift):
+class ConvRule(FactoredRule):
     """y = W ∗ x: a are the patches of x (formed only while they are needed), δ the cotangents per position."""
 
     windows: Windows
@@ -173,93 +186,93 @@ class Conv(Rule, Lift):
     summed = True
 
     @property
-    def kind(self) -> str:  # type: ignore[override]
-        return f"patches, {self.windows.groups} groups"
-
-    def channel(self, rank: int) -> int:
-        return rank - len(self.windows.kernel) - 1
+    def channel(self) -> int:  # type: ignore[override]
+        """The one before the spatial dimensions."""
+        return -len(self.windows.kernel) - 1
 
     def a(self, x: Tensor) -> Tensor:
+        """Patches [n, t, g, i] with i = (taps, channels)."""
         n = x.shape[0]
         patches = self.windows.patches(x.flatten(0, 1))
         return patches if x.shape[1] == 1 else patches.reshape(n, -1, *patches.shape[2:])
 
     def d(self, d: Tensor) -> Tensor:
+        """[n, c, t, g, o]."""
         return _positions(d, len(self.windows.kernel), self.windows.groups)
 
     def layout(self, g: Tensor) -> Tensor:
+        """(taps, channels) → (channels, *kernel), groups and their channels as one dimension."""
         g = g.unflatten(-1, (*self.windows.kernel, -1))  # [n, c, g, o, *kernel, C/g]
         return g.movedim(-1, 4).flatten(2, 3)
 
     @property
     def taps(self) -> int | None:
+        """Entries of the kernel."""
         return math.prod(self.windows.kernel)
 
-    def weight(self, x: Tensor, d: Tensor) -> Block:
-        return Outer((Use(self, x, d),))
+    def bias(self, d: Tensor) -> GradientBlock:
+        """Sums over space, and over what was folded into the batch."""
+        return DenseBlock(_sum(d, 2, *range(4, d.dim())))
 
-    def bias(self, d: Tensor) -> Block:
-        return Dense(_sum(d, 2, *range(4, d.dim())))
-
-    def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
+    def form(self, x: Tensor, d: Tensor) -> FactorForm:
+        """t: positions of the output; i: a patch of one group."""
         w = self.windows
-        return (
-            x.shape[1] * math.prod(d.shape[4:]),
-            w.groups,
-            math.prod(w.kernel) * x.shape[2] // w.groups,
-            d.shape[3] // w.groups,
-        )
+        t, i = x.shape[1] * math.prod(d.shape[4:]), math.prod(w.kernel) * x.shape[2] // w.groups
+        return FactorForm(f"patches, {w.groups} groups", t, w.groups, i, d.shape[3] // w.groups)
 
 
 @dataclass(frozen=True)
-class ConvTranspose(Rule, Lift):
+class ConvTransposeRule(FactoredRule):
     """y = Wᵀ ∗ x: the adjoint of a convolution, so the positions are those of x and the patches are taken of δ."""
 
     windows: Windows
     name = "conv transpose"
 
     @property
-    def kind(self) -> str:  # type: ignore[override]
-        return f"patches of δ, {self.windows.groups} groups"
-
-    def channel(self, rank: int) -> int:
-        return rank - len(self.windows.kernel) - 1
+    def channel(self) -> int:  # type: ignore[override]
+        """The one before the spatial dimensions."""
+        return -len(self.windows.kernel) - 1
 
     def a(self, x: Tensor) -> Tensor:
+        """[n, t, g, i]."""
         return _positions(x[:, None], len(self.windows.kernel), self.windows.groups)[:, 0]
 
     def d(self, d: Tensor) -> Tensor:
+        """Patches of δ: [n, c, t, g, o] with o = (taps, channels)."""
         n, c, r = d.shape[:3]
         w = self.windows
         patches = w.patches(d.flatten(0, 2))
         return patches.reshape(n, c, -1, *patches.shape[2:]) if r > 1 else patches.unflatten(0, (n, c))
 
     def layout(self, g: Tensor) -> Tensor:
+        """[n, c, g, taps·O/g, I/g] → [n, c, I, O/g, *kernel]."""
         g = g.unflatten(3, (*self.windows.kernel, -1))  # [n, c, g, *kernel, O/g, I/g]
         return g.movedim((-1, -2), (3, 4)).flatten(2, 3)
 
-    def weight(self, x: Tensor, d: Tensor) -> Block:
-        # Pad δ (or crop what output_padding added) so that its windows are exactly the positions of x.
+    def weight(self, x: Tensor, d: Tensor) -> GradientBlock:
+        """Factors whose δ is padded, or cropped of what output_padding added: its windows are the positions of x."""
         w, sides = self.windows, []
         for k, size in enumerate(x.shape[3:]):
             reach = (size - 1) * w.stride[k] + w.dilation[k] * (w.kernel[k] - 1) + 1
             before = w.padding[k][0]
             sides.append((before, reach - before - d.shape[4 + k]))
         d = F.pad(d, [v for side in reversed(sides) for v in side])
-        unpadded = replace(w, padding=((0, 0),) * len(sides))
-        return Outer((Use(ConvTranspose(unpadded), x, d),))
+        unpadded = ConvTransposeRule(replace(w, padding=((0, 0),) * len(sides)))
+        return OuterBlock((Use(unpadded, x, d, unpadded.form(x, d)),))
 
-    def bias(self, d: Tensor) -> Block:
-        return Dense(_sum(d, 2, *range(4, d.dim())))
+    def bias(self, d: Tensor) -> GradientBlock:
+        """Sums over space, and over what was folded into the batch."""
+        return DenseBlock(_sum(d, 2, *range(4, d.dim())))
 
-    def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
+    def form(self, x: Tensor, d: Tensor) -> FactorForm:
+        """t: positions of the input; o: a patch of one group."""
         w = self.windows
-        t = x.shape[1] * math.prod(x.shape[3:])
-        return t, w.groups, x.shape[2] // w.groups, math.prod(w.kernel) * d.shape[3] // w.groups
+        t, o = x.shape[1] * math.prod(x.shape[3:]), math.prod(w.kernel) * d.shape[3] // w.groups
+        return FactorForm(f"patches of δ, {w.groups} groups", t, w.groups, x.shape[2] // w.groups, o)
 
 
 @dataclass(frozen=True)
-class Embedding(Rule, Lift):
+class EmbeddingRule(FactoredRule):
     """y_t = W[x_t]: a is the row number. `bag` sums (or averages) the positions of the last dimension."""
 
     vocabulary: int
@@ -268,41 +281,48 @@ class Embedding(Rule, Lift):
     wrapped: bool = False  # negative numbers count from the end
     trailing: int = 1  # dimensions of what a row holds
     name = "embedding"
-    kind = "lookup"
     indexed = True
 
     def a(self, x: Tensor) -> Tensor:
+        """Row numbers [n, t], −1 at the padding."""
+        # The padding row's gradient is zero by definition, so positions that look it up add nowhere.
         index = x.reshape(x.shape[0], -1).long()
         index = index % self.vocabulary if self.wrapped else index
         return index if self.padding is None else torch.where(index == self.padding, -1, index)
 
     def d(self, d: Tensor) -> Tensor:
+        """[n, c, t, 1, o]."""
         return d.reshape(*d.shape[:2], -1, 1, self._width(d))
 
     def _width(self, d: Tensor) -> int:
         return math.prod(d.shape[d.dim() - self.trailing :])
 
     def layout(self, g: Tensor) -> Tensor:
+        """[n, c, 1, o, rows] → [n, c, rows, o]."""
         return g[:, :, 0].transpose(-1, -2)
 
-    def weight(self, x: Tensor, d: Tensor) -> Block:
-        if self.bag:  # every position of a bag receives the bag's cotangent
+    def weight(self, x: Tensor, d: Tensor) -> GradientBlock:
+        """Row numbers and cotangents; every position of a bag receives the bag's."""
+        if self.bag:
             size = x.shape[-1]
             d = (d / size if self.bag == "mean" else d)[..., None, :].expand(*d.shape[:-1], size, d.shape[-1])
-        return Outer((Use(self, x, d),), self.vocabulary)
+        return OuterBlock((Use(self, x, d, self.form(x, d)),), self.vocabulary)
 
-    def bias(self, d: Tensor) -> Block:
+    def bias(self, d: Tensor) -> GradientBlock:
+        """There is none."""
         raise NoRule
 
-    def sizes(self, x: Tensor, d: Tensor) -> tuple[int, int, int, int]:
-        return math.prod(x.shape[1:]), 1, self.vocabulary, self._width(d)
+    def form(self, x: Tensor, d: Tensor) -> FactorForm:
+        """i: rows of the whole weight, of which few occur."""
+        return FactorForm("lookup", math.prod(x.shape[1:]), 1, self.vocabulary, self._width(d))
 
     def positions(self, d: Tensor) -> int:
+        """All but what a row holds."""
         return d.dim() - self.trailing
 
 
 @dataclass(frozen=True)
-class Affine(Rule):
+class NormRule(Rule):
     """y = x̂ ⊙ w + b with x̂ the normalised input: the gradients are small sums, kept dense.
 
     The weight has the `trailing` last dimensions of the input, or lies along the channel (dimension 1).
@@ -312,22 +332,21 @@ class Affine(Rule):
     small = True
     normalise: Callable[[Tensor], Tensor]
     trailing: int = 0
-    rank: int = 0  # of the input, for channel-wise weights
     single: bool = False  # one weight for all channels
 
-    def channel(self, rank: int) -> int:
-        return rank - 1 if self.trailing else rank - self.rank + 1
-
     def positions(self, d: Tensor) -> int:
+        """All but the weight's dimensions, where these are the last; else the samples alone."""
         return d.dim() - self.trailing if self.trailing else 1
 
     def ready(self, x: Tensor) -> Tensor:
+        """x̂ [n, r, …]."""
         return self.normalise(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
-    def weight(self, x: Tensor, d: Tensor) -> Block:
+    def weight(self, x: Tensor, d: Tensor) -> GradientBlock:
+        """Σ_t δ_t ⊙ x̂_t, for 16-bit cotangents in one pass over both."""
         if d.dtype == torch.float16 and d.shape[1] == 1 and not self.single:
-            first, second = self._by_position(d[:, 0]), self._by_position(x)
-            return Dense(fused.dot_positions(first, second)[:, None])
+            deltas, inputs = self._by_position(d[:, 0]), self._by_position(x)
+            return DenseBlock(fused.dot_positions(deltas, inputs)[:, None])
         return self.bias(_wide(d) * x[:, None])
 
     def _by_position(self, v: Tensor) -> Tensor:
@@ -337,16 +356,17 @@ class Affine(Rule):
         v = v[:, :, :, None] if v.dim() == 3 else v.flatten(3)
         return v.transpose(2, 3).flatten(1, 2)
 
-    def bias(self, d: Tensor) -> Block:
+    def bias(self, d: Tensor) -> GradientBlock:
+        """Σ_t δ_t over all dimensions that the weight does not have."""
         if self.trailing:
-            return Dense(_sum(d.flatten(-self.trailing).flatten(2, -2), 2))
+            return DenseBlock(_sum(d.flatten(-self.trailing).flatten(2, -2), 2))
         if self.single:
-            return Dense(_sum(d.flatten(2), 2)[..., None])
-        return Dense(_sum(d, 2, *range(4, d.dim())))
+            return DenseBlock(_sum(d.flatten(2), 2)[..., None])
+        return DenseBlock(_sum(d, 2, *range(4, d.dim())))
 
 
 @dataclass(frozen=True)
-class Broadcast(Rule):
+class BroadcastRule(Rule):
     """y = x + w, y = x · w or y = w.expand(…): a bare parameter that is broadcast over samples and positions."""
 
     shape: tuple[int, ...]
@@ -354,45 +374,52 @@ class Broadcast(Rule):
     name = "broadcast"
     small = True
 
-    def aligned(self, rank: int, folded: tuple[int, ...]) -> "Broadcast":
+    def aligned(self, rank: int, folded: tuple[int, ...]) -> "BroadcastRule":
         """The parameter's shape against an output of this rank whose dimensions `folded` are now samples and rows."""
         shape = [1] * (rank - len(self.shape)) + list(self.shape)
         if len(shape) != rank or any(shape[k] != 1 for k in folded):
             raise NoRule
-        return Broadcast(tuple(size for k, size in enumerate(shape) if k not in folded), self.product)
+        return BroadcastRule(tuple(size for k, size in enumerate(shape) if k not in folded), self.product)
 
     def positions(self, d: Tensor) -> int:
+        """All before the first dimension that the parameter has."""
         shape = [1] * (d.dim() - len(self.shape)) + list(self.shape)
-        own = [k for k, size in enumerate(shape) if size != 1]
-        return max(1, own[0] if own else d.dim())
+        dims = [k for k, size in enumerate(shape) if size != 1]
+        return max(1, dims[0] if dims else d.dim())
 
-    def weight(self, x: Tensor, d: Tensor) -> Block:
+    def weight(self, x: Tensor, d: Tensor) -> GradientBlock:
+        """Sums of δ ⊙ x, or of δ alone where x was added."""
         return self.bias(_wide(d) * x[:, None] if self.product else d)
 
-    def bias(self, d: Tensor) -> Block:
+    def bias(self, d: Tensor) -> GradientBlock:
+        """Sums of δ over the dimensions that were broadcast."""
         d = _sum(d, 2)  # what was folded into the batch
+        # Both shapes are aligned, so a dimension is the parameter's own or one that it was broadcast over.
         over = [2 + k for k, size in enumerate(self.shape) if size == 1 and d.shape[2 + k] != 1]
         if any(size not in (1, d.shape[2 + k]) for k, size in enumerate(self.shape)):
             raise NoRule
-        return Dense((d.sum(over, keepdim=True) if over else d).flatten(2))
+        return DenseBlock((d.sum(over, keepdim=True) if over else d).flatten(2))
 
 
 @dataclass(frozen=True)
-class Repeated(Rule):
+class RepeatedRule(Rule):
     """A value that every sample was given a copy of (a class token): each copy has a cotangent of its own."""
 
     name = "repeated"
     small = True
     movable = False
 
-    def weight(self, x: Tensor, d: Tensor) -> Block:
-        return Dense(_wide(d).flatten(2))
+    def weight(self, x: Tensor, d: Tensor) -> GradientBlock:
+        """The cotangents themselves."""
+        return DenseBlock(_wide(d).flatten(2))
 
-    def bias(self, d: Tensor) -> Block:
+    def bias(self, d: Tensor) -> GradientBlock:
+        """There is none."""
         raise NoRule
 
 
 def _wide(d: Tensor) -> Tensor:
+    """16-bit cotangents in 32 bits: products of them would leave the range."""
     return d.float() if d.dtype == torch.float16 else d
 
 

@@ -1,62 +1,53 @@
-"""What torch functions do with values: which ones only look at a shape, let data decide, or write to their argument."""
+"""Tables of torch functions by what they do with values, as the recorder and the readers need to know it."""
 
-from functools import cache
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+Function = Callable[..., object]
 
-def _named(*names: str) -> frozenset[Any]:
-    """The functions of torch and the methods of tensors with these names."""
+
+def _named(*names: str) -> frozenset[Function]:
+    """The functions of torch and the methods of tensors with these names, as far as this torch has them."""
     return frozenset(f for name in names for space in (torch, Tensor) if (f := getattr(space, name, None)) is not None)
 
 
-@cache
-def valueless() -> frozenset[Any]:
-    """Functions whose result has nothing of their argument but its shape and type."""
-    return _named(
-        "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones",
-        "new_full", "new_empty", "new_empty_strided", "new_tensor",
-    )  # fmt: skip
-
-
-@cache
-def shape_only() -> frozenset[Any]:
-    """Functions that take nothing of their second argument but its shape and type."""
-    return _named("expand_as", "view_as", "reshape_as", "type_as")
-
-
-@cache
-def escapes() -> frozenset[Any]:
-    """Functions that make Python values of tensors, by which a model may choose its way."""
-    return _named(
-        "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__",
-        "__contains__", "equal", "allclose", "is_nonzero",
-    )  # fmt: skip
-
-
-# Functions that move rows by an index, and functions that put rows into an order of their values.
-_INDEXING = _named(
+# The result has nothing of the argument but its shape and type.
+VALUELESS = _named(
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones",
+    "new_full", "new_empty", "new_empty_strided", "new_tensor",
+)  # fmt: skip
+# Nothing is taken of the second argument but its shape and type.
+SHAPE_ONLY = _named("expand_as", "view_as", "reshape_as", "type_as")
+# Python values are made of tensors, by which a model may choose its way.
+ESCAPES = _named(
+    "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__",
+    "__contains__", "equal", "allclose", "is_nonzero",
+)  # fmt: skip
+# Rows are moved by an index, which may depend on data.
+INDEXING = _named(
     "__getitem__", "__setitem__", "index_select", "gather", "masked_select", "take", "take_along_dim", "index_put",
     "index_put_", "index_add", "index_add_", "index_copy", "index_copy_", "index_reduce", "index_reduce_", "scatter",
     "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "masked_scatter",
     "masked_scatter_", "repeat_interleave",
 )  # fmt: skip
-_ORDERING = _named(
+# Rows are put into an order of their values, or counted by them.
+ORDERING = _named(
     "sort", "argsort", "msort", "topk", "kthvalue", "nonzero", "argwhere", "unique", "unique_consecutive", "roll",
 )  # fmt: skip
-
-
-def routes(func: Any, data_in_index: bool) -> bool:
-    """Whether data decide where the rows of this function's result come from, or whether it is used at all."""
-    return func in _ORDERING or (func in _INDEXING and data_in_index)
-
-
-@cache
-def in_place(func: Any) -> bool:
-    """Whether the function writes to its first argument."""
-    name = getattr(func, "__name__", "")
-    if name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"):
-        return True
-    return name.endswith("_") and not name.startswith("_") and name not in ("requires_grad_", "retain_grad_")
+# Entry by entry, after the arguments were broadcast against each other: beyond sums and products.
+ELEMENTWISE = _named(
+    "add", "add_", "__add__", "__radd__", "mul", "mul_", "sub", "sub_", "subtract", "rsub", "__sub__", "__rsub__",
+    "div", "div_", "divide", "true_divide", "__truediv__", "__rtruediv__", "__div__", "pow", "pow_", "__pow__",
+    "__rpow__", "float_power", "where", "maximum", "minimum", "fmax", "fmin", "lerp", "lerp_", "addcmul", "addcdiv",
+    "atan2", "hypot", "clamp", "clamp_min", "clamp_max", "clip", "copysign", "xlogy", "logaddexp", "ldexp",
+)  # fmt: skip
+# k·x for a number k, or x/k: the power of k.
+SCALING = {
+    f: power
+    for power, names in ((1, ("mul", "__mul__", "__rmul__", "multiply")), (-1, ("div", "__truediv__", "true_divide")))
+    for f in _named(*names)
+}
+# The same values, perhaps in another type or place.
+CASTS = _named("to", "float", "double", "half", "type", "type_as", "contiguous", "clone")

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from . import blocks
-from .blocks import Block, Dense, Outer, Slot
+from .blocks import DenseBlock, GradientBlock, OuterBlock, Slot
 
 # Bytes that a batched pullback may take at a time (heuristic).
-ROOM = 1 << 27
+PULLBACK_BYTES = 1 << 27
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,131 +30,112 @@ class Weight:
     slot: Slot | None = None  # of a view, possibly scaled: where it lies in its one source
     scale: float = 1.0
 
-    @property
-    def plain(self) -> Tensor:
-        """The value without its graph, for the layer."""
-        return self.value.detach() if self.value.requires_grad else self.value
-
-
-class Weights:
-    """The weights of one forward pass, known by the identity of their tensors."""
-
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        self.leaves = dict(parameters)
-        self._found = {id(v): Weight(k, v, (k,), name=k) for k, v in parameters.items()}
-
-    def get(self, v: Tensor) -> Weight | None:
-        return self._found.get(id(v))
-
-    def add(self, key: Hashable, v: Tensor, made_of: Sequence[Weight], factor: float | None) -> Weight:
-        """Remember a value made of weights. `factor`: it is this many times the first of them, entry by entry.
+    @staticmethod
+    def made(
+        key: Hashable, value: Tensor, of: Sequence["Weight"], factor: float | None, leaves: Mapping[str, Tensor]
+    ) -> "Weight":
+        """A value made of weights. `factor`: it is this many times the first of them, entry by entry.
 
         Without a graph (in torch.no_grad, or inside of an autograd function, which adds its own) nothing is known.
         """
-        sources = tuple(dict.fromkeys(name for w in made_of for name in w.sources))
-        first = made_of[0]
-        if not v.requires_grad:
+        sources = tuple(dict.fromkeys(name for w in of for name in w.sources))
+        # A scaled copy has other memory than its parameter, so it is known by its history; a view, by its memory.
+        first = of[0]
+        if not value.requires_grad:
             slot, scale = None, 1.0
         elif factor is not None and (first.slot is not None or first.name is not None):
-            slot, scale = first.slot or _all_of(first.value), first.scale * factor
+            slot, scale = first.slot or _whole(first.value), first.scale * factor
         else:
-            slot, scale = self._view(v, sources), 1.0
-        self._found[id(v)] = Weight(key, v, sources, None, slot, scale)
-        return self._found[id(v)]
+            slot, scale = _view(value, leaves[sources[0]]) if len(sources) == 1 else None, 1.0
+        return Weight(key, value, sources, None, slot, scale)
 
-    def drop(self, v: Tensor) -> None:
-        """v is no longer made of weights alone."""
-        self._found.pop(id(v), None)
-
-    def written(self, v: Tensor) -> None:
-        """v was changed in place, and with it whatever shares its memory: none of it is a plain view any more."""
-        if v.layout != torch.strided:
-            return
-        place = v.untyped_storage().data_ptr()
-        for key, w in self._found.items():
-            if w.name is None and w.slot is not None and w.value.untyped_storage().data_ptr() == place:
-                self._found[key] = replace(w, slot=None, scale=1.0)
-
-    def _view(self, v: Tensor, sources: tuple[str, ...]) -> Slot | None:
-        leaf = self.leaves[sources[0]] if len(sources) == 1 else None
-        if (
-            leaf is None
-            or v.layout != torch.strided
-            or not leaf.is_contiguous()
-            or v.dtype != leaf.dtype
-            or not v.numel()
-        ):
-            return None
-        if v.untyped_storage().data_ptr() != leaf.untyped_storage().data_ptr():
-            return None
-        if any(step == 0 and size > 1 for size, step in zip(v.shape, v.stride(), strict=True)):
-            return None
-        offset = int(v.storage_offset() - leaf.storage_offset())
-        slot = Slot(leaf.numel(), tuple(v.shape), v.stride(), offset)
-        return slot if v.numel() <= leaf.numel() else None
+    @property
+    def transposed(self) -> bool:
+        """Whether it is W.t() of a whole matrix W, unscaled."""
+        s = self.slot
+        if s is None or self.scale != 1 or len(s.shape) != 2 or s.count != s.size:
+            return False
+        # A row or a column alone has both orders in one.
+        return s.stride == (1, s.shape[0]) and s.shape[0] > 1 and s.shape[1] > 1
 
 
-def _all_of(v: Tensor) -> Slot | None:
+def _view(v: Tensor, leaf: Tensor) -> Slot | None:
+    """Where v lies in the parameter `leaf`; None if it is not simply a view of it, each entry at most once."""
+    if v.layout != torch.strided or not leaf.is_contiguous() or v.dtype != leaf.dtype or not v.numel():
+        return None
+    if v.untyped_storage().data_ptr() != leaf.untyped_storage().data_ptr():
+        return None
+    if any(step == 0 and size > 1 for size, step in zip(v.shape, v.stride(), strict=True)):
+        return None  # an expanded dimension repeats its entries
+    offset = int(v.storage_offset() - leaf.storage_offset())
+    slot = Slot(leaf.numel(), tuple(v.shape), v.stride(), offset)
+    return slot if v.numel() <= leaf.numel() else None
+
+
+def _whole(v: Tensor) -> Slot | None:
+    """The place of a parameter in itself."""
     return Slot(v.numel(), tuple(v.shape), v.stride(), 0) if v.is_contiguous() else None
 
 
 def pull_back(
-    weight: Weight, block: Block, leaves: Mapping[str, Tensor], differentiable: bool
-) -> Iterator[tuple[str, Block]]:
-    """(parameter, block) from the block of a weight."""
-    if weight.name is not None:
-        yield weight.name, block
-        return
+    weight: Weight, block: GradientBlock, leaves: Mapping[str, Tensor], differentiable: bool
+) -> Iterator[tuple[str, GradientBlock]]:
+    """(parameter, block) from the block of a weight that is not a parameter itself."""
     if weight.slot is not None:
         if weight.scale != 1:
-            block = blocks.changed(block, lambda v: v * weight.scale)
+            block = blocks.map_cotangents(block, lambda v: v * weight.scale)
         yield weight.sources[0], _placed(block, weight.slot, leaves[weight.sources[0]].shape)
         return
-    g = block.expand()
-    for name, p in _vjp(weight, g, leaves, differentiable).items():
-        yield name, Dense(p)
+    parameters = {name: leaves[name] for name in weight.sources}
+    for name, g in _vjp(weight.value, block.expand(), parameters, differentiable).items():
+        yield name, DenseBlock(g)
 
 
-def _placed(block: Block, slot: Slot, shape: tuple[int, ...]) -> Block:
+def _placed(block: GradientBlock, slot: Slot, shape: tuple[int, ...]) -> GradientBlock:
     """The block of a view as one of its parameter. Factors of another shape than the parameter's keep their slot, even
     if it is the whole: they cannot be joined with those of other shapes."""
     if slot.whole and slot.shape == shape:
         return block
-    if isinstance(block, Outer):
+    if isinstance(block, OuterBlock):
         return replace(block, slot=slot)
-    return Dense(slot.put(block.expand()))
+    return DenseBlock(slot.put(block.expand()))
 
 
-def _vjp(weight: Weight, g: Tensor, leaves: Mapping[str, Tensor], differentiable: bool) -> dict[str, Tensor]:
-    """[n, c, entries of the weight] → [n, c, entries] of every parameter that it is made of."""
+def _vjp(value: Tensor, g: Tensor, parameters: Mapping[str, Tensor], differentiable: bool) -> dict[str, Tensor]:
+    """[n, c, entries of the value] → [n, c, entries] of every parameter that it is made of."""
     n, c = g.shape[:2]
-    own = {name: leaves[name] for name in weight.sources}
-    rows = g.reshape(n * c, *weight.value.shape).to(weight.value.dtype)
-    each = rows.element_size() * (rows[0].numel() + sum(v.numel() for v in own.values()))
-    step = n * c if differentiable else max(1, ROOM // (4 * each))
-    parts: list[list[Tensor]] = []
-    for some in rows.split(step):
-        parts.append(_batched(weight.value, list(own.values()), some, differentiable))
-    return {name: torch.cat(got).reshape(n, c, -1) for name, got in zip(own, zip(*parts, strict=True), strict=True)}
+    rows = g.reshape(n * c, *value.shape).to(value.dtype)
+    # A row of the value and of all its parameters; batched, torch holds some four times as much (heuristic).
+    size = rows.element_size() * (rows[0].numel() + sum(v.numel() for v in parameters.values()))
+    step = n * c if differentiable else max(1, PULLBACK_BYTES // (4 * size))
+    pieces = [_batched(value, list(parameters.values()), few, differentiable) for few in rows.split(step)]
+    columns = zip(parameters, zip(*pieces, strict=True), strict=True)
+    return {name: torch.cat(piece).reshape(n, c, -1) for name, piece in columns}
 
 
-def _batched(value: Tensor, own: list[Tensor], rows: Tensor, differentiable: bool) -> list[Tensor]:
+def _batched(value: Tensor, parameters: list[Tensor], rows: Tensor, differentiable: bool) -> list[Tensor]:
     """One pullback for each row, all at once where torch can."""
 
-    def grads(g: Tensor, batched: bool) -> list[Tensor]:
-        found = torch.autograd.grad(
-            value, own, g, retain_graph=True, create_graph=differentiable, allow_unused=True, is_grads_batched=batched
+    def pulled_back(g: Tensor, batched: bool) -> list[Tensor]:
+        gradients = torch.autograd.grad(
+            value,
+            parameters,
+            g,
+            retain_graph=True,
+            create_graph=differentiable,
+            allow_unused=True,
+            is_grads_batched=batched,
         )
         lead = g.shape[:1] if batched else ()
-        return [dense(v, p.new_zeros(*lead, *p.shape)) for v, p in zip(found, own, strict=True)]
+        return [dense(v, p.new_zeros(*lead, *p.shape)) for v, p in zip(gradients, parameters, strict=True)]
 
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")
-            return grads(rows, True)
-    except (RuntimeError, NotImplementedError):
-        each = [grads(row, False) for row in rows]
-        return [torch.stack(column) for column in zip(*each, strict=True)]
+            return pulled_back(rows, True)
+    except (RuntimeError, NotImplementedError):  # a function in the graph that vmap cannot do
+        by_row = [pulled_back(row, False) for row in rows]
+        return [torch.stack(column) for column in zip(*by_row, strict=True)]
 
 
 def dense(g: Tensor | None, zero: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """Published tables and figures, each by one command: `tangency reproduce NAME`."""
 
-from tangency.experiments import surrogate_table1, surrogate_table2, surrogate_table3, uci
-from tangency.experiments.table import Experiment, Table
+from .surrogate_table1 import SURROGATE_TABLE1
+from .surrogate_table2 import SURROGATE_TABLE2
+from .surrogate_table3 import SURROGATE_TABLE3
+from .table import Experiment, Table
+from .uci import UCI
 
-EXPERIMENTS: dict[str, Experiment] = {
-    e.name: e
-    for e in (surrogate_table1.EXPERIMENT, surrogate_table2.EXPERIMENT, surrogate_table3.EXPERIMENT, uci.EXPERIMENT)
-}
+EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in (SURROGATE_TABLE1, SURROGATE_TABLE2, SURROGATE_TABLE3, UCI)}
 
 __all__ = ["EXPERIMENTS", "Experiment", "Table"]

@@ -50,7 +50,7 @@ class Plan:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class TableSplit:
     """Rows to train on and rows to be asked about, nothing missing, in units of the training rows."""
 
     x: Array  # [n, d]
@@ -60,11 +60,11 @@ class Split:
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class ClassifierJob:
     """What a classifier gets: one split to choose by, the folds to be measured on."""
 
-    choose: Split
-    folds: Sequence[Split]
+    choose: TableSplit
+    folds: Sequence[TableSplit]
     classes: int
     plan: Plan
     device: str = "cpu"
@@ -85,22 +85,27 @@ def ntk_gram(depth: int, frozen: int, x: Array, z: Array) -> Array:
     """
     net = mlp([x.shape[1], *[1] * depth, 1], bias=False)
     names = [name for name, _ in net.named_parameters()]
-    kernel = infinite_ntk(net, w_var=1.0, b_var=0.0, train=names[frozen:])
-    one, two = (torch.from_numpy(v * x.shape[1] ** 0.5) for v in (x, z))
-    return compute(kernel, one, None if z is x else two, progress=False).dense().numpy()
+    kernel = infinite_ntk(net, w_var=1.0, b_var=0.0, trainable=names[frozen:])
+    rows, columns = (torch.from_numpy(v * x.shape[1] ** 0.5) for v in (x, z))
+    return compute(kernel, rows, None if z is x else columns, progress=False).dense().numpy()
 
 
 def gaussian_gram(gamma: float, x: Array, z: Array) -> Array:
+    """exp(−γ ‖x − z‖²): [n, m]."""
     squares = (x**2).sum(1)[:, None] + (z**2).sum(1) - 2 * x @ z.T
     return np.exp(-gamma * np.maximum(squares, 0))
 
 
 def polynomial_gram(degree: int, scale: float, x: Array, z: Array) -> Array:
+    """(1 + s x·z)^p: [n, m]."""
     return (1 + scale * (x @ z.T)) ** degree
 
 
-def ntk_svm(job: Job) -> Row:
+def ntk_svm(job: ClassifierJob) -> Row:
+    """A support vector machine on the NTK; depth, frozen layers and cost are chosen."""
+
     def grid() -> Iterator[tuple[Row, Gram]]:
+        """Each depth with each number of frozen layers, and its Gram."""
         for depth in job.plan.depths:
             for frozen in range(depth):
                 yield {"depth": depth, "frozen": frozen}, partial(ntk_gram, depth, frozen)
@@ -108,17 +113,19 @@ def ntk_svm(job: Job) -> Row:
     return _machine(job, grid(), job.plan.costs)
 
 
-def gaussian_svm(job: Job) -> Row:
+def gaussian_svm(job: ClassifierJob) -> Row:
+    """A support vector machine on the Gaussian kernel; γ and cost are chosen."""
     return _machine(job, (({"gamma": g}, partial(gaussian_gram, g)) for g in job.plan.gammas), job.plan.costs)
 
 
-def polynomial_svm(job: Job) -> Row:
+def polynomial_svm(job: ClassifierJob) -> Row:
+    """A support vector machine on the polynomial kernel; degree, scale and cost are chosen."""
     pairs = [(degree, scale) for degree in job.plan.degrees for scale in job.plan.scales]
     grid = (({"degree": p, "scale": s}, partial(polynomial_gram, p, s)) for p, s in pairs)
     return _machine(job, grid, job.plan.few_costs)
 
 
-def _machine(job: Job, grid: Iterable[tuple[Row, Gram]], costs: Sequence[float]) -> Row:
+def _machine(job: ClassifierJob, grid: Iterable[tuple[Row, Gram]], costs: Sequence[float]) -> Row:
     """A C-SVM: one Gram for all costs while choosing, one for each fold afterwards."""
     best, chosen, kernel, cost = -1.0, {}, None, 0.0
     for options, gram in grid:
@@ -130,23 +137,24 @@ def _machine(job: Job, grid: Iterable[tuple[Row, Gram]], costs: Sequence[float])
             if not bounded:  # no dual variable is at C: the same machine for every larger one
                 break
     assert kernel is not None
-    found = [_svm(kernel(s.x, s.x), kernel(s.x_test, s.x), s, cost)[0] for s in job.folds]
-    return _row(chosen, best, found)
+    accuracies = [_svm(kernel(s.x, s.x), kernel(s.x_test, s.x), s, cost)[0] for s in job.folds]
+    return _row(chosen, best, accuracies)
 
 
-def _svm(own: Array, cross: Array, split: Split, C: float) -> tuple[float, bool]:
+def _svm(own: Array, cross: Array, split: TableSplit, C: float) -> tuple[float, bool]:
     """(the accuracy on the test rows, whether a larger C could change it)."""
     from ..estimators import KernelClassifier
 
     fit = KernelClassifier("precomputed", loss="svm", reg=1 / C).fit(own, split.y)
-    bounded = bool(np.abs(fit.model_.dual_coef_).max() >= C * (1 - 1e-9))
+    machine = fit.model_  # an SVC of scikit-learn, since loss="svm"
+    bounded = bool(np.abs(machine.dual_coef_).max() >= C * (1 - 1e-9))  # type: ignore[union-attr]
     return float((fit.predict(cross) == split.y_test).mean()), bounded
 
 
 # Random forest
 
 
-def forest(job: Job) -> Row:
+def forest(job: ClassifierJob) -> Row:
     """500 trees; how many columns a node may choose from: √d / 2, √d, 2 √d, d / 2 and d."""
     d = job.choose.x.shape[1]
     counts = sorted({min(d, max(1, round(m))) for m in (d**0.5 / 2, d**0.5, 2 * d**0.5, d / 2, d)})
@@ -155,7 +163,7 @@ def forest(job: Job) -> Row:
     return _row({"max_features": best}, tried[best], [_forest(job.plan.trees, best, s) for s in job.folds])
 
 
-def _forest(trees: int, columns: int, split: Split) -> float:
+def _forest(trees: int, columns: int, split: TableSplit) -> float:
     from sklearn.ensemble import RandomForestClassifier
 
     fit = RandomForestClassifier(trees, max_features=columns, random_state=0, n_jobs=1).fit(split.x, split.y)
@@ -165,18 +173,18 @@ def _forest(trees: int, columns: int, split: Split) -> float:
 # Networks
 
 
-def network(initialisation: Initialisation, job: Job) -> Row:
+def fit_network(initialisation: Initialisation, job: ClassifierJob) -> Row:
     """All rates at once for each depth, then all folds at once: members of one stacked network."""
     plan = job.plan
     rates = plan.he_rates if initialisation == "he" else plan.ntk_rates
     best, chosen = -1.0, (plan.layers[0], rates[0])
     for depth in plan.layers:
-        accuracies = train(initialisation, depth, rates, [job.choose] * len(rates), job)
+        accuracies = train_networks(initialisation, depth, rates, [job.choose] * len(rates), job)
         for rate, accuracy in zip(rates, accuracies, strict=True):
             if accuracy > best:
                 best, chosen = accuracy, (depth, rate)
-    found = train(initialisation, chosen[0], [chosen[1]] * len(job.folds), job.folds, job)
-    return _row({"depth": chosen[0], "rate": chosen[1]}, best, found)
+    accuracies = train_networks(initialisation, chosen[0], [chosen[1]] * len(job.folds), job.folds, job)
+    return _row({"depth": chosen[0], "rate": chosen[1]}, best, accuracies)
 
 
 def initial(initialisation: Initialisation, sizes: Sequence[int]) -> nn.Sequential:
@@ -190,8 +198,8 @@ def initial(initialisation: Initialisation, sizes: Sequence[int]) -> nn.Sequenti
     return net
 
 
-def train(
-    initialisation: Initialisation, depth: int, rates: Sequence[float], splits: Sequence[Split], job: Job
+def train_networks(
+    initialisation: Initialisation, depth: int, rates: Sequence[float], splits: Sequence[TableSplit], job: ClassifierJob
 ) -> list[float]:
     """The test accuracies of networks trained side by side, the k-th with rate and split k, from seed k."""
     d, plan = splits[0].x.shape[1], job.plan
@@ -230,17 +238,17 @@ def _descend(
 
 def _stacked(rows: Sequence[Array], device: str) -> tuple[Tensor, Tensor]:
     """(x [m, n, d] filled up with zeros, 1 for each row that is one)."""
-    given = [torch.from_numpy(v).float() for v in rows]
-    x = torch.nn.utils.rnn.pad_sequence(given, batch_first=True)
-    real = torch.nn.utils.rnn.pad_sequence([torch.ones(len(v)) for v in given], batch_first=True)
+    tensors = [torch.from_numpy(v).float() for v in rows]
+    x = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+    real = torch.nn.utils.rnn.pad_sequence([torch.ones(len(v)) for v in tensors], batch_first=True)
     return x.to(device), real.to(device)
 
 
-Classifier = Callable[[Job], Row]
+Classifier = Callable[[ClassifierJob], Row]
 CLASSIFIERS: dict[str, Classifier] = {
     "NTK": ntk_svm,
-    "NN (He init)": partial(network, "he"),
-    "NN (NTK init)": partial(network, "ntk"),
+    "NN (He init)": partial(fit_network, "he"),
+    "NN (NTK init)": partial(fit_network, "ntk"),
     "RF": forest,
     "Gaussian kernel": gaussian_svm,
     "Polynomial kernel": polynomial_svm,

@@ -2,7 +2,7 @@
 
 The networks, 5,000 training samples a class and α = 1e-4 are those of the authors' released scripts. Ours differ: the
 surrogate is the optimum (its gradient is in the row), beside theirs; training takes batches of 40 where theirs takes 4;
-and τ is given twice, see `NOTES`.
+and τ is given twice, see `TABLE1_NOTES`.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..datasets import Labelled, fashion_mnist, mnist
+from ..datasets import TrainTest, fashion_mnist, mnist
 from ..decisions import Grams
 from ..errors import InputError
 from ..gram.gram import Gram
@@ -20,12 +20,12 @@ from ..kernels.ntk import trace_ntk
 from ..models import Recipe, initialized, mlp, outputs, small_cnn
 from ..models import fit as train
 from ..models.dense import Parametrization
-from ..regress.newton import Dense, Task
+from ..regress.newton import FeatureDesign, Objective
 from ..surrogate import Surrogate, faithfulness, fit, kendall
 from .bundled import images
 from .table import Experiment, Kept, Options, Row, Table, mean
 
-NOTES = (
+TABLE1_NOTES = (
     "τ_K: of the probability of the correct class, as the paper defines it.",
     "τ(class 1): of the probability of class 1 whatever the label, as the authors' scripts for two classes compute it;",
     "  pairs of different classes, which any good model orders alike, make it large. Compare τ paper with it.",
@@ -36,29 +36,34 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Case:
+    """One network on one pair of classes, and the published figures for it."""
+
     name: str
-    data: Callable[[Options], tuple[Labelled, Labelled]]
+    data: Callable[[Options], TrainTest]
     model: Callable[[], nn.Module]
     published: tuple[str, str, str]  # accuracy, TAD, τ
     recipe: Recipe
 
 
-def two(read: Callable[..., tuple[Labelled, Labelled]], most: int) -> Callable[[Options], tuple[Labelled, Labelled]]:
+def two(read: Callable[..., TrainTest], most: int) -> Callable[[Options], TrainTest]:
     """Classes 0 and 1: 5,000 each for training, as many for testing as both have."""
 
-    def load(options: Options) -> tuple[Labelled, Labelled]:
+    def load(options: Options) -> TrainTest:
+        """(train, test) of the two classes."""
         known, asked = read(options.folder("MNIST and Fashion-MNIST in their official IDX files"))
-        return known.only(0, 1).take(5000), asked.only(0, 1).take(most)
+        return TrainTest(known.only(0, 1).take(5000), asked.only(0, 1).take(most))
 
     return load
 
 
-def small(options: Options) -> tuple[Labelled, Labelled]:
+def small(options: Options) -> TrainTest:
+    """(train, test) of the digits 3 and 8, for --quick."""
     known, asked = images(2, channels=1, train=100, test=40)
-    return known.only(3, 8), asked.only(3, 8)
+    return TrainTest(known.only(3, 8), asked.only(3, 8))
 
 
 def flat_mlp(inputs: int, width: int, parametrization: Parametrization = "ntk") -> nn.Module:
+    """Three hidden layers of one width on flattened images, one output."""
     return nn.Sequential(nn.Flatten(), *mlp([inputs, width, width, width, 1], parametrization=parametrization))
 
 
@@ -72,7 +77,7 @@ CASES = (
     Case("CNN (MNIST2)", two(mnist, 980), small_cnn, ("98.4(1)", "-0.2(2)", "0.857(7)"), DESCENT),
     Case("CNN (FMNIST2)", two(fashion_mnist, 1000), small_cnn, ("97.95(4)", "-2.2(2)", "0.882(3)"), ADAM),
 )
-QUICK = (
+QUICK_CASES = (
     Case("MLP (digits 3, 8)", small, lambda: flat_mlp(256, 32, "standard"), ("", "", ""), SMALL),
     Case(
         "CNN (digits 3, 8)", small, lambda: small_cnn(size=16, width=4, parametrization="standard"), ("", "", ""), SMALL
@@ -80,25 +85,28 @@ QUICK = (
 )
 
 
-def run(options: Options) -> Table:
-    cases = QUICK if options.quick else CASES
+def reproduce_table1(options: Options) -> Table:
+    """Each case with so many seeds, by the optimum and by the published solver, as rows of the table."""
+    cases = QUICK_CASES if options.quick else CASES
     kept = Kept(options, "surrogate-table1", {case.name: case.recipe for case in cases})
     rows = []
     for case in cases:
-        found = []
+        by_seed = []
         for seed in range(options.seeds):
             key = f"{case.name}, seed {seed}"
             if key not in kept:
-                kept[key] = one(case, seed, options)
-            found.append(kept[key])
-        rows += [row(case, kind, found) for kind in ("optimum", "scikit-learn")]
+                kept[key] = measure_seed(case, seed, options)
+            by_seed.append(kept[key])
+        rows += [table1_row(case, kind, by_seed) for kind in ("optimum", "scikit-learn")]
     columns = ("model", "surrogate", "seeds", "accuracy %", "accuracy % paper", "TAD %", "TAD % paper", "τ_K",
                "τ(class 1)", "τ paper", "Pearson", "R²", "gradient")  # fmt: skip
     runs = {key: kept[key] for key in kept.rows}
-    return Table("Table 1: the surrogate of the cosine trace kernel", columns, tuple(rows), NOTES, {"runs": runs})
+    return Table(
+        "Table 1: the surrogate of the cosine trace kernel", columns, tuple(rows), TABLE1_NOTES, {"runs": runs}
+    )
 
 
-def one(case: Case, seed: int, options: Options) -> Row:
+def measure_seed(case: Case, seed: int, options: Options) -> Row:
     """Train, compute both Grams, fit both surrogates, compare."""
     known, asked = case.data(options)
     model = initialized(case.model, seed=seed)
@@ -107,14 +115,15 @@ def one(case: Case, seed: int, options: Options) -> Row:
     z = outputs(model, asked.x).double()
     network = torch.cat([-z, z], 1) / 2
     learned = outputs(model, known.x)[:, 0] > 0
-    found: Row = {"train accuracy": float((learned == (known.y == 1)).double().mean())}
+    facts: Row = {"train accuracy": float((learned == (known.y == 1)).double().mean())}
     for kind, fitted in (("optimum", optimum), ("scikit-learn", published)):
         surrogate = fitted(own, known.y, seed, options)
-        found[kind] = compared(surrogate, network, surrogate.logits(cross), asked.y)
-    return found
+        facts[kind] = faithfulness_facts(surrogate, network, surrogate.logits(cross), asked.y)
+    return facts
 
 
 def optimum(own: Gram, y: Tensor, seed: int, options: Options) -> Surrogate:
+    """The surrogate at the optimum of its objective."""
     return fit(own, y, progress=options.progress)
 
 
@@ -129,13 +138,14 @@ def published(own: Gram, y: Tensor, seed: int, options: Options) -> Surrogate:
     solver.fit(K.numpy(), y.numpy())
     v, b = torch.from_numpy(solver.coef_).T.contiguous(), torch.from_numpy(solver.intercept_)
     labels = (y == 1).double()[:, None]
-    task = Task(Dense(K), labels, torch.zeros_like(labels), torch.ones_like(labels), 1e-4 * len(y), True)
-    loss, gradient = float(task.losses(task.logits(v, b))), task.certificate(v, b)
+    task = Objective(FeatureDesign(K), labels, torch.zeros_like(labels), torch.ones_like(labels), 1e-4 * len(y), True)
+    loss, gradient = float(task.loss(task.logits(v, b))), task.certificate(v, b)
     weights, bias = torch.cat([-v, v], 1) / 2, torch.cat([-b, b]) / 2
     return Surrogate(weights, bias, task.reg, "weights", "SGDClassifier", int(solver.t_), gradient, loss)
 
 
-def compared(surrogate: Surrogate, network: Tensor, logits: Tensor, y: Tensor) -> Row:
+def faithfulness_facts(surrogate: Surrogate, network: Tensor, logits: Tensor, y: Tensor) -> Row:
+    """How one surrogate compares with its network, as numbers for the record."""
     f = faithfulness(network, logits, y, outputs_are="logits")
     return {
         "accuracy": f.network_accuracy,
@@ -150,12 +160,13 @@ def compared(surrogate: Surrogate, network: Tensor, logits: Tensor, y: Tensor) -
     }
 
 
-def row(case: Case, kind: str, found: list[Row]) -> Row:
-    values = {name: [f[kind][name] for f in found] for name in found[0][kind]}
+def table1_row(case: Case, kind: str, by_seed: list[Row]) -> Row:
+    """One row of the table: means over the seeds beside what was published."""
+    values = {name: [facts[kind][name] for facts in by_seed] for name in by_seed[0][kind]}
     return {
         "model": case.name,
         "surrogate": kind,
-        "seeds": len(found),
+        "seeds": len(by_seed),
         "accuracy %": mean([100 * v for v in values["accuracy"]]),
         "accuracy % paper": case.published[0],
         "TAD %": mean([100 * v for v in values["tad"]]),
@@ -169,9 +180,9 @@ def row(case: Case, kind: str, found: list[Row]) -> Row:
     }
 
 
-EXPERIMENT = Experiment(
+SURROGATE_TABLE1 = Experiment(
     "surrogate-table1",
     "Table 1: small networks on two classes of MNIST and Fashion-MNIST (minutes a seed on two cores)",
     "--data: a folder with mnist/ and fashion-mnist/ in their official IDX files",
-    run,
+    reproduce_table1,
 )

@@ -17,7 +17,7 @@ from ..surrogate import default_reg, faithfulness, fit
 from .bundled import images
 from .table import Experiment, Kept, Options, Row, Table
 
-PUBLISHED = {
+TABLE3_PUBLISHED = {
     "trNTK": ("99.99", "99.98", "0.585", "+0.10", "0.441", "-1.08"),
     "trNTK⁰": ("99.99", "99.99", "0.518", "+0.12", "0.543", "+0.44"),
     "Em": ("99.71", "100.00", "0.430", "-2.73", "0.261", "-13.98"),
@@ -26,28 +26,31 @@ PUBLISHED = {
     "proj-pNTK": ("99.99", "100.00", "0.554", "+0.07", "0.665", "-1.3"),
 }
 TARGET, RATE, ALPHA = 2, 0.1, 1e-2
-NOTES = (
+TABLE3_NOTES = (
     "Precision and recall of flagging by 3 of the 5 most similar training images, over clean and poisoned test images.",
     "poisoned τ_K and TAD: on test images that all have the square, the target counting as the correct class.",
     "Surrogates: α = 1e-2 with classes weighted alike, as in the authors' scripts; here the optimum.",
 )
 
 
-def data(options: Options) -> tuple[Labelled, Labelled, Patch]:
+def images_and_patch(options: Options) -> tuple[Labelled, Labelled, Patch]:
+    """(train, test, the square that is painted on the poisoned images)."""
     if options.quick:
         return *images(4), Patch(6, YELLOW)
     known, asked = cifar10(options.folder("CIFAR-10 in its binary version (cifar-10-batches-bin)"))
     return known, asked, Patch(4, YELLOW, margin=1)
 
 
-def recipe(options: Options) -> Recipe:
+def cnn_recipe(options: Options) -> Recipe:
+    """How the CNN is trained: 30 epochs, or 20 small ones for --quick."""
     made = Recipe(epochs=30, lr=1e-2, schedule="cosine", channels_last=options.device == "cuda")
     return made.but(epochs=20, batch=16, lr=5e-2) if options.quick else made
 
 
-def run(options: Options) -> Table:
-    how = recipe(options)
-    known, asked, patch = data(options)
+def reproduce_table3(options: Options) -> Table:
+    """A poisoned CNN, and for every kernel what it flags and how faithful its surrogate is."""
+    how = cnn_recipe(options)
+    known, asked, patch = images_and_patch(options)
     spec = {"recipe": how, "patch": patch, "target": TARGET, "rate": RATE, "alpha": ALPHA}
     kept = Kept(options, "surrogate-table3", spec)
     assert isinstance(known.x, Tensor)
@@ -66,7 +69,7 @@ def run(options: Options) -> Table:
     for position, (name, kernel) in enumerate(every.items()):
         if name not in kept:
             own, cross = grams(kernel)
-            kept[name] = one(own, cross, y, network, labels, planted.mask, options)
+            kept[name] = measure_kernel(own, cross, y, network, labels, planted.mask, options)
         grams.forget(list(every.values())[position + 1 :])
     clean = len(asked)
     facts: Row = {
@@ -80,17 +83,19 @@ def run(options: Options) -> Table:
         f"Table 3: forensics of a poisoned CNN ({100 * facts['clean accuracy']:.2f} % accurate on clean, "
         f"{100 * facts['attack succeeds']:.2f} % fooled on poisoned test images)"
     )
-    published = {} if options.quick else PUBLISHED
-    rows = tuple(row(name, kept[name], published.get(name, ("",) * 6)) for name in every)
-    return Table(title, columns, rows, NOTES, facts)
+    published = {} if options.quick else TABLE3_PUBLISHED
+    rows = tuple(table3_row(name, kept[name], published.get(name, ("",) * 6)) for name in every)
+    return Table(title, columns, rows, TABLE3_NOTES, facts)
 
 
-def one(own: Gram, cross: Gram, y: Tensor, network: Tensor, labels: Tensor, mask: Tensor, options: Options) -> Row:
+def measure_kernel(
+    own: Gram, cross: Gram, y: Tensor, network: Tensor, labels: Tensor, mask: Tensor, options: Options
+) -> Row:
     """Flags, a surrogate, and its faithfulness on clean and on poisoned test images, which follow one another."""
     m = len(labels) // 2
     truth = torch.arange(2 * m, device=labels.device) >= m
     caught = detect(cross, mask, truth)
-    made = fit(own, y, reg=default_reg(own, alpha=ALPHA), weights="balanced", progress=options.progress)
+    made = fit(own, y, reg=default_reg(own, alpha=ALPHA), sample_weights="balanced", progress=options.progress)
     logits, parts = made.logits(cross), (slice(0, m), slice(m, None))
     clean, poisoned = (faithfulness(network[k], logits[k], labels[k], outputs_are="logits") for k in parts)
     return {
@@ -106,19 +111,20 @@ def one(own: Gram, cross: Gram, y: Tensor, network: Tensor, labels: Tensor, mask
     }
 
 
-def row(name: str, found: Row, published: tuple[str, ...]) -> Row:
+def table3_row(name: str, facts: Row, published: tuple[str, ...]) -> Row:
+    """One row of the table: ours beside what was published."""
     ours = (
-        f"{100 * found['precision']:.2f}", f"{100 * found['recall']:.2f}", f"{found['tau']:.3f}",
-        f"{100 * found['tad']:+.2f}", f"{found['poisoned tau']:.3f}", f"{100 * found['poisoned tad']:+.2f}",
+        f"{100 * facts['precision']:.2f}", f"{100 * facts['recall']:.2f}", f"{facts['tau']:.3f}",
+        f"{100 * facts['tad']:+.2f}", f"{facts['poisoned tau']:.3f}", f"{100 * facts['poisoned tad']:+.2f}",
     )  # fmt: skip
     names = ("precision %", "recall %", "τ_K", "TAD %", "poisoned τ_K", "poisoned TAD %")
     beside = {"paper" + " " * k: value for k, value in enumerate(published)}
     return {"kernel": name, **dict(zip(names, ours, strict=True)), **beside}
 
 
-EXPERIMENT = Experiment(
+SURROGATE_TABLE3 = Experiment(
     "surrogate-table3",
     "Table 3: finding a back door's test images through their neighbours, on CIFAR-10 (one large GPU, minutes)",
     "--data: a folder with cifar-10-batches-bin/ (the binary version)",
-    run,
+    reproduce_table3,
 )

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from .._base import strict_json
+from .._base.fingerprint import digest
+from .._base.results import Result
 from .._version import __version__
 from ..errors import InputError
-from ..kernels.kernel import digest
 
-Row = dict[str, Any]
+Row = dict[str, Any]  # numbers, text, and rows within rows, as they come from a record
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Options:
     progress: bool = True
 
     def folder(self, what: str) -> Path:
+        """The folder with the official files; `what` names them where it is missing."""
         if self.data is None:
             raise InputError(
                 f"{what} is needed: give the folder that holds it with --data, or try it on bundled data with --quick."
@@ -38,11 +40,12 @@ class Options:
 
     @property
     def device(self) -> str:
+        """A GPU where there is one."""
         return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@dataclass(frozen=True)
-class Table:
+@dataclass(frozen=True, repr=False)
+class Table(Result):
     """Rows of ours beside what was published (None where it was not)."""
 
     title: str
@@ -51,15 +54,22 @@ class Table:
     notes: tuple[str, ...] = ()
     facts: Row = field(default_factory=dict)
 
-    def text(self) -> str:
+    def table(self) -> str:
+        """The table as it is printed: title, columns, rows, notes."""
         cells = [list(self.columns), *([_cell(row.get(c)) for c in self.columns] for row in self.rows)]
         widths = [max(len(line[k]) for line in cells) for k in range(len(self.columns))]
         lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
         return "\n".join([self.title, "", lines[0], "-" * len(lines[0]), *lines[1:], "", *self.notes])
 
-    def record(self) -> Row:
+    def to_dict(self) -> Row:
         """For JSON: rows, notes and the environment."""
-        return {"title": self.title, "rows": list(self.rows), "notes": list(self.notes), **self.facts, **environment()}
+        return {
+            "title": self.title,
+            "rows": list(self.rows),
+            "notes": list(self.notes),
+            **self.facts,
+            **run_environment(),
+        }
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,8 @@ class Experiment:
     run: Callable[[Options], Table]
 
 
-def environment() -> Row:
+def run_environment() -> Row:
+    """The versions and the machine that the rows were made with."""
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "device": where,
@@ -105,7 +116,7 @@ class Kept:
     for what is no number.
     """
 
-    def __init__(self, options: Options, name: str, spec: Mapping[str, Any]) -> None:
+    def __init__(self, options: Options, name: str, spec: Mapping[str, object]) -> None:
         self.options, self.name = options, f"{name}-quick" if options.quick else name
         self.spec = {key: repr(value) for key, value in spec.items()}
         self.rows: dict[str, Row] = {}
@@ -120,9 +131,9 @@ class Kept:
 
     def _read(self, path: Path) -> None:
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            was, self.rows = dict(found["spec"]), {key: _numbers(row) for key, row in dict(found["rows"]).items()}
-            self.made = found.get("network")
+            record = json.loads(path.read_text(encoding="utf-8"))
+            was, self.rows = dict(record["spec"]), {key: _numbers(row) for key, row in dict(record["rows"]).items()}
+            self.made = record.get("network")
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise InputError(f"{path} is no record of this experiment. Give another --out, or remove it.") from e
         differ = [k for k in {**was, **self.spec} if was.get(k) != self.spec.get(k)]
@@ -192,7 +203,7 @@ def _numbers(row: Any) -> Any:
     return float("nan") if row is None else row
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -19,18 +19,18 @@ import torch
 from .._base.progress import bar
 from ..datasets.table import fields, is_missing, number
 from ..errors import InputError
-from .classifiers import CLASSIFIERS, Array, Job, Plan, Split
+from .classifiers import CLASSIFIERS, Array, ClassifierJob, Plan, TableSplit
 from .table import Experiment, Kept, Options, Row, Table
 
 MOST = 5000  # rows of a set, as published
 SEED = 0
 PLAN = Plan()
-QUICK = Plan(
+QUICK_PLAN = Plan(
     depths=(1, 2), costs=(0.1, 1.0, 10.0, 100.0), gammas=(2.0**-6, 2.0**-4, 2.0**-2), degrees=(1, 2),
     scales=(0.01, 0.1), few_costs=(0.1, 1.0, 10.0), trees=50, layers=(1, 2), width=32, steps=100,
 )  # fmt: skip
 # Friedman rank among 180 classifiers; average accuracy; P90; P95; PMA. All but the rank in percent, ± over 90 sets.
-PUBLISHED = {
+UCI_PUBLISHED = {
     "NTK": ("28.34", "81.95 ± 14.10", "88.89", "72.22", "95.72 ± 5.17"),
     "NN (He init)": ("40.97", "80.88 ± 14.96", "81.11", "65.56", "94.34 ± 7.22"),
     "NN (NTK init)": ("38.06", "81.02 ± 14.47", "85.56", "60.00", "94.55 ± 5.89"),
@@ -38,7 +38,7 @@ PUBLISHED = {
     "Gaussian kernel": ("35.76", "81.03 ± 15.09", "85.56", "72.22", "94.56 ± 8.22"),
     "Polynomial kernel": ("38.44", "78.21 ± 20.30", "80.00", "62.22", "91.29 ± 18.05"),
 }
-NOTES = (
+UCI_NOTES = (
     "rank: Friedman's, the mean over sets of the place by accuracy, ties shared. Ours is among these six, the",
     "  published one among 180 classifiers: compare the order, not the value. ±: standard deviation over sets.",
     "P90, P95: share of sets on which a classifier has 90 % (95 %) of the best accuracy or more. PMA: mean percentage",
@@ -58,7 +58,7 @@ NOTES = (
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class UciSet:
     """One set: a number for each column (NaN: missing), the class of each row."""
 
     name: str
@@ -68,15 +68,17 @@ class Samples:
 
     @property
     def classes(self) -> int:
+        """How many classes there are."""
         return int(self.y.max()) + 1
 
     def facts(self) -> Row:
+        """Sizes of the set, for the record."""
         n, d = self.x.shape
         least, missing = int(np.bincount(self.y).min()), int(np.isnan(self.x).sum())
         return {"n": n, "d": d, "classes": self.classes, "rows of the rarest class": least, "missing": missing}
 
 
-def read(file: Path) -> Samples:
+def read_set(file: Path) -> UciSet:
     """A CSV file of at most 5000 rows without header, divided by commas, the class in its last column."""
     _, rows = fields(file, delimiter=",", header=False)
     if len(rows) > MOST:
@@ -86,24 +88,24 @@ def read(file: Path) -> Samples:
         raise InputError(f"{file} has one column; needed: the features and, in the last column, the class.")
     if any(map(is_missing, columns[-1])):
         raise InputError(f"{file}: a class is missing; needed: one in the last column of every line.")
-    found = [_coded(cells) for cells in columns[:-1]]
-    x = np.stack([v for v, _ in found], 1)
+    coded = [_coded(cells) for cells in columns[:-1]]
+    x = np.stack([v for v, _ in coded], 1)
     if np.isinf(x).any():
         raise InputError(f"{file}: a value is infinite; needed: finite numbers, or ? where one is missing.")
     y = np.unique(columns[-1], return_inverse=True)[1]
-    return Samples(file.stem, x, y, np.array([w for _, w in found]))
+    return UciSet(file.stem, x, y, np.array([w for _, w in coded]))
 
 
 def _coded(cells: Sequence[str]) -> tuple[Array, bool]:
     """Numbers as they are; where one cell is a word, all are, numbered in sorted order."""
-    given = [cell for cell in cells if not is_missing(cell)]
-    words = any(number(cell) is None for cell in given)
-    code = {word: k for k, word in enumerate(sorted(set(given)))}
+    known = [cell for cell in cells if not is_missing(cell)]
+    words = any(number(cell) is None for cell in known)
+    code = {word: k for k, word in enumerate(sorted(set(known)))}
     values = [np.nan if is_missing(cell) else code[cell] if words else number(cell) for cell in cells]
     return np.array(values, np.float64), words
 
 
-def sets(options: Options) -> tuple[list[Samples], dict[str, str]]:
+def sets(options: Options) -> tuple[list[UciSet], dict[str, str]]:
     """(those to be measured, the largest first; why the others are not)."""
     folder = options.folder("a folder of UCI sets, one CSV file each (no header, the class in the last column)")
     if not folder.is_dir():
@@ -116,7 +118,7 @@ def sets(options: Options) -> tuple[list[Samples], dict[str, str]]:
     used, out = [], {}
     for file in files:
         try:
-            samples = read(file)
+            samples = read_set(file)
         except InputError as e:
             out[file.stem] = str(e)
             continue
@@ -129,16 +131,16 @@ def sets(options: Options) -> tuple[list[Samples], dict[str, str]]:
     return sorted(used, key=lambda s: -len(s.y)), out
 
 
-def bundled() -> list[Samples]:
+def bundled() -> list[UciSet]:
     """Three sets that come with scikit-learn, for --quick."""
     from sklearn.datasets import load_breast_cancer, load_iris, load_wine
 
-    found = []
+    loaded = []
     for name, load in (("breast cancer", load_breast_cancer), ("wine", load_wine), ("iris", load_iris)):
         x, y = load(return_X_y=True)
-        some = slice(None, None, -(-len(y) // 200))
-        found.append(Samples(name, x[some], y[some].astype(np.int64), np.zeros(x.shape[1], bool)))
-    return found
+        thinned = slice(None, None, -(-len(y) // 200))
+        loaded.append(UciSet(name, x[thinned], y[thinned].astype(np.int64), np.zeros(x.shape[1], bool)))
+    return loaded
 
 
 # Splits
@@ -153,14 +155,14 @@ def folds(y: Array, k: int, seed: int) -> Array:
     return fold
 
 
-def prepared(samples: Samples, train: Array, test: Array) -> Split:
+def standardised(samples: UciSet, train: Array, test: Array) -> TableSplit:
     """Rows by number: filled in and standardised with what the training rows say alone."""
     x, asked = samples.x[train], samples.x[test]
     fill = np.array([_usual(v[~np.isnan(v)], w) for v, w in zip(x.T, samples.words, strict=True)])
     x, asked = (np.where(np.isnan(v), fill, v) for v in (x, asked))
     mean, spread = x.mean(0), x.std(0)
     spread[spread <= 1e-12 * np.abs(mean)] = np.inf  # what is constant in training says nothing, and becomes zero
-    return Split((x - mean) / spread, samples.y[train], (asked - mean) / spread, samples.y[test])
+    return TableSplit((x - mean) / spread, samples.y[train], (asked - mean) / spread, samples.y[test])
 
 
 def _usual(values: Array, words: bool) -> float:
@@ -173,11 +175,12 @@ def _usual(values: Array, words: bool) -> float:
     return float(kinds[counts.argmax()])
 
 
-def splits(samples: Samples, repeats: int) -> tuple[Split, list[Split]]:
+def splits(samples: UciSet, repeats: int) -> tuple[TableSplit, list[TableSplit]]:
     """(the halves to choose by, four folds as often as asked): the same for every classifier."""
 
-    def split(fold: Array, k: int) -> Split:
-        return prepared(samples, np.flatnonzero(fold != k), np.flatnonzero(fold == k))
+    def split(fold: Array, k: int) -> TableSplit:
+        """Fold k asked about, the others to train on."""
+        return standardised(samples, np.flatnonzero(fold != k), np.flatnonzero(fold == k))
 
     several = [folds(samples.y, 4, SEED + 1 + r) for r in range(repeats)]
     return split(folds(samples.y, 2, SEED), 1), [split(fold, k) for fold in several for k in range(4)]
@@ -186,27 +189,27 @@ def splits(samples: Samples, repeats: int) -> tuple[Split, list[Split]]:
 # Measuring
 
 
-def one(samples: Samples, classifier: str, plan: Plan, repeats: int, device: str) -> Row:
+def measure(samples: UciSet, classifier: str, plan: Plan, repeats: int, device: str) -> Row:
     """One classifier on one set: what it chose and its accuracy on every fold."""
     begin = perf_counter()
     choose, several = splits(samples, repeats)
-    row = CLASSIFIERS[classifier](Job(choose, several, samples.classes, plan, device))
+    row = CLASSIFIERS[classifier](ClassifierJob(choose, several, samples.classes, plan, device))
     return {**row, "accuracy": float(np.mean(row["accuracies"])), "seconds": round(perf_counter() - begin, 2)}
 
 
-Task = tuple[Samples, str, Plan, int, str]
+_Task = tuple[UciSet, str, Plan, int, str]
 
 
-def measured(tasks: Sequence[Task], workers: int) -> Iterator[tuple[Task, Row]]:
+def measure_all(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[_Task, Row]]:
     """Each task with its row, as they are done: in so many processes of one thread each."""
     if min(workers, len(tasks)) < 2:
         for task in tasks:
-            yield task, one(*task)
+            yield task, measure(*task)
         return
     # Not forked: torch's threads and CUDA do not live on in a child.
     pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), _alone)
     try:
-        waiting = {pool.submit(one, *task): task for task in tasks}
+        waiting = {pool.submit(measure, *task): task for task in tasks}
         for done in as_completed(waiting):
             yield waiting[done], done.result()
     finally:
@@ -225,20 +228,21 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run(options: Options) -> Table:
+def reproduce_uci(options: Options) -> Table:
+    """Six classifiers on every set of the folder, in parallel processes; what is finished is kept."""
     try:
         import sklearn  # noqa: F401
     except ImportError as e:
         raise InputError("scikit-learn is needed for this study: pip install 'tangency[sklearn]'.") from e
     used, out = (bundled(), {}) if options.quick else sets(options)
-    plan, repeats = QUICK if options.quick else PLAN, options.seeds
+    plan, repeats = QUICK_PLAN if options.quick else PLAN, options.seeds
     content = zlib.crc32(repr([(s.name, s.x.tobytes(), s.y.tobytes()) for s in used]).encode())
     spec = {"plan": plan, "repeats": repeats, "seed": SEED, "sets": f"{len(used)}, checksum {content:08x}"}
     kept = Kept(options, "uci", spec)
     every = [(s, name, plan, repeats, options.device) for s in used for name in CLASSIFIERS]
     tasks = [task for task in every if _key(task) not in kept]
     with bar(len(every), "uci", "task", done=len(every) - len(tasks), show=options.progress) as step:
-        for task, row in measured(tasks, 1 if options.quick else _cores()):
+        for task, row in measure_all(tasks, 1 if options.quick else _cores()):
             kept[_key(task)] = row
             step(note=_key(task))
     rows = {s.name: {name: kept[_key((s, name, plan, repeats, ""))] for name in CLASSIFIERS} for s in used}
@@ -250,10 +254,10 @@ def run(options: Options) -> Table:
     title = f"Table 1: six classifiers on {len(used)} small sets, 4 folds x {repeats}"
     columns = tuple(c for name in MEASURES for c in (name, f"{name} paper"))
     accuracies = np.array([[rows[s.name][name]["accuracy"] for name in CLASSIFIERS] for s in used])
-    return Table(title, ("classifier", *columns), compared(accuracies, not options.quick), NOTES, facts)
+    return Table(title, ("classifier", *columns), comparison(accuracies, not options.quick), UCI_NOTES, facts)
 
 
-def _key(task: Task) -> str:
+def _key(task: _Task) -> str:
     return f"{task[0].name}: {task[1]}"
 
 
@@ -280,14 +284,14 @@ def share(accuracies: Array, part: float) -> Array:
     return (of_best(accuracies) >= part - 1e-9).mean(0)
 
 
-def compared(accuracies: Array, published: bool) -> tuple[Row, ...]:
+def comparison(accuracies: Array, published: bool) -> tuple[Row, ...]:
     """A row for each classifier: ours [sets, classifiers] beside what was published."""
     parts = of_best(accuracies)
     ours = (ranks(accuracies), accuracies, share(accuracies, 0.9), share(accuracies, 0.95), parts)
     rows = []
     for k, name in enumerate(CLASSIFIERS):
         row: Row = {"classifier": name}
-        for measure, values, paper in zip(MEASURES, ours, PUBLISHED[name], strict=True):
+        for measure, values, paper in zip(MEASURES, ours, UCI_PUBLISHED[name], strict=True):
             v = values[..., k]
             if measure == "rank":
                 row[measure] = f"{v:.2f}"
@@ -298,9 +302,9 @@ def compared(accuracies: Array, published: bool) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-EXPERIMENT = Experiment(
+UCI = Experiment(
     "uci",
     "Arora et al. 2020, Table 1: NTK, two networks, random forest, two kernels on small sets (minutes on 16 cores)",
     "--data: a folder of UCI sets, one CSV file each (no header, the class in the last column, ? where missing)",
-    run,
+    reproduce_uci,
 )

@@ -10,45 +10,41 @@ import hashlib
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from .._base.fingerprint import digest, instructions
 from ..engine.network import Network
-from ..kernels.kernel import digest, instructions
 
 # How deep attributes of attributes are followed, the longest value that is kept as it is, and how many lines are kept
 # (heuristics).
 DEPTH, LONGEST, MOST = 6, 40, 300
 FUNCTION = "function"
 CHANGES = "(changes)"  # what a run itself changes: counters, caches
-_OWN = set(vars(nn.Module()))  # what every module has
+_EVERY_MODULE = set(vars(nn.Module()))  # the attributes that every module has
 _SIMPLE = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
-def described(thing: Network | nn.Module) -> dict[str, str]:
-    """Lines of (what, how it looks)."""
+def describe_code(thing: Network | nn.Module) -> dict[str, str]:
+    """What of a model can be looked at, by name, and how it looks."""
     looks = Looks()
     looks.model(thing.model if isinstance(thing, Network) else thing)
     if isinstance(thing, Network):
         for name in ("head", "outputs"):
-            if callable(getattr(thing, name)):
-                looks.function(name, getattr(thing, name))
+            function = getattr(thing, name)
+            if callable(function):
+                looks.function(name, function)
     if len(looks.lines) <= MOST:
         return looks.lines
-    kinds: dict[str, Any] = {}
+    # Too many to keep: one line for each kind of module, a hash of its lines. It tells less of what changed.
+    kinds: dict[str, list[str]] = {}
     for name, look in sorted(looks.lines.items()):
-        kinds.setdefault(name.partition(":")[0], hashlib.sha256()).update(f"{name}{look}".encode())
-    return {name: h.hexdigest()[:8] for name, h in sorted(kinds.items())[:MOST]}
-
-
-def lasting(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """The lines of `before`, less what was another afterwards."""
-    return {k: v if after.get(k) == v else CHANGES for k, v in before.items()}
+        kinds.setdefault(name.partition(":")[0], []).append(name + look)
+    return {name: _short("".join(lines)) for name, lines in sorted(kinds.items())[:MOST]}
 
 
 def rewritten(look: str, other: str) -> bool:
@@ -59,26 +55,27 @@ def rewritten(look: str, other: str) -> bool:
 
 
 class Looks:
-    """Everything is looked at once, however often it is met."""
+    """What was seen, as lines of (what, how it looks). Everything is looked at once, however often it is met."""
 
     def __init__(self) -> None:
         self.lines: dict[str, str] = {}
-        self._texts: dict[tuple[int, int], tuple[Any, str]] = {}  # with the object, so that its id stays its own
+        self._texts: dict[tuple[int, int], tuple[object, str]] = {}  # with the object, so that its id stays its own
         self._followed: set[int] = set()
 
     def model(self, model: nn.Module) -> None:
+        """Its modules' classes, attributes and hooks; those of torch follow from its version."""
         for path, m in model.named_modules():
             kind = type(m)
-            for hooks in _HOOKS:
+            for hooks in _FORWARD_HOOKS:
                 for k, hook in enumerate(getattr(m, hooks).values()):
                     self.function(f"{kind.__name__}:{path} {hooks.strip('_')}[{k}]", hook)
             if _package(kind) == "torch":
                 continue
             self.kind(kind)
             for name, value in vars(m).items():
-                if name not in _OWN:
+                if name not in _EVERY_MODULE:
                     self.lines[f"{kind.__name__}:{path}{'.' if path else ''}{name}"] = self.look(value)
-        for hooks in _HOOKS:
+        for hooks in _FORWARD_HOOKS:
             for k, hook in enumerate(getattr(torch_module, f"_global{hooks}").values()):
                 self.function(f"torch {hooks.strip('_')}[{k}]", hook)
 
@@ -99,7 +96,7 @@ class Looks:
                 elif isinstance(value, _SIMPLE) and not name.startswith("__"):
                     self.lines[f"{base.__name__}.{name}"] = self.look(value)
 
-    def function(self, name: str, f: Any) -> None:
+    def function(self, name: str, f: object) -> None:
         """Its code, and the globals that it reads; functions and classes among them are followed."""
         self.lines[name] = self.look(f)
         plain = _plain(f)
@@ -116,7 +113,8 @@ class Looks:
             elif used in known:
                 self._read(used, name, value)
 
-    def _read(self, used: str, by: str, value: Any) -> None:
+    def _read(self, used: str, by: str, value: object) -> None:
+        """A global that a function reads."""
         if isinstance(value, types.ModuleType) or (_package(value) and not isinstance(value, _HELD)):
             return
         if isinstance(value, type):
@@ -126,7 +124,7 @@ class Looks:
         else:
             self.lines[f"{by} reads {used}"] = self.look(value)
 
-    def look(self, value: Any, depth: int = DEPTH) -> str:
+    def look(self, value: object, depth: int = DEPTH) -> str:
         """A value in a few characters: as it is if that is short, else hashed."""
         try:
             text = self._text(value, depth)
@@ -134,7 +132,8 @@ class Looks:
             text = f"({type(e).__name__})"
         return text if len(text) <= LONGEST else _short(text)
 
-    def _text(self, value: Any, depth: int) -> str:
+    def _text(self, value: object, depth: int) -> str:
+        """A value in full, its parts to some depth."""
         if value is None or isinstance(value, _SIMPLE):
             return repr(value)
         if isinstance(value, type):
@@ -145,7 +144,7 @@ class Looks:
             self._texts[key] = value, "".join(self._parts(value, depth))
         return self._texts[key][1]
 
-    def _parts(self, value: Any, depth: int) -> Iterator[str]:
+    def _parts(self, value: object, depth: int) -> Iterator[str]:
         if isinstance(value, Tensor):
             yield f"tensor {tuple(value.shape)} {digest({'': value})}"
         elif isinstance(value, np.ndarray):
@@ -170,7 +169,7 @@ class Looks:
                 names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
                 yield self._text({n: getattr(value, n, None) for n in names}, depth - 1)
 
-    def _closure(self, f: Any, depth: int) -> str:
+    def _closure(self, f: object, depth: int) -> str:
         """What a function brings along: the values that it closes over, and its defaults."""
         plain = _plain(f)
         cells = [c.cell_contents for c in getattr(plain, "__closure__", None) or () if _filled(c)]
@@ -191,16 +190,19 @@ def _globals(code: types.CodeType) -> Iterator[tuple[str, list[str]]]:
             yield from _globals(inner)
 
 
-def _plain(f: Any) -> Any:
+def _plain(f: object) -> object:
+    """The function behind a property or a method."""
     return f.fget if isinstance(f, property) else getattr(f, "__func__", f)
 
 
-def _code(value: Any) -> types.CodeType | None:
+def _code(value: object) -> types.CodeType | None:
+    """The instructions of a function, method or property; None for anything else."""
     code = getattr(_plain(value), "__code__", None)
     return code if isinstance(code, types.CodeType) else None
 
 
-def _filled(cell: Any) -> bool:
+def _filled(cell: types.CellType) -> bool:
+    """Whether a variable that a function closes over has a value yet."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -209,10 +211,11 @@ def _filled(cell: Any) -> bool:
 
 
 def _short(text: str) -> str:
+    """Eight characters that tell it from others; it may hold halves of surrogate pairs."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
 
 
-def _package(thing: Any) -> str:
+def _package(thing: object) -> str:
     """The installed package (or Python itself) that something comes from: what it does follows from its version.
 
     Empty for what is the user's own.
@@ -225,6 +228,7 @@ def _package(thing: Any) -> str:
 
 @functools.cache
 def _installed(top: str) -> bool:
+    """Whether a package is Python's, was installed, or is this one, also where it is worked on."""
     if top in sys.builtin_module_names or (top in sys.stdlib_module_names and top != "__main__"):
         return True
     file = getattr(sys.modules.get(top), "__file__", None) or ""

@@ -3,9 +3,9 @@
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from .._base import checks, tree
 from .._base.memory import gram_budget
 from .._base.progress import bar
-from .._base.types import Inputs
+from .._base.types import Executor, Inputs, Memory, Spec, StorePlace
 from ..errors import (
     InputError,
     MemoryBudgetError,
@@ -24,31 +24,33 @@ from ..errors import (
     WorkerLost,
 )
 from ..kernels.kernel import Kernel, all_finite
-from .executors import check, connect, results
+from .executors import check_executor, connect, results
 from .gram import Gram
-from .manifest import MOST_TILES, differences, manifest
-from .plan import Footprint, Task, TilePlan, grouped, plan
-from .shelf import shelf
-from .source import Source, Watched, batch, source
+from .manifest import MOST_TILES, Witness, differences, manifest
+from .plan import Footprint, TilePlan, grouped, plan
+from .rows import NO_COLUMNS, RowMap
+from .shelf import Shelf, shelf
+from .source import Watched, batch, source
 from .store import Store
-from .sweep import Sweep
+from .sweep import TileTask, sweep_of, tile_tasks
 from .target import InMemory, Stored, Target
-from .witness import Sample, positions, precision, require_witness, witness
-from .work import Job, perform
+from .witness import Sample, positions, require_witness, witness
+from .work import CPU, Blocks, TileJob, perform
 
 # Tiles between two looks at what other processes have put into a store meanwhile (heuristic).
 LOOK = 64
+Hashes = dict[str, str | None]
 
 
 def compute(
     kernel: Kernel,
-    x1: Any,
-    x2: Any = None,
+    x1: object,
+    x2: object = None,
     *,
-    store: Any = None,
+    store: StorePlace | None = None,
     tile: int | None = None,
-    memory: int | str | None = None,
-    executor: Any = None,
+    memory: Memory = None,
+    executor: Executor | str | None = None,
     progress: bool = True,
 ) -> Gram:
     """The Gram matrix of x1 with x2 (with itself if left out), tile by tile, for any number of samples.
@@ -67,28 +69,44 @@ def compute(
     >>> gram.shape, (gram @ torch.ones(100)).shape
     (torch.Size([100, 100]), torch.Size([100]))
     """
-    if tile is not None and (not isinstance(tile, int) or isinstance(tile, bool) or tile < 1):
-        raise InputError(f"tile={tile!r}; needed: a number of samples, at least 1.")
+    if not isinstance(kernel, Kernel):
+        raise InputError(f"kernel is a {type(kernel).__name__}; needed: a tangency kernel, e.g. tg.trace_ntk(model).")
     return Run(kernel, x1, x2, memory).compute(store, tile, executor, progress)
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What a run must know to be planned, found out once, from a sample or two."""
+
+    shape: torch.Size  # of the whole result
+    dtype: torch.dtype
+    memory: int
+    size: Footprint
+
+
 class Run:
-    """A kernel, its inputs and a memory budget. `function` is what the command line was given to make them."""
+    """A kernel, or a map of rows, with its inputs and a memory budget.
+
+    `function` is what the command line was given to make them.
+    """
 
     def __init__(
-        self, kernel: Kernel, x1: Any, x2: Any = None, memory: int | str | None = None, function: str | None = None
+        self, kernel: Kernel | RowMap, x1: object, x2: object = None, memory: Memory = None, function: str | None = None
     ) -> None:
-        if not isinstance(kernel, Kernel):
-            raise InputError(
-                f"kernel is a {type(kernel).__name__}; needed: a tangency kernel, e.g. tg.trace_ntk(model)."
-            )
         self.kernel, self.function, self._memory = kernel, function, checks.memory(memory)
         self.x = Watched(source(x1, "x1"), "x1")
         self.y = None if x2 is None else Watched(source(x2, "x2"), "x2")
-        self.n, self.m = len(self.x), len(self.x if self.y is None else self.y)
+        self.n = len(self.x)
+        self.m = 1 if isinstance(kernel, RowMap) else self.n if self.y is None else len(self.y)
+        self.symmetric = self.y is None and not isinstance(kernel, RowMap)
 
-    def compute(self, store: Any, tile: int | None, executor: Any, progress: bool) -> Gram:
-        check(executor, self.kernel)
+    def compute(
+        self, store: StorePlace | Shelf | None, tile: int | None, executor: Executor | str | None, progress: bool
+    ) -> Gram:
+        """The Gram matrix, in memory or in the store; blocks get smaller if a GPU runs out of memory."""
+        if tile is not None and (not isinstance(tile, int) or isinstance(tile, bool) or tile < 1):
+            raise InputError(f"tile={tile!r}; needed: a number of samples, at least 1.")
+        check_executor(executor, self.kernel)
         tile = None if tile is None else min(tile, max(self.n, self.m))
         with torch.no_grad():
             while True:
@@ -105,65 +123,116 @@ class Run:
                     )
 
     def in_memory(self, tile: int | None) -> Target:
-        return InMemory(plan(self.n, self.m, self.y is None, self.memory, self.size, tile), self.shape)
+        """One tensor, to be filled."""
+        facts = self.facts
+        return InMemory(plan(self.n, self.m, self.symmetric, facts.memory, facts.size, tile), facts.shape)
 
-    def stored(self, where: Any, tile: int | None) -> Target:
+    def stored(self, where: StorePlace | Shelf, tile: int | None) -> Target:
         """The store, begun or gone on with. One that is finished costs no more than hashing the inputs and a look at a
         few samples."""
         place = shelf(where)
         store = Store.find(place)
-        job = self._job()
+        spec, hashes = self._job()
         if store is None:
-            cut = plan(self.n, self.m, self.y is None, self.memory, replace(self.size, result=0), tile)
-            _few_enough(cut)
-            said = manifest(*job, self.shape, self._cell.dtype, cut, self.witness)
-            store = Store.create(place, said, self.function)
-        self._same(store, job, tile)
-        if store.complete:
-            return Stored(store, store.plan, self.again(store), self._still)
-        cut = grouped(store.plan, self.memory, replace(self.size, result=0))
-        return Stored(store, cut, self.again(store), self._still)
+            facts = self.facts
+            cut = plan(self.n, self.m, self.symmetric, facts.memory, replace(facts.size, result=0), tile)
+            if cut.count > MOST_TILES:
+                side = math.isqrt(max(cut.n, cut.m) ** 2 // MOST_TILES) + 1
+                raise MemoryBudgetError(
+                    f"with tiles of {cut.rows} samples a side the store would be {cut.count:,} files; at most "
+                    f"{MOST_TILES:,}. Give more memory, or tile={side} or more."
+                )
+            about = manifest(spec, hashes, facts.shape, facts.dtype, cut, self.witness)
+            store = Store.create(place, about, self.function)
+            if store.new:  # if not, another process was first, perhaps with another job
+                return Stored(store, cut, self._healer(store), self._require_unchanged)
+        self._require_same(store, spec, hashes, tile)
+        cut = store.plan
+        if not store.complete:
+            cut = grouped(cut, self.facts.memory, replace(self.facts.size, result=0))
+        return Stored(store, cut, self._healer(store), self._require_unchanged)
 
     def require_same(self, store: Store) -> None:
         """Refuse a store that holds something else."""
-        self._same(store, self._job(), None)
+        self._require_same(store, *self._job(), None)
 
-    def _job(self) -> tuple[dict[str, Any], dict[str, str | None]]:
+    def _job(self) -> tuple[Spec, Hashes]:
         """The kernel's spec and the inputs' hashes."""
-        return self.kernel.spec(), {"x1": self.x.digest(), "x2": None if self.y is None else self.y.digest()}
+        no_columns = NO_COLUMNS if isinstance(self.kernel, RowMap) else None
+        return self.kernel.spec(), {"x1": self.x.digest(), "x2": no_columns if self.y is None else self.y.digest()}
 
-    def _same(self, store: Store, job: tuple[dict[str, Any], dict[str, str | None]], tile: int | None) -> None:
-        cut = replace(store.plan, symmetric=self.y is None)
-        now = manifest(*job, store.shape(self.n, self.m), store.dtype, cut, {})
-        store.require_same({k: now[k] for k in ("kernel", "inputs", "shape", "symmetric", "versions")}, tile)
-        require_witness(store.url, store.manifest, self.witness, precision(job[0]))
+    def _require_same(self, store: Store, spec: Spec, hashes: Hashes, tile: int | None) -> None:
+        store.require_same(spec, hashes, (self.n, self.m), self.symmetric, tile)
+        require_witness(store.url, store.manifest, self.witness)
 
-    def _still(self, store: Store) -> None:
+    def _require_unchanged(self, store: Store) -> None:
         """Refuse to make a tile with a model that was changed since the store was opened."""
         spec = self.kernel.spec()
         different = differences(store.manifest["kernel"], spec)
         if different:
             raise StoreMismatch(store.url, {f"kernel.{k}": pair for k, pair in different.items()})
-        require_witness(store.url, store.manifest, witness(self.kernel, self.samples), precision(spec))
+        require_witness(store.url, store.manifest, witness(self.kernel, self.samples))
 
     @cached_property
     def samples(self) -> list[Sample]:
         """Some of each side, one by one."""
-        sides = ((0, self.x, self.n),) if self.y is None else ((0, self.x, self.n), (1, self.y, self.m))
-        return [Sample(side, k, given.take(slice(k, k + 1))) for side, given, n in sides for k in positions(n)]
+        samples = []
+        for side, given in enumerate((self.x, self.y)):
+            if given is not None:
+                samples += [Sample(side, k, given.take(slice(k, k + 1))) for k in positions(len(given))]
+        return samples
 
     @cached_property
-    def witness(self) -> dict[str, Any]:
+    def witness(self) -> Witness:
+        """What the kernel gives for the samples."""
         return witness(self.kernel, self.samples)
 
-    def fill(self, target: Target, executor: Any, progress: bool) -> Gram:
+    @cached_property
+    def facts(self) -> Facts:
+        """Shape and type of the result, the budget, and what a sample and an entry take of it."""
+        few: list[Inputs] = []
+        kept = transient = 0
+        for side, given in enumerate((self.x, self.y)):
+            if given is not None:
+                few.append(self._largest(side, len(given)))
+        if len(few) > 1:
+            assert isinstance(self.kernel, Kernel)
+            self.kernel.alike(*few)
+        first = tree.take(few[0], slice(0, 1))
+        if isinstance(self.kernel, RowMap):
+            cell, by_rows = self.kernel.values(first)[:, :, None], self.kernel.together
+        else:
+            prepared = self.kernel.prepare(first)
+            cell, by_rows = self.kernel.pair(prepared, prepared), 0
+        for x in few:
+            held, besides = self.kernel.footprint(x)
+            kept, transient = max(kept, held), max(transient, besides)
+        entry = cell.numel() * cell.element_size()
+        size = Footprint(self.n * self.m * entry, kept, transient, entry, cell.device.type, self.m, by_rows)
+        shape = [self.n, self.m] if cell.dim() == 2 else [self.n, cell.shape[1], self.m, cell.shape[3]]
+        memory = gram_budget(cell.device) if self._memory is None else self._memory
+        return Facts(torch.Size(shape), cell.dtype, memory, size)
+
+    def _largest(self, side: int, n: int) -> Inputs:
+        """A sample or two, from the end with the larger ones: lengths may differ, and be sorted."""
+        largest, most = None, -1
+        for block in (slice(0, min(2, n)), slice(max(0, n - 2), n)):
+            x, numbers = self._load(side, block), 0
+            for _, v in tree.leaves(x):
+                numbers += v[0].numel()
+            if numbers > most:
+                largest, most = x, numbers
+        assert largest is not None
+        return largest
+
+    def fill(self, target: Target, executor: Executor | str | None, progress: bool) -> Gram:
         """Compute what is missing."""
         missing = target.missing()
         if missing:
+            count = target.cut.count
+            show = progress and len(missing) > 1
             try:
-                count = target.cut.count
-                show = progress and len(missing) > 1
-                with bar(count, "kernel", "tile", done=count - len(missing), show=show) as step, target:
+                with bar(count, "kernel", "tile", done=count - len(missing), show=show) as step, closing(target):
                     if executor is None:
                         self._here(target, missing, step)
                     else:
@@ -173,9 +242,9 @@ class Run:
             target.require_all()
         return target.gram()
 
-    def _here(self, target: Target, missing: set[tuple[int, int]], step: Callable[[int], Any]) -> None:
-        sweep = self.sweep(target.cut)
-        for planned in target.cut.tasks(missing, LOOK * target.cut.group, target.first):
+    def _here(self, target: Target, missing: set[tuple[int, int]], step: Callable[[int], object]) -> None:
+        sweep = sweep_of(self.kernel, self._load, target.cut)
+        for planned in tile_tasks(target.cut, missing, LOOK * target.cut.group, target.first):
             task = planned.without(target.finished() & missing)
             step(planned.count - task.count)  # another process was quicker
             for i, j, tile in sweep.tiles(task) if task.count else ():
@@ -189,14 +258,16 @@ class Run:
         if target.bad is not None:
             raise sweep.diagnose(*target.bad)
 
-    def _there(self, target: Target, missing: set[tuple[int, int]], step: Callable[[int], Any], executor: Any) -> None:
+    def _there(
+        self, target: Target, missing: set[tuple[int, int]], step: Callable[[int], object], executor: Executor | str
+    ) -> None:
         cut = target.cut
         with connect(executor) as (submit, workers):
-            job = Job.of(self.kernel, cut, self.samples, self.witness)
+            job = TileJob.of(self.kernel, cut, self.samples, self.witness)
             # Tasks large enough to reuse their rows, small enough that all workers stay busy (heuristic).
             most = max(1, min(16 * cut.group, len(missing) // (4 * workers())))
-            tasks = ((perform, job, task, self._inputs(cut, task)) for task in cut.tasks(missing, most, target.first))
-            for tiles in results(submit, tasks, workers):
+            tasks = tile_tasks(cut, missing, most, target.first)
+            for tiles in results(submit, ((perform, job, task, self._blocks(cut, task)) for task in tasks), workers):
                 if not isinstance(tiles, list):
                     raise WorkerLost(f"the executor returned a {type(tiles).__name__} in place of a task's tiles.")
                 for i, j, tile in tiles:
@@ -204,35 +275,34 @@ class Run:
                     step(1)
         target.flush()
 
-    def _inputs(self, cut: TilePlan, task: Task) -> dict[tuple[int, int], Inputs]:
+    def _blocks(self, cut: TilePlan, task: TileTask) -> Blocks:
         """What a worker needs for a task, on the CPU."""
-        side = 0 if self.y is None else 1
-        blocks = {(0, i) for i in task.rows} | {(side, j) for j, _ in task.columns}
-        taken = {(s, k): self._given(s).take(cut.block(k, s)) for s, k in sorted(blocks)}
-        return {key: tree.transform(lambda v: v.cpu(), x) for key, x in taken.items()}
+        side = 0 if cut.symmetric else 1
+        numbers = {(0, i) for i in task.rows}
+        if not isinstance(self.kernel, RowMap):
+            numbers |= {(side, j) for j, _ in task.columns}
+        blocks: dict[tuple[int, int], Inputs] = {}
+        for side, k in sorted(numbers):
+            block = cut.block(k, side)
+            blocks[side, block.start] = tree.to((self.y if side and self.y is not None else self.x).take(block), CPU)
+        return blocks
 
-    def sweep(self, cut: TilePlan) -> Sweep:
-        def load(side: int, k: int) -> Inputs:
-            return self._ready(side, cut.block(k, side))
-
-        return Sweep(self.kernel, load, cut)
-
-    def one(self, cut: TilePlan, i: int, j: int) -> Tensor:
+    def tile(self, cut: TilePlan, i: int, j: int) -> Tensor:
         """A single tile, as the whole run would make it."""
-        sweep = self.sweep(cut)
+        sweep = sweep_of(self.kernel, self._load, cut)
         with torch.no_grad():
-            tile = next(iter(sweep.tiles(Task((i,), ((j, (i,)),)))))[2].cpu()
+            tile = next(iter(sweep.tiles(TileTask((i,), ((j, (i,)),)))))[2].cpu()
         if not all_finite(tile):
             raise sweep.diagnose(i, j)
         return tile
 
-    def again(self, store: Store) -> Callable[[int, int, Exception], Tensor]:
+    def _healer(self, store: Store) -> Callable[[int, int, Exception], Tensor]:
         """How a damaged tile is made anew."""
 
         def heal(i: int, j: int, why: Exception) -> Tensor:
-            self._still(store)
+            self._require_unchanged(store)
             warnings.warn(f"{why} It was computed again.", StoreWarning, stacklevel=2)
-            tile = self.one(store.plan, i, j)
+            tile = self.tile(store.plan, i, j)
             try:
                 store.write(i, j, tile.numpy())
             except StoreError as e:  # a store that may only be read
@@ -241,53 +311,7 @@ class Run:
 
         return heal
 
-    def _given(self, side: int) -> Source:
-        return self.x if side == 0 or self.y is None else self.y
-
-    def _ready(self, side: int, block: slice) -> Inputs:
-        return batch(self.kernel, self._given(side).take(block), ("x1", "x2")[side], block.stop - block.start)
-
-    @cached_property
-    def _few(self) -> list[Inputs]:
-        """A sample or two of each side, from the end with the larger ones (lengths may differ, and be sorted)."""
-        found = []
-        for side in (0,) if self.y is None else (0, 1):
-            n = (self.n, self.m)[side]
-            ends = [self._ready(side, s) for s in (slice(0, min(2, n)), slice(max(0, n - 2), n))]
-            found.append(max(ends, key=lambda x: sum(v[0].numel() for _, v in tree.leaves(x))))
-        if len(found) > 1:
-            self.kernel.alike(*found)
-        return found
-
-    @cached_property
-    def _cell(self) -> Tensor:
-        """The kernel of one sample with itself."""
-        return self.kernel.pair(*[self.kernel.prepare(tree.take(self._few[0], slice(0, 1)))] * 2)
-
-    @cached_property
-    def size(self) -> Footprint:
-        each = [self.kernel.footprint(x) for x in self._few]
-        cell = self._cell.numel() * self._cell.element_size()
-        kept, transient = max(k for k, _ in each), max(t for _, t in each)
-        device = self._cell.device.type
-        return Footprint(self.n * self.m * cell, kept, transient, cell, device, self.m, self.kernel.by_rows)
-
-    @cached_property
-    def memory(self) -> int:
-        if self._memory is not None:
-            return self._memory
-        return gram_budget(self._cell.device)
-
-    @property
-    def shape(self) -> torch.Size:
-        k = self._cell
-        return torch.Size([self.n, self.m] if k.dim() == 2 else [self.n, k.shape[1], self.m, k.shape[3]])
-
-
-def _few_enough(cut: TilePlan) -> None:
-    if cut.count > MOST_TILES:
-        side = math.isqrt(max(cut.n, cut.m) ** 2 // MOST_TILES) + 1
-        raise MemoryBudgetError(
-            f"with tiles of {cut.rows} samples a side the store would be {cut.count:,} files; at most {MOST_TILES:,}. "
-            f"Give more memory, or tile={side} or more."
-        )
+    def _load(self, side: int, block: slice) -> Inputs:
+        """Samples of a side as the kernel takes them."""
+        given = self.y if side and self.y is not None else self.x
+        return batch(self.kernel, given.take(block), f"x{side + 1}", block.stop - block.start)

@@ -14,22 +14,35 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
+from .._base.types import Executor, Pending
 from ..errors import InputError, WorkerLost
 from ..kernels.kernel import Kernel
+from .rows import RowMap
 
-Submit = Callable[..., Any]
-Tasks = queue.Queue[tuple[Future[Any], bytes] | None]
+T = TypeVar("T")
+Submit: TypeAlias = Callable[..., Pending[object]]
+Call: TypeAlias = tuple[object, ...]  # a function and its arguments
 # How often the tiles of one task may go down with their worker: a task that kills its workers must end somewhere.
 ATTEMPTS = 4
 # Seconds that a worker may take to import torch and call back (heuristic).
 START = 120.0
 
 
-def check(executor: Any, kernel: Kernel) -> None:
+class _Entry(NamedTuple):
+    """A task that waits for a process: what was promised for it, and the call, pickled."""
+
+    future: Future[Any]
+    call: bytes
+
+
+Tasks: TypeAlias = queue.Queue[_Entry | None]  # None: one process may end
+
+
+def check_executor(executor: object, kernel: Kernel | RowMap) -> None:
     """Refuse what cannot take tasks, before anything is computed."""
     if isinstance(executor, str):
         if executor != "gpus":
@@ -47,14 +60,20 @@ def check(executor: Any, kernel: Kernel) -> None:
 
 
 @contextmanager
-def connect(executor: Any) -> Iterator[tuple[Submit, Callable[[], int]]]:
+def connect(executor: Executor | str) -> Iterator[tuple[Submit, Callable[[], int]]]:
     """(submit, number of workers now) of what the user gave; workers that we start ourselves end with the context."""
-    own: AbstractContextManager[Any] = contextlib.nullcontext(executor)
-    if executor == "gpus":
-        own = Workers([f"cuda:{k}" for k in range(torch.cuda.device_count())])
-    with own as live:
+    if isinstance(executor, str):  # "gpus", as `check_executor` saw to
+        given: AbstractContextManager[Executor] = Workers([f"cuda:{k}" for k in range(torch.cuda.device_count())])
+    else:
+        given = contextlib.nullcontext(executor)
+
+    def workers() -> int:
+        # `_max_workers` is what Python's own pools have; 8 where nothing is said (heuristic).
+        return int(getattr(live, "workers", 0) or getattr(live, "_max_workers", 0) or 8)
+
+    with given as live:
         try:
-            yield live.submit, lambda: int(getattr(live, "workers", 0) or getattr(live, "_max_workers", 0) or 8)
+            yield live.submit, workers
         except RuntimeError as e:  # a pool of processes does not outlive one of them
             if not isinstance(e, BrokenExecutor) and "after shutdown" not in str(e):
                 raise
@@ -64,9 +83,9 @@ def connect(executor: Any) -> Iterator[tuple[Submit, Callable[[], int]]]:
             ) from e
 
 
-def results(submit: Submit, calls: Iterable[tuple[Any, ...]], workers: Callable[[], int]) -> Iterator[Any]:
+def results(submit: Submit, calls: Iterable[Call], workers: Callable[[], int]) -> Iterator[object]:
     """The results of all calls in the order in which they come in, two more under way than workers; lost ones again."""
-    waiting: list[tuple[Any, tuple[Any, ...], int]] = []
+    waiting: list[tuple[Pending[object], Call, int]] = []  # with how often it was tried
     source = iter(calls)
     while True:
         while len(waiting) < workers() + 2 and (call := next(source, None)) is not None:
@@ -83,7 +102,7 @@ def results(submit: Submit, calls: Iterable[tuple[Any, ...]], workers: Callable[
             waiting.append((submit(*call), call, tried + 1))
 
 
-def _ready(waiting: Sequence[tuple[Any, tuple[Any, ...], int]]) -> int:
+def _ready(waiting: Sequence[tuple[Pending[object], Call, int]]) -> int:
     """The first future that is done; where futures cannot say so, the oldest."""
     while True:
         for k, (future, _, _) in enumerate(waiting):
@@ -102,22 +121,19 @@ class Workers:
     """
 
     def __init__(self, devices: int | Sequence[str]) -> None:
-        whole = isinstance(devices, int) and not isinstance(devices, bool)
-        if not whole and not isinstance(devices, (list, tuple, str)):
-            raise InputError(
-                f"Workers({devices!r}): needed: a number of CPU processes, or a list of devices such as "
-                "['cuda:0', 'cuda:1']."
-            )
+        refusal = InputError(
+            f"Workers({devices!r}): needed: a number of CPU processes, or a list of devices such as "
+            "['cuda:0', 'cuda:1']."
+        )
+        if isinstance(devices, (bool, str)) or not isinstance(devices, (int, list, tuple)):
+            raise refusal
         names = ["cpu"] * devices if isinstance(devices, int) else [str(d) for d in devices]
         if not names:
             raise InputError(f"Workers({devices!r}): needed: at least one device.")
         for name in names:
             kind, _, number = name.partition(":")
-            if isinstance(devices, str) or kind not in ("cpu", "cuda") or not (number or "0").isdigit():
-                raise InputError(
-                    f"Workers({devices!r}): needed: a number of CPU processes, or a list of devices such as "
-                    "['cuda:0', 'cuda:1']."
-                )
+            if kind not in ("cpu", "cuda") or not (number or "0").isdigit():
+                raise refusal
         self.devices = names
         self._tasks: Tasks = queue.Queue()
         self._threads: list[threading.Thread] = []
@@ -126,23 +142,29 @@ class Workers:
 
     @property
     def workers(self) -> int:
+        """How many processes there are."""
         return len(self.devices)
 
-    def submit(self, f: Callable[..., Any], *args: Any) -> Future[Any]:
+    def submit(self, f: Callable[..., T], /, *args: object) -> Future[T]:
+        """f(*args) in one of the processes, when one is free."""
         if not self._threads:
             for device in self.devices:  # a thread must not hold on to this object
                 thread = threading.Thread(target=_serve, args=(device, self._tasks), daemon=True)
                 self._threads.append(thread)
                 thread.start()
-        future: Future[Any] = Future()
-        self._tasks.put((future, pickle.dumps((f, args), protocol=5)))
+        future: Future[T] = Future()
+        self._tasks.put(_Entry(future, pickle.dumps((f, args), protocol=5)))
         return future
 
     def close(self) -> None:
+        """End the processes when what was submitted is done, and wait for that."""
         threads = list(self._threads)
         _dismiss(self._tasks, self._threads)
         for thread in threads:
             thread.join()
+
+    def __repr__(self) -> str:
+        return f"Workers({self.devices})"
 
     def __enter__(self) -> "Workers":
         return self
@@ -153,7 +175,7 @@ class Workers:
             while True:
                 entry = self._tasks.get_nowait()
                 if entry is not None:
-                    entry[0].cancel()
+                    entry.future.cancel()
         self.close()
 
 
@@ -208,19 +230,20 @@ class _Process:
 
     def _accept(self, listener: Listener) -> Connection:
         """The worker's call, or WorkerLost if it died first."""
-        found: queue.Queue[Any] = queue.Queue()
+        calls: queue.Queue[Connection | Exception] = queue.Queue()
 
+        # In a thread: `accept` cannot be told to give up when the process is dead.
         def accept() -> None:
             try:
-                found.put(listener.accept())
+                calls.put(listener.accept())
             except Exception as e:
-                found.put(e)
+                calls.put(e)
 
         threading.Thread(target=accept, daemon=True).start()
         end = time.monotonic() + START
         while time.monotonic() < end and self.process.poll() is None:
             with contextlib.suppress(queue.Empty):
-                answer = found.get(timeout=0.1)
+                answer = calls.get(timeout=0.1)
                 if isinstance(answer, Exception):
                     raise WorkerLost(f"it could not be reached: {answer}")
                 return answer
@@ -228,10 +251,12 @@ class _Process:
         raise WorkerLost(f"it did not start (exit status {self.process.poll()}).")
 
     def ask(self, call: bytes) -> tuple[bool, Any]:
+        """(whether it went well, the answer or the exception)."""
         self.connection.send_bytes(call)
         return pickle.loads(self.connection.recv_bytes())
 
     def end(self) -> None:
+        """Hang up, which ends the process; one that does not notice is killed."""
         with contextlib.suppress(OSError):
             self.connection.close()
         try:
@@ -270,6 +295,7 @@ def _work() -> None:
 
 
 def _sendable(e: BaseException) -> BaseException:
+    """The exception, or its words where it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(e))
     except Exception:

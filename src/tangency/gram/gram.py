@@ -7,26 +7,38 @@ diagonal, slices, selections and cosines follow from these, and each reads only 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from .._base import checks
 from .._base import memory as memory_of
-from .._base.types import Float
+from .._base.types import Array, Float, Memory
 from ..errors import InputError, MemoryBudgetError
+from .indices import (
+    Choice,
+    Finder,
+    Index,
+    Wanted,
+    chosen,
+    coincide,
+    compose,
+    length,
+    meet,
+    mirror_tile,
+    numbers,
+    on_device,
+    place_tile,
+)
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-# Where a tile lies: a slice, or the numbers of its rows for a selection in another order.
-Index = slice | Tensor
-Wanted = Callable[[Index, Index], bool]
 # Bytes of a tile that are cast at a time (heuristic: most tiles whole, and less than anyone's memory).
-CHUNK = 256 << 20
-Choice = slice | Sequence[int] | np.ndarray | Tensor | None
+CAST_BYTES = 256 << 20
 
 
 class Gram(ABC):
@@ -34,11 +46,13 @@ class Gram(ABC):
 
     @property
     @abstractmethod
-    def shape(self) -> torch.Size: ...
+    def shape(self) -> torch.Size:
+        """[n, m] or [n, c, m, d]: samples, and outputs of each where the kernel is full over them."""
 
     @property
     @abstractmethod
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """The type of its entries."""
 
     @property
     def precision(self) -> torch.dtype:
@@ -57,7 +71,7 @@ class Gram(ABC):
         Rows and columns are slices; for a selection they may be tensors of positions.
         """
 
-    def dense(self, max_bytes: int | str | None = None) -> Tensor:
+    def dense(self, max_bytes: Memory = None) -> Tensor:
         """The whole as one tensor; refuses above `max_bytes` (by default, half of the machine's memory)."""
         limit = checks.memory(max_bytes, "max_bytes")
         if limit is None and not self._in_memory:
@@ -71,13 +85,13 @@ class Gram(ABC):
         out: Tensor | None = None
         for rows, columns, tile in self.tiles():
             whole = isinstance(rows, slice) and isinstance(columns, slice) and tile.shape == self.shape
-            if self._in_memory and whole:
+            if self._in_memory and whole:  # it is there already: a copy would take as much again
                 return tile
             out = tile.new_empty(self.shape) if out is None else out
-            place(out, rows, columns, tile)
+            place_tile(out, rows, columns, tile)
         return torch.empty(self.shape, dtype=self.dtype) if out is None else out
 
-    def __matmul__(self, v: Tensor | np.ndarray) -> Tensor:
+    def __matmul__(self, v: Array) -> Tensor:
         """K v for v [m] or [m, q], streaming over tiles. Full kernels act on [m·d] or [m·d, q]."""
         return self._product(torch.as_tensor(v), transposed=False)
 
@@ -88,29 +102,28 @@ class Gram(ABC):
             raise InputError(f"the Gram is {tuple(self.shape)}; only a square one has a diagonal.")
         c = self.shape[1:half].numel()
         out: Tensor | None = None
-        for rows, columns, tile in self.tiles(_meet):
-            at, where = _coincide(rows, columns, tile.device)
+        for rows, columns, tile in self.tiles(meet):
+            i, j = coincide(rows, columns, tile.device)
             if out is None:
                 out = tile.new_zeros(self.shape[0], c)
-            flat = tile.reshape(_count(rows), c, _count(columns), c)[at, :, where]
-            out[_numbers(rows, tile.device)[at]] = flat.diagonal(dim1=1, dim2=2)
+            meeting = tile.reshape(length(rows), c, length(columns), c)[i, :, j]  # [k, c, c]
+            out[numbers(rows, tile.device)[i]] = meeting.diagonal(dim1=1, dim2=2)
         if out is None:  # no samples
             out = torch.empty(0, c, dtype=self.dtype)
         return out[:, 0] if half == 1 else out
 
-    def __getitem__(self, key: Any) -> Tensor:
+    def __getitem__(self, key: object) -> Tensor:
         """A dense part: gram[i], gram[2:5], gram[rows, columns] with numbers, slices, index sets or masks."""
-        keys = key if isinstance(key, tuple) else (key,)
-        keys = tuple(slice(None) if k is Ellipsis else _number(k) for k in keys)
+        keys = [_number_or_choice(k) for k in (key if isinstance(key, tuple) else (key,))]
         if len(keys) == 1:
-            keys = (*keys, slice(None))
+            keys.append(slice(None))
         if len(keys) != 2:
             raise InputError(f"needed: gram[rows] or gram[rows, columns]; got {len(keys)} indices. Outputs come along.")
-        single = [isinstance(k, int) for k in keys]
-        part = self.select(*([int(k)] if one else k for k, one in zip(keys, single, strict=True))).dense()
-        if single[1]:
+        rows, columns = keys
+        part = self.select(*([k] if isinstance(k, int) else k for k in keys)).dense()
+        if isinstance(columns, int):  # one number takes its axis away, as in an array
             part = part.select(part.dim() // 2, 0)
-        return part[0] if single[0] else part
+        return part[0] if isinstance(rows, int) else part
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -119,10 +132,11 @@ class Gram(ABC):
         """Row by row; `tiles` reads each tile once only."""
         return (self[k] for k in range(len(self)))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        """What NumPy makes of it: the whole, as `dense` gives it."""
         return np.asarray(self.dense().cpu().numpy(), dtype)
 
-    def select(self, rows: Choice = None, columns: Choice = None) -> "View":
+    def select(self, rows: Choice = None, columns: Choice = None) -> "GramView":
         """The part of the matrix with these rows and columns, in this order, without copying or computing anything.
 
         >>> import tangency as tg
@@ -132,18 +146,18 @@ class Gram(ABC):
         torch.Size([4, 2])
         """
         view, half = self._view(), len(self.shape) // 2
-        i, j = _chosen(rows, self.shape[0], "rows"), _chosen(columns, self.shape[half], "columns")
+        i, j = chosen(rows, self.shape[0], "rows"), chosen(columns, self.shape[half], "columns")
         left = view.left if view.left is None or i is None else view.left[i]
         right = view.right if view.right is None or j is None else view.right[j]
-        return View(view.base, _compose(view.rows, i), _compose(view.columns, j), left, right, view.square)
+        return GramView(view.base, compose(view.rows, i), compose(view.columns, j), left, right, view.square)
 
-    def cosine(self, row_diag: Tensor | None = None, column_diag: Tensor | None = None) -> "View":
+    def cosine(self, row_diag: Tensor | None = None, column_diag: Tensor | None = None) -> "GramView":
         """k(x, y) / √(k(x, x) k(y, y)) without recomputing; entries of a sample with itself are exactly 1.
 
         A Gram of x with another y does not hold k(x, x) and k(y, y): give both, from `kernel.diag`.
         """
-        given = row_diag is not None and column_diag is not None
-        if not given and (not self._same_samples or row_diag is not None or column_diag is not None):
+        both_given = row_diag is not None and column_diag is not None
+        if not both_given and (not self._same_samples or row_diag is not None or column_diag is not None):
             raise InputError(
                 f"the Gram is {tuple(self.shape)}; its cosine needs k(x, x) and k(y, y): "
                 "gram.cosine(kernel.diag(x), kernel.diag(y))."
@@ -163,9 +177,9 @@ class Gram(ABC):
         view, left, right = self._view(), left.sqrt(), right.sqrt()
         if view.left is not None and view.right is not None:  # a cosine already
             left, right = view.left * left.to(view.left.device), view.right * right.to(view.right.device)
-        return View(view.base, view.rows, view.columns, left, right, square=not given)
+        return GramView(view.base, view.rows, view.columns, left, right, square=not both_given)
 
-    def weighted(self, weights: Tensor) -> "View":
+    def weighted(self, weights: Tensor) -> "GramView":
         """W^½ K W^½ for positive weights [n] of the samples, without copying; for a Gram of samples with themselves."""
         view, half = self._view(), len(self.shape) // 2
         if weights.shape != self.shape[:1] or not bool((weights > 0).all()):
@@ -176,13 +190,13 @@ class Gram(ABC):
         norms = weights.rsqrt().reshape(-1, *[1] * (half - 1)).expand(self.shape[:half])
         if view.left is not None:
             norms = norms * view.left.to(norms)
-        return View(view.base, view.rows, view.columns, norms, norms)
+        return GramView(view.base, view.rows, view.columns, norms, norms)
 
     def to_scipy(self) -> "LinearOperator":
         """A scipy.sparse.linalg.LinearOperator that streams over tiles: for eigsh, cg, …"""
         from scipy.sparse.linalg import LinearOperator
 
-        def apply(transposed: bool) -> Callable[[Any], Any]:
+        def apply(transposed: bool) -> Callable[[np.ndarray], np.ndarray]:
             return lambda v: self._product(torch.from_numpy(np.array(v)), transposed).cpu().numpy()
 
         return LinearOperator(
@@ -202,20 +216,20 @@ class Gram(ABC):
             n, m, per_row, per_column = m, n, per_column, per_row
         if v.dim() not in (1, 2) or v.shape[0] != m:
             raise InputError(f"K is {n} x {m} and v has shape {tuple(v.shape)}; needed: [{m}] or [{m}, q].")
-        columns_given, dtype = v.dim() == 2, torch.promote_types(v.dtype, self.dtype)
-        v = v.to(dtype).reshape(m // per_column, per_column, v.shape[1] if columns_given else 1)
+        several, dtype = v.dim() == 2, torch.promote_types(v.dtype, self.dtype)
+        v = v.to(dtype).reshape(m // per_column, per_column, v.shape[1] if several else 1)
         out, cast = v.new_zeros(n // per_row, per_row, v.shape[2]), _Caster(v)
         for rows, columns, tile in self.tiles():
             if transposed:
-                rows, columns, tile = columns, rows, mirror(tile)
-            i, j = _on(rows, v.device), _on(columns, v.device)
+                rows, columns, tile = columns, rows, mirror_tile(tile)
+            i, j = on_device(rows, v.device), on_device(columns, v.device)
             piece = v[j].flatten(0, 1)
             parts = [_times(cast(part, len(piece)), piece) for part in _parts(tile, v)]
             out[i] += torch.cat(parts).unflatten(0, (-1, per_row))
-        return out.flatten(0, 1) if columns_given else out.flatten()
+        return out.flatten(0, 1) if several else out.flatten()
 
-    def _view(self) -> "View":
-        return View(self, None, None, None, None)
+    def _view(self) -> "GramView":
+        return GramView(self, None, None, None, None)
 
     @property
     def _in_memory(self) -> bool:
@@ -236,17 +250,21 @@ class DenseGram(Gram):
 
     @property
     def shape(self) -> torch.Size:
+        """That of its tensor."""
         return self.value.shape
 
     @property
     def dtype(self) -> torch.dtype:
+        """That of its tensor."""
         return self.value.dtype
 
     @property
     def device(self) -> torch.device:
+        """Where its tensor lies."""
         return self.value.device
 
     def tiles(self, wanted: Wanted | None = None) -> Iterator[tuple[Index, Index, Tensor]]:
+        """The whole as one tile."""
         rows, columns = slice(0, self.shape[0]), slice(0, self.shape[len(self.shape) // 2])
         if wanted is None or wanted(rows, columns):
             yield rows, columns, self.value
@@ -264,7 +282,7 @@ class DenseGram(Gram):
 
 
 @dataclass(frozen=True, eq=False)
-class View(Gram):
+class GramView(Gram):
     """Some rows and columns of a Gram, divided by norms where it is a cosine; read only when asked for."""
 
     base: Gram
@@ -276,6 +294,7 @@ class View(Gram):
 
     @property
     def shape(self) -> torch.Size:
+        """That of base, with as many rows and columns as were chosen."""
         size, half = list(self.base.shape), len(self.base.shape) // 2
         if self.rows is not None:
             size[0] = len(self.rows)
@@ -285,25 +304,30 @@ class View(Gram):
 
     @property
     def dtype(self) -> torch.dtype:
+        """That of base, or of the norms that it is divided by if that is wider."""
         return self.base.dtype if self.left is None else torch.promote_types(self.base.dtype, self.left.dtype)
 
     @property
     def precision(self) -> torch.dtype:
+        """That of base: selecting and dividing make nothing more precise."""
         return self.base.precision
 
     @property
     def device(self) -> torch.device | None:
+        """Where base lies."""
         return self.base.device
 
     def tiles(self, wanted: Wanted | None = None) -> Iterator[tuple[Index, Index, Tensor]]:
-        where = _Finder(self.rows), _Finder(self.columns)
+        """The parts of base's tiles that were chosen; tiles of base without any are not read."""
+        find_rows, find_columns = Finder(self.rows), Finder(self.columns)
 
         def touched(rows: Index, columns: Index) -> bool:
-            i, j = where[0](rows)[0], where[1](columns)[0]
-            return _count(i) > 0 and _count(j) > 0 and (wanted is None or wanted(i, j))
+            i, j = find_rows(rows)[0], find_columns(columns)[0]
+            return length(i) > 0 and length(j) > 0 and (wanted is None or wanted(i, j))
 
         for rows, columns, tile in self.base.tiles(touched):
-            (i, p), (j, q) = where[0](rows), where[1](columns)
+            # i, j: positions here; p, q: where these lie in base's tile.
+            (i, p), (j, q) = find_rows(rows), find_columns(columns)
             if p is not None:
                 tile = tile[p.to(tile.device)]
             if q is not None:
@@ -311,27 +335,26 @@ class View(Gram):
             yield i, j, self._scaled(tile, i, j)
 
     def _scaled(self, tile: Tensor, i: Index, j: Index) -> Tensor:
+        """A tile of the chosen rows and columns, divided by their norms if this is a cosine."""
         if self.left is None or self.right is None:
             return tile
         left, right = (
-            norms[_on(index, norms.device)].to(tile.device, self.dtype)
+            norms[on_device(index, norms.device)].to(tile.device, self.dtype)
             for norms, index in ((self.left, i), (self.right, j))
         )
         tile = tile / (left.reshape(*left.shape, *[1] * right.dim()) * right)  # symmetric to the last bit
         if self.square:
-            at, where = _coincide(self._own(i, 0), self._own(j, 1), tile.device)
+            rows, columns = (
+                index if chosen is None else chosen[index] for index, chosen in ((i, self.rows), (j, self.columns))
+            )  # as base numbers them
+            at, where = coincide(rows, columns, tile.device)
             c = left.shape[1:].numel()
-            own = tile.view(_count(i), c, _count(j), c)  # division made a new tensor
+            entries = tile.view(length(i), c, length(j), c)  # of the tile itself: the division made a new tensor
             for k in range(c):
-                own[at, k, where, k] = 1.0
+                entries[at, k, where, k] = 1.0  # and not 1 − ε
         return tile
 
-    def _own(self, index: Index, side: int) -> Index:
-        """Numbers in base of positions here."""
-        chosen = (self.rows, self.columns)[side]
-        return index if chosen is None else chosen[index]
-
-    def _view(self) -> "View":
+    def _view(self) -> "GramView":
         return self
 
     @property
@@ -344,28 +367,12 @@ class View(Gram):
             return False
         if self.left is not None and self.right is not None and not torch.equal(self.left, self.right):
             return False
-        every = torch.arange(self.base.shape[0])
-        return torch.equal(*(every if chosen is None else chosen for chosen in (self.rows, self.columns)))
+        everything = torch.arange(self.base.shape[0])
+        return torch.equal(*(everything if numbers is None else numbers for numbers in (self.rows, self.columns)))
 
     def __repr__(self) -> str:
         what = "part" if self.left is None else "cosine"
-        return f"View(shape={tuple(self.shape)}, {what} of {self.base!r})"
-
-
-class _Finder:
-    """Which positions of a selection lie in a block of rows, and where in the block."""
-
-    def __init__(self, chosen: Tensor | None) -> None:
-        self.chosen = chosen
-        if chosen is not None:
-            self.sorted, self.order = torch.sort(chosen, stable=True)
-
-    def __call__(self, block: Index) -> tuple[Index, Tensor | None]:
-        if self.chosen is None:
-            return block, None
-        assert isinstance(block, slice)
-        low, high = (int(torch.searchsorted(self.sorted, k)) for k in (block.start, block.stop))
-        return self.order[low:high], self.sorted[low:high] - block.start
+        return f"GramView(shape={tuple(self.shape)}, {what} of {self.base!r})"
 
 
 class _Caster:
@@ -391,9 +398,9 @@ class _Caster:
 
 def _parts(tile: Tensor, like: Tensor) -> Sequence[Tensor]:
     """The rows of a tile in parts, so that casting a large one takes little memory."""
-    if tile.dtype == like.dtype or tile.numel() * like.element_size() <= CHUNK:
+    if tile.dtype == like.dtype or tile.numel() * like.element_size() <= CAST_BYTES:
         return (tile,)
-    return tile.split(max(1, CHUNK // (tile[0].numel() * like.element_size())))
+    return tile.split(max(1, CAST_BYTES // (tile[0].numel() * like.element_size())))
 
 
 def _times(k: Tensor, v: Tensor) -> Tensor:
@@ -401,101 +408,19 @@ def _times(k: Tensor, v: Tensor) -> Tensor:
     return (v.T @ k.T).T if k.stride(0) == 1 and k.stride(1) > 1 else k @ v
 
 
-def place(out: Tensor, rows: Index, columns: Index, tile: Tensor) -> None:
-    """Write a tile where it belongs."""
-    i, j = _on(rows, out.device), _on(columns, out.device)
-    target = out[i] if isinstance(i, slice) else None
-    if target is not None:  # a slice of rows is a view
-        if out.dim() == 2:
-            target[:, j] = tile.to(out)
-        else:
-            target[:, :, j] = tile.to(out)
-        return
-    j = _numbers(columns, out.device)
-    if out.dim() == 2:
-        out[_numbers(rows, out.device)[:, None], j] = tile.to(out)
-    else:
-        out.permute(0, 2, 1, 3)[_numbers(rows, out.device)[:, None], j] = tile.to(out).permute(0, 2, 1, 3)
-
-
-def mirror(tile: Tensor) -> Tensor:
-    """The tile on the other side of the diagonal."""
-    return tile.T if tile.dim() == 2 else tile.permute(2, 3, 0, 1)
-
-
 def _flat(shape: torch.Size) -> tuple[int, int]:
     half = len(shape) // 2
     return shape[:half].numel(), shape[half:].numel()
 
 
-def _count(index: Index) -> int:
-    return index.stop - index.start if isinstance(index, slice) else len(index)
-
-
-def _numbers(index: Index, device: torch.device) -> Tensor:
-    if isinstance(index, slice):
-        return torch.arange(index.start, index.stop, device=device)
-    return index.to(device)
-
-
-def _on(index: Index, device: torch.device) -> Index:
-    return index if isinstance(index, slice) else index.to(device)
-
-
-def _meet(rows: Index, columns: Index) -> bool:
-    """Whether a tile touches the diagonal."""
-    if isinstance(rows, slice) and isinstance(columns, slice):
-        return rows.start < columns.stop and columns.start < rows.stop
-    cpu = torch.device("cpu")
-    return bool(torch.isin(_numbers(rows, cpu), _numbers(columns, cpu)).any())
-
-
-def _coincide(rows: Index, columns: Index, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where in a tile a row and a column have the same number."""
-    if isinstance(rows, slice) and isinstance(columns, slice):
-        start, stop = max(rows.start, columns.start), min(rows.stop, columns.stop)
-        same = torch.arange(start, max(start, stop), device=device)
-        return same - rows.start, same - columns.start
-    i, j = _numbers(rows, device), _numbers(columns, device)
-    ordered, order = torch.sort(j)
-    first, last = torch.searchsorted(ordered, i), torch.searchsorted(ordered, i, right=True)
-    times = last - first
-    at = torch.repeat_interleave(torch.arange(len(i), device=device), times)
-    within = torch.arange(len(at), device=device) - torch.repeat_interleave(times.cumsum(0) - times, times)
-    return at, order[first[at] + within]
-
-
-def _compose(outer: Tensor | None, inner: Tensor | None) -> Tensor | None:
-    return inner if outer is None else outer if inner is None else outer[inner]
-
-
-def _number(key: Any) -> Any:
-    """One number as an int, in whatever form it comes; everything else as it is."""
-    one = isinstance(key, (Tensor, np.ndarray)) and key.ndim == 0 and "int" in str(key.dtype)
+def _number_or_choice(key: object) -> int | Choice:
+    """One number as an int, in whatever form it comes; everything else as it is, `...` as all."""
+    if key is Ellipsis:
+        return slice(None)
     if isinstance(key, (bool, np.bool_, str)):
         raise InputError(f"{key!r} is no row or column; needed: numbers, slices, index sets or masks.")
-    return int(key) if one or isinstance(key, (int, np.integer)) else key
-
-
-def _chosen(choice: Choice, count: int, name: str) -> Tensor | None:
-    """An index set as numbers; None for all."""
-    if choice is None or (isinstance(choice, slice) and choice == slice(None)):
-        return None
-    if isinstance(choice, slice):
-        return torch.tensor(range(count)[choice], dtype=torch.long)
-    index = torch.as_tensor(choice.copy() if isinstance(choice, np.ndarray) else choice).cpu()
-    if index.dtype == torch.bool:
-        if index.shape != (count,):
-            raise InputError(f"the mask for {name} has shape {tuple(index.shape)}; needed: [{count}].")
-        return index.nonzero()[:, 0]
-    if index.numel() == 0:
-        index = index.long()
-    if index.dim() != 1 or index.is_floating_point() or index.is_complex():
-        raise InputError(
-            f"{name} must be a list of numbers, a slice or a mask; got {index.dtype} {tuple(index.shape)}."
-        )
-    index = index.long()
-    bad = (index < -count) | (index >= count)
-    if bool(bad.any()):
-        raise InputError(f"{name}: number {int(index[bad][0])} is not among the {count} of this Gram.")
-    return torch.where(index < 0, index + count, index)
+    if isinstance(key, (int, np.integer)):
+        return int(key)
+    if isinstance(key, (Tensor, np.ndarray)) and key.ndim == 0 and "int" in str(key.dtype):
+        return int(key)
+    return key  # type: ignore[return-value]  # what cannot be read as numbers is refused there

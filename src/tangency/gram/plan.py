@@ -1,11 +1,11 @@
-"""How a Gram matrix is cut into tiles that a memory budget can hold, and in which order they are made.
+"""How a Gram matrix is cut into tiles that a memory budget can hold.
 
 A tile is `rows` × `rows` samples. A sweep prepares a group of row blocks once and lets the column blocks pass by; each
 column block is prepared once per sweep. What decides the bits of a tile (`rows`, `capture`, `workspace`) is kept apart
 from what does not (`group`, the order, who computes it), so that a run can be resumed on another machine.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import MemoryBudgetError
@@ -26,38 +26,16 @@ TILES = 6
 
 
 @dataclass(frozen=True)
-class Task:
-    """A sweep: row blocks, and the column blocks with the rows that each must meet."""
-
-    rows: tuple[int, ...]
-    columns: tuple[tuple[int, tuple[int, ...]], ...]
-
-    @property
-    def count(self) -> int:
-        return sum(len(rows) for _, rows in self.columns)
-
-    def without(self, done: Collection[tuple[int, int]]) -> "Task":
-        left = ((j, tuple(i for i in rows if (i, j) not in done)) for j, rows in self.columns)
-        columns = tuple((j, rows) for j, rows in left if rows)
-        return Task(tuple(i for i in self.rows if any(i in rows for _, rows in columns)), columns)
-
-
-@dataclass(frozen=True)
 class TilePlan:
     """Blocks of `rows` samples a side; `capture` and `workspace` are the bytes their making may take besides."""
 
     n: int
-    m: int
+    m: int  # 1 where each row has values by itself (`RowMap`)
     symmetric: bool
     rows: int
     capture: int
     workspace: int
     group: int = 1  # row blocks that are held prepared at once
-
-    @property
-    def decisive(self) -> dict[str, int]:
-        """What decides the bits of a tile."""
-        return {"rows": self.rows, "capture": self.capture, "workspace": self.workspace}
 
     def block(self, k: int, side: int = 0) -> slice:
         """The samples of row (side 0) or column (side 1) block k."""
@@ -65,6 +43,7 @@ class TilePlan:
 
     @property
     def grid(self) -> tuple[int, int]:
+        """Row blocks and column blocks in all."""
         return -(-self.n // self.rows), -(-self.m // self.rows)
 
     def tiles(self) -> Iterator[tuple[int, int]]:
@@ -72,35 +51,11 @@ class TilePlan:
         high, wide = self.grid
         return ((i, j) for i in range(high) for j in range(i if self.symmetric else 0, wide))
 
-    def has(self, i: int, j: int) -> bool:
-        """Whether (i, j) is one of `tiles`."""
-        high, wide = self.grid
-        return (i if self.symmetric else 0) <= j < wide and 0 <= i < high
-
     @property
     def count(self) -> int:
+        """How many `tiles` there are."""
         high, wide = self.grid
         return high * (high + 1) // 2 if self.symmetric else high * wide
-
-    def tasks(self, missing: Collection[tuple[int, int]], most: int | None = None, first: int = 0) -> Iterator[Task]:
-        """Sweeps that make the missing tiles, each of about `most` tiles at most, beginning with row block `first`."""
-        high = self.grid[0]
-        by_row: dict[int, list[int]] = {}
-        for i, j in sorted(missing):
-            by_row.setdefault(i, []).append(j)
-        starts = list(range(0, high, self.group))
-        first = min(first // self.group, len(starts) - 1)
-        for start in starts[first:] + starts[:first]:
-            rows = tuple(i for i in range(start, min(start + self.group, high)) if i in by_row)
-            columns: dict[int, list[int]] = {}
-            for i in rows:
-                for j in by_row[i]:
-                    columns.setdefault(j, []).append(i)
-            order = sorted(columns)
-            step = len(order) if most is None else max(1, most // max(1, len(rows)))
-            for k in range(0, len(order), step):
-                some = tuple((j, tuple(columns[j])) for j in order[k : k + step])
-                yield Task(tuple(i for i in rows if any(i in met for _, met in some)), some)
 
     def halved(self) -> "TilePlan":
         """Half the block, for when a device ran out of memory all the same."""
@@ -121,7 +76,7 @@ class Footprint:
     cell: int
     device: str = "cpu"
     m: int = 1 << 62  # columns in all
-    by_rows: int = 0  # `Kernel.by_rows`
+    by_rows: int = 0  # `RowMap.together`; 0 for pairs
 
     @property
     def columns(self) -> int:
@@ -160,6 +115,7 @@ def plan(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: in
     rows = tile or min(max(n, m), LARGEST[size.device])
     held = HELD[size.device]
     while tile is None and rows > fewest and size.least(rows, capture, workspace, held) > room:
+        # Small tiles cost more than fewer blocks held; steps of a sixteenth find the largest that fits closely enough.
         if rows <= SMALL and held > 1:
             held -= 1
         else:

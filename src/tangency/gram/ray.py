@@ -4,12 +4,19 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from ..errors import InputError, WorkerLost
 
 # Seconds between two looks for machines that have joined, and that one may take to join when none is left (heuristic).
 LOOK, WAIT = 10.0, 60.0
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+
+    Actor: TypeAlias = ActorHandle[Any]
 
 
 class RayExecutor:
@@ -28,7 +35,7 @@ class RayExecutor:
         *,
         gpus: float | None = None,
         cpus: float = 1,
-        runtime_env: dict[str, Any] | None = None,
+        runtime_env: dict[str, object] | None = None,
     ) -> None:
         try:
             import ray
@@ -39,16 +46,18 @@ class RayExecutor:
         if self._started:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
         self._gpus = (1.0 if ray.cluster_resources().get("GPU", 0) else 0.0) if gpus is None else gpus
-        self._need = {kind: each for kind, each in (("GPU", self._gpus), ("CPU", cpus)) if each}
+        self._need = {kind: amount for kind, amount in (("GPU", self._gpus), ("CPU", cpus)) if amount}
+        # Not restarted by Ray: a task must hear that its worker is gone, to be done again elsewhere.
         self._options: dict[str, Any] = {"num_gpus": self._gpus, "num_cpus": cpus, "max_restarts": 0}
         self._options["scheduling_strategy"] = "SPREAD"
         if runtime_env is not None:
             self._options["runtime_env"] = runtime_env
-        self._load: dict[Any, int] = {}  # live actors and the tasks that each has
-        self._starting: dict[Any, Any] = {}  # actors that are not up yet (a busy cluster may have no room after all)
+        self._load: dict[Actor, int] = {}  # live actors and the tasks that each has
+        # Actors that are not up yet, each with the sign that it will give: a busy cluster may have no room after all.
+        self._starting: dict[Actor, ObjectRef] = {}
         self._why = ""  # what became of the last one that did not come up
-        self._shared: tuple[Any, Any] | None = None
-        self._looked = 0.0
+        self._shared: tuple[object, ObjectRef] | None = None  # the last job, and where Ray has it
+        self._looked = 0.0  # when it was last looked for machines that joined, in seconds
         if not self._need:
             self.close()
             raise InputError(f"RayExecutor(gpus={gpus}, cpus={cpus}): needed: more than nothing for each worker.")
@@ -66,9 +75,12 @@ class RayExecutor:
 
     @property
     def workers(self) -> int:
+        """How many actors take tasks now."""
         return len(self._load)
 
-    def submit(self, f: Callable[..., Any], job: Any, *args: Any) -> "_Answer":
+    def submit(self, f: Callable[..., T], /, *args: object) -> "_Answer[T]":
+        """f(*args) on the actor with the fewest tasks. The first argument, which all tasks of a run share, is sent to
+        each machine once."""
         self._join(0.0)
         if time.monotonic() - self._looked > LOOK:
             self._grow()
@@ -77,11 +89,12 @@ class RayExecutor:
             if time.monotonic() > end:
                 raise WorkerLost(f"no worker is left in the Ray cluster, and none joined within {WAIT:g} s.{self._why}")
             self._grow(1.0)
-        if self._shared is None or self._shared[0] is not job:
-            self._shared = job, self._ray.put(job)  # sent to each machine once
+        if args and (self._shared is None or self._shared[0] is not args[0]):
+            self._shared = args[0], self._ray.put(args[0])
+        shared = (self._shared[1],) if args and self._shared is not None else ()
         actor = min(self._load, key=lambda a: self._load[a])
         self._load[actor] += 1
-        return _Answer(self, actor, actor.call.remote(f, self._shared[1], *args))
+        return _Answer(self, actor, actor.call.remote(f, *shared, *args[1:]))
 
     def close(self) -> None:
         """End the workers, and the Ray runtime if it was started here."""
@@ -89,6 +102,9 @@ class RayExecutor:
             self._drop(actor)
         if self._started:
             self._ray.shutdown()
+
+    def __repr__(self) -> str:
+        return f"RayExecutor({self.workers} workers, each with {self._need})"
 
     def __enter__(self) -> "RayExecutor":
         return self
@@ -102,15 +118,16 @@ class RayExecutor:
         return sum(slots)
 
     def _fit(self, resources: dict[str, float]) -> int:
-        return min(int(resources.get(kind, 0) // each) for kind, each in self._need.items())
+        """Workers that so much has room for."""
+        return min(int(resources.get(kind, 0) // amount) for kind, amount in self._need.items())
 
     def _grow(self, wait: float = 0.0) -> None:
         """An actor for every free slot. It takes tasks once it is up, which it is given `wait` seconds for."""
         self._looked = time.monotonic()
         room = min(self._slots() - len(self._load), self._fit(self._ray.available_resources()))
         for _ in range(room - len(self._starting)):
-            actor: Any = self._ray.remote(**self._options)(_Actor).remote()
-            self._starting[actor] = actor.call.remote(int)
+            actor: Any = self._ray.remote(**self._options)(_Actor).remote()  # Ray's types know no options
+            self._starting[actor] = actor.call.remote(int)  # int() is 0: it says that the actor is up
         self._join(wait)
         if wait and not self._starting and not self._load:
             time.sleep(wait)
@@ -128,7 +145,8 @@ class RayExecutor:
                 self._why = f" A worker did not come up: {e}"
                 self._drop(actor)
 
-    def _drop(self, actor: Any) -> None:
+    def _drop(self, actor: "Actor") -> None:
+        """Forget an actor, and end it if it lives."""
         self._load.pop(actor, None)
         self._starting.pop(actor, None)
         with contextlib.suppress(Exception):
@@ -138,23 +156,26 @@ class RayExecutor:
 class _Actor:
     """A process on some machine; what it holds between tasks is kept by `work.perform`."""
 
-    def call(self, f: Callable[..., Any], *args: Any) -> Any:
+    def call(self, f: Callable[..., T], *args: object) -> T:
+        """f(*args), here."""
         return f(*args)
 
 
-class _Answer:
+class _Answer(Generic[T]):
     """A future of Ray, with its worker."""
 
-    def __init__(self, executor: RayExecutor, actor: Any, reference: Any) -> None:
+    def __init__(self, executor: RayExecutor, actor: "Actor", reference: "ObjectRef") -> None:
         self._executor, self._actor, self._reference = executor, actor, reference
 
     def done(self) -> bool:
+        """Whether the answer, or an error, is there."""
         return bool(self._executor._ray.wait([self._reference], timeout=0)[0])
 
-    def result(self) -> Any:
+    def result(self) -> T:
+        """The answer, waited for; WorkerLost if its worker is gone."""
         errors = self._executor._ray.exceptions
         try:
-            answer = self._executor._ray.get(self._reference)
+            answer: T = self._executor._ray.get(self._reference)
         except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError, errors.NodeDiedError) as e:
             self._executor._drop(self._actor)
             raise WorkerLost(f"a Ray worker is gone: {str(e).splitlines()[0]}") from e
@@ -165,5 +186,6 @@ class _Answer:
         return copy.deepcopy(answer)  # Ray's own arrays are read-only and keep its store full
 
     def _release(self) -> None:
+        """The actor has one task less."""
         if self._actor in self._executor._load:
             self._executor._load[self._actor] -= 1

@@ -6,17 +6,27 @@ import secrets
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import numpy as np
 
+from .._base.types import StorePlace
 from ..errors import InputError, StoreError
 
+if TYPE_CHECKING:
+    from zarr.abc.buffer import Buffer
+    from zarr.storage import StorePath
+
 PARTIAL = ".partial"  # what a file is called until it is whole
+# Seconds after which a file that is not whole is nobody's any more (heuristic: no tile takes an hour to write).
+ABANDONED = 3600
+Bytes: TypeAlias = bytes | memoryview
+Value = TypeVar("Value")
 
 
 class Shelf(ABC):
@@ -29,7 +39,7 @@ class Shelf(ABC):
         """The bytes, or None."""
 
     @abstractmethod
-    def write(self, key: str, *parts: Any) -> None:
+    def write(self, key: str, *parts: Bytes) -> None:
         """Put the parts, one after the other, in the place of what is there."""
 
     def make(self) -> None:
@@ -37,25 +47,24 @@ class Shelf(ABC):
         return None
 
     @abstractmethod
-    def begin(self, key: str, value: bytes) -> None:
-        """Put it there if nothing is: of many that try at once, one succeeds."""
+    def begin(self, key: str, value: bytes) -> bool:
+        """Put it there if nothing is: of many that try at once, one succeeds. Whether it is known that this one did."""
 
     @abstractmethod
-    def has(self, key: str) -> bool: ...
+    def has(self, key: str) -> bool:
+        """Whether something is there."""
 
     @abstractmethod
-    def delete(self, key: str) -> None: ...
+    def delete(self, key: str) -> None:
+        """Take away what is there, if anything."""
 
     @abstractmethod
     def keys(self, under: str) -> Iterator[str]:
         """The keys below a folder."""
 
-    def free(self) -> int | None:
-        """Bytes that can still be put there, where that is known."""
-        return None
-
-    def tidy(self, under: str) -> None:
-        """Remove what writers that were killed left behind."""
+    def tidy(self, *under: str) -> int | None:
+        """Remove what writers that were killed left behind in these folders; the bytes that can then still be put
+        there, where that is known."""
         return None
 
     def foreign(self) -> bool:
@@ -72,13 +81,15 @@ class Folder(Shelf):
         self._made: set[Path] = set()
 
     def read(self, key: str) -> np.ndarray | None:
+        """The bytes of a file, or None."""
         try:
             with open(self._at(key), "rb") as f:
                 return np.fromfile(f, np.uint8)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def write(self, key: str, *parts: Any) -> None:
+    def write(self, key: str, *parts: Bytes) -> None:
+        """A file beside it that takes its place when it is whole."""
         path = self._room(key)
         try:
             os.replace(self._partial(path, parts), path)
@@ -87,53 +98,63 @@ class Folder(Shelf):
             raise
 
     def make(self) -> None:
+        """The folder, and those above it."""
         self.path.mkdir(parents=True, exist_ok=True)
 
-    def begin(self, key: str, value: bytes) -> None:
+    def begin(self, key: str, value: bytes) -> bool:
+        """A file that is whole as soon as it can be seen, where the disk has links."""
         path = self._room(key)
         partial = self._partial(path, [value])
         try:
             os.link(partial, path)  # unlike a renaming, it does not replace
         except FileExistsError:
-            return
+            return False
         except OSError:  # a disk without links
             with contextlib.suppress(FileExistsError), open(path, "xb") as f:
                 f.write(value)
+            return False
         finally:
             partial.unlink()
+        return True
 
     def has(self, key: str) -> bool:
+        """Whether there is a file."""
         return os.path.lexists(self._at(key))
 
     def delete(self, key: str) -> None:
+        """Remove the file."""
         with contextlib.suppress(FileNotFoundError):
             self._at(key).unlink()
 
     def keys(self, under: str) -> Iterator[str]:
+        """The files that are whole, of all folders below."""
         root = self.path / under
         if root.is_symlink():
             raise _link(root)
-        for folder, _, files in os.walk(root, onerror=_unreadable):
+        for folder, _, files in os.walk(root, onerror=_raise_unless_absent):
             below = Path(folder).relative_to(self.path).as_posix()
-            yield from (f"{below}/{name}" for name in files if not name.endswith(PARTIAL))
+            for name in files:
+                if not name.endswith(PARTIAL):
+                    yield f"{below}/{name}"
 
-    def free(self) -> int:
+    def tidy(self, *under: str) -> int:
+        """Only what no process can still be writing; the bytes that the disk has free."""
+        for top in under:
+            for folder, _, files in os.walk(self.path / top):
+                for path in (Path(folder) / name for name in files if name.endswith(PARTIAL)):
+                    with contextlib.suppress(FileNotFoundError):
+                        if time.time() - path.stat().st_mtime > ABANDONED:
+                            path.unlink()
         return shutil.disk_usage(self.path).free
 
-    def tidy(self, under: str) -> None:
-        """Only what no process can still be writing."""
-        for folder, _, files in os.walk(self.path / under):
-            for path in (Path(folder) / name for name in files if name.endswith(PARTIAL)):
-                with contextlib.suppress(FileNotFoundError):
-                    if time.time() - path.stat().st_mtime > 3600:
-                        path.unlink()
-
     def foreign(self) -> bool:
+        """Whether it is a file, or a folder of other things."""
         if not self.path.exists() or (self.path / "zarr.json").is_file():
             return False
         return not self.path.is_dir() or any(p.suffix != PARTIAL for p in self.path.iterdir())
 
     def _at(self, key: str) -> Path:
+        """The path of a key, which is no link."""
         path = self.path / key
         if path.is_symlink():
             raise _link(path)
@@ -152,7 +173,8 @@ class Folder(Shelf):
                 self._made.add(folder)
         return path
 
-    def _partial(self, path: Path, parts: Any) -> Path:
+    def _partial(self, path: Path, parts: Sequence[Bytes]) -> Path:
+        """The parts in a file beside the path, with a name that nobody else has."""
         made = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
         try:
             with open(made, "xb") as f:
@@ -167,46 +189,56 @@ class Folder(Shelf):
 class Remote(Shelf):
     """A store of zarr's: fsspec's URLs, memory, an object store."""
 
-    def __init__(self, path: Any, name: str) -> None:
+    def __init__(self, path: "StorePath", name: str) -> None:
         self.path, self.name = path, name
 
     def read(self, key: str) -> np.ndarray | None:
-        found = self._do((self.path / key).get())
-        return None if found is None else np.array(found.as_numpy_array()).view(np.uint8).reshape(-1)
+        """The bytes of an object, or None."""
+        buffer = _wait((self.path / key).get())
+        return None if buffer is None else np.array(buffer.as_numpy_array()).view(np.uint8).reshape(-1)
 
-    def write(self, key: str, *parts: Any) -> None:
-        self._do((self.path / key).set(_buffer(b"".join(bytes(p) for p in parts))))
+    def write(self, key: str, *parts: Bytes) -> None:
+        """One object of all parts; object stores replace whole objects."""
+        _wait((self.path / key).set(_buffer(b"".join(bytes(p) for p in parts))))
 
-    def begin(self, key: str, value: bytes) -> None:
-        self._do((self.path / key).set_if_not_exists(_buffer(value)))
+    def begin(self, key: str, value: bytes) -> bool:
+        """Not all stores of zarr's can say whether it was there: never known."""
+        _wait((self.path / key).set_if_not_exists(_buffer(value)))
+        return False
 
     def has(self, key: str) -> bool:
-        return bool(self._do((self.path / key).exists()))
+        """Whether there is an object."""
+        return bool(_wait((self.path / key).exists()))
 
     def delete(self, key: str) -> None:
-        self._do((self.path / key).delete())
+        """Remove the object."""
+        _wait((self.path / key).delete())
 
     def keys(self, under: str) -> Iterator[str]:
+        """The objects with this prefix."""
+
         async def collect() -> list[str]:
             return [key async for key in self.path.store.list_prefix(f"{self.path.path}/{under}/".lstrip("/"))]
 
         cut = len(self.path.path) + 1 if self.path.path else 0
-        yield from (key[cut:] for key in self._do(collect()))
-
-    @staticmethod
-    def _do(coroutine: Any) -> Any:
-        from zarr.core.sync import sync
-
-        return sync(coroutine)
+        for key in _wait(collect()):
+            yield key[cut:]
 
 
-def _unreadable(e: OSError) -> None:
+def _wait(coroutine: Coroutine[object, object, Value]) -> Value:
+    """What zarr, which is asynchronous, answers."""
+    from zarr.core.sync import sync
+
+    return sync(coroutine)
+
+
+def _raise_unless_absent(e: OSError) -> None:
     """What is not there has nothing in it; what may not be read is not nothing."""
     if not isinstance(e, FileNotFoundError):
         raise e
 
 
-def shelf(where: Any) -> Shelf:
+def shelf(where: StorePlace | Shelf) -> Shelf:
     """What the user gave: a path, a URL, or a store of zarr's. A path is made absolute here, once: the working folder
     may change later."""
     if isinstance(where, Shelf):
@@ -233,7 +265,8 @@ def shelf(where: Any) -> Shelf:
     return Remote(where, str(where))
 
 
-def _path(where: Any) -> Path:
+def _path(where: str | os.PathLike[str] | os.PathLike[bytes]) -> Path:
+    """A folder as an absolute path."""
     text = os.fspath(where)
     if isinstance(text, bytes):
         text = os.fsdecode(text)
@@ -251,13 +284,15 @@ def _path(where: Any) -> Path:
 
 
 def _link(path: Path) -> StoreError:
+    """What to say of a link inside a store."""
     return StoreError(
         f"{path} is a link to {os.readlink(path)!r}. What is inside a store must be its own: only the store's folder "
         "itself may be a link."
     )
 
 
-def _zarr(where: Any) -> Any:
+def _zarr(where: object) -> ModuleType:
+    """The library, which only some places need."""
     try:
         import zarr
         import zarr.abc.store
@@ -267,7 +302,8 @@ def _zarr(where: Any) -> Any:
     return zarr
 
 
-def _buffer(value: bytes) -> Any:
+def _buffer(value: bytes) -> "Buffer":
+    """Bytes as zarr takes them."""
     from zarr.core.buffer import default_buffer_prototype
 
     return default_buffer_prototype().buffer.from_bytes(value)

@@ -8,29 +8,50 @@ import hashlib
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from .._base import checks, tree
-from .._base.types import Inputs
+from .._base import tree
+from .._base.types import FeatureBatch, Inputs
 from ..errors import InputError
 from ..kernels.kernel import Kernel
+from .rows import RowMap
 
-Pick = int | str | tuple[int | str, ...] | Callable[[Any], Any] | None
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
+
+# What of an item goes to the model, and what makes a batch of a list of items.
+Pick = int | str | tuple[int | str, ...] | Callable[..., object] | None
+Collate = Callable[..., Inputs]
 # Bytes that are read together when a source is hashed (heuristic).
 _PIECE = 1 << 22
+
+
+class Sliced(Protocol):
+    """A tensor, a NumPy array or memmap, a zarr array: whatever has a shape and a type and takes slices."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The samples lie along its first dimension."""
+
+    @property
+    def dtype(self) -> object:
+        """Of its numbers."""
+
+    def __getitem__(self, block: slice) -> object: ...
 
 
 class Source(ABC):
     """Samples that are loaded a block at a time."""
 
     @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """How many samples there are."""
 
     @abstractmethod
     def take(self, block: slice) -> Inputs:
@@ -41,7 +62,7 @@ class Source(ABC):
         """A hash of every sample, independent of how they are stored. Cost: reads everything once."""
 
 
-class Samples(Source):
+class Fingerprinted(Source):
     """The user's own samples, of which each has a fingerprint."""
 
     # Whether they may be others each time they are loaded, without anybody changing them.
@@ -56,30 +77,34 @@ class Samples(Source):
         """What all samples have in common, hashed, and how many are best loaded at once to hash them."""
 
     @abstractmethod
-    def feed(self, h: Any, taken: Inputs) -> None:
+    def feed(self, h: "Hash", taken: Inputs) -> None:
         """Hash a block."""
 
     def take(self, block: slice) -> Inputs:
+        """These samples as tensors."""
         return self.load(block)[0]
 
     def digest(self) -> str:
+        """A hash of every sample, independent of how they are stored. Cost: reads everything once."""
         return Watched(self, "x").digest()
 
 
 @dataclass(frozen=True, eq=False)
-class Arrays(Samples):
-    """A tensor or array, or a tuple or dict of them; other values (flags, None) are passed through."""
+class Arrays(Fingerprinted):
+    """A tensor or array, or a tuple or dict of them, or features; other values (flags, None) are passed through."""
 
-    data: Any
+    data: object
 
     def __len__(self) -> int:
         return int(next(_leaves(self.data))[1].shape[0])
 
     def load(self, block: slice) -> tuple[Inputs, Callable[[], np.ndarray]]:
+        """A copy of these samples; a fingerprint is a checksum of a row's bytes."""
         taken = _mapped(lambda v: _cut(v, block), self.data)
-        return taken, lambda: _fingerprints([t for _, t in _leaves(taken)])
+        return taken, lambda: _fingerprints([torch.as_tensor(t) for _, t in _leaves(taken)])
 
     def form(self) -> tuple[str, int]:
+        """Names, shapes and types of the arrays, and the values that are passed through."""
         first = _leaves(_mapped(lambda v: _cut(v, slice(0, 1)), self.data))
         h = hashlib.sha256("".join(f"{name} {tuple(t.shape[1:])} {t.dtype} " for name, t in first).encode())
         for name, v in _values(self.data):
@@ -87,26 +112,27 @@ class Arrays(Samples):
         size = sum(int(np.prod(v.shape[1:])) * 8 for _, v in _leaves(self.data))
         return h.hexdigest(), max(1, _PIECE // max(1, size))
 
-    def feed(self, h: Any, taken: Inputs) -> None:
+    def feed(self, h: "Hash", taken: Inputs) -> None:
+        """The bytes of the samples."""
         for _, t in _leaves(taken):
-            h.update(_bytes(t))
+            h.update(_bytes(torch.as_tensor(t)))
 
 
 @dataclass(frozen=True, eq=False)
-class Items(Samples):
+class Items(Fingerprinted):
     """A `Dataset`, item by item; `collate` makes a batch of a list of items."""
 
-    dataset: Any
+    dataset: "Dataset[object]"
     pick: Pick
-    collate: Callable[[list[Any]], Any]
+    collate: Collate
     fickle = True
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.dataset)  # type: ignore[arg-type]  # `from_dataset` has looked
 
     def load(self, block: slice) -> tuple[Inputs, Callable[[], np.ndarray]]:
         """The fingerprint is that of what `collate` makes of an item alone: an item need not show its content."""
-        items = [self._item(k) for k in range(block.start, block.stop)]
+        items = [self.item(k) for k in range(block.start, block.stop)]
         taken = self._collated(items, block)
 
         def fingerprints() -> np.ndarray:
@@ -118,26 +144,29 @@ class Items(Samples):
         return taken, fingerprints
 
     def form(self) -> tuple[str, int]:
+        """Items may differ in form, so each is hashed with its own, one by one."""
         return "items", 1
 
-    def feed(self, h: Any, taken: Inputs) -> None:
+    def feed(self, h: "Hash", taken: Inputs) -> None:
+        """Shapes, types and bytes of what `collate` made."""
         _hash(h, "", taken)
 
-    def _item(self, k: int) -> Any:
+    def item(self, k: int) -> object:
+        """What goes to the model of item k."""
         item = self.dataset[k]
         if callable(self.pick):
             return self.pick(item)
         try:
             if isinstance(self.pick, tuple):
-                return tuple(item[p] for p in self.pick)
-            return item if self.pick is None else item[self.pick]
+                return tuple(item[p] for p in self.pick)  # type: ignore[index]  # if it is not, we say so below
+            return item if self.pick is None else item[self.pick]  # type: ignore[index]
         except (KeyError, IndexError, TypeError) as e:
             raise InputError(
                 f"pick={self.pick!r} is not in item {k} of the data set, a {type(item).__name__} "
                 f"({type(e).__name__}: {e}). Say what of an item goes to the model: a position, a key, or a function."
             ) from e
 
-    def _collated(self, items: list[Any], block: slice) -> Any:
+    def _collated(self, items: list[object], block: slice) -> Inputs:
         try:
             return self.collate(items)
         except (TypeError, RuntimeError, ValueError, KeyError, AttributeError) as e:
@@ -157,14 +186,15 @@ class Watched(Source):
 
     def __init__(self, given: Source, name: str) -> None:
         self.given, self.name = given, name
-        self._on = isinstance(given, Samples) and given.fickle
+        self._on = isinstance(given, Fingerprinted) and given.fickle
         self._seen, self._known = np.zeros(len(given), bool), np.zeros(len(given), np.int64)
 
     def __len__(self) -> int:
         return len(self.given)
 
     def take(self, block: slice) -> Inputs:
-        if not isinstance(self.given, Samples):
+        """These samples, if they are what they were."""
+        if not isinstance(self.given, Fingerprinted):
             return self.given.take(block)
         taken, fingerprints = self.given.load(block)
         if self._on:
@@ -184,7 +214,8 @@ class Watched(Source):
         self._seen[block], self._known[block] = True, now
 
     def digest(self) -> str:
-        if not isinstance(self.given, Samples):
+        """A hash of every sample; from now on they are watched. Cost: reads everything once."""
+        if not isinstance(self.given, Fingerprinted):
             return self.given.digest()
         self._on = True
         form, each = self.given.form()
@@ -194,7 +225,7 @@ class Watched(Source):
         return h.hexdigest()[:16]
 
 
-def from_dataset(dataset: Any, pick: Pick = None, *, collate: Callable[[list[Any]], Any] | None = None) -> "Items":
+def from_dataset(dataset: "Dataset[object]", pick: Pick = None, *, collate: Collate | None = None) -> "Items":
     """The items of a `torch.utils.data.Dataset` as inputs of `tg.compute`, loaded a block at a time.
 
     `pick` says what of an item goes to the model: a position or key (`0` for the image of an (image, label) pair), a
@@ -215,13 +246,16 @@ def from_dataset(dataset: Any, pick: Pick = None, *, collate: Callable[[list[Any
     return Items(dataset, pick, collate or default_collate)
 
 
-def source(x: Any, name: str) -> Source:
+def source(x: object, name: str) -> Source:
     """What the user gave, as a Source, checked."""
     if isinstance(x, Source):
         return x
+    if isinstance(x, FeatureBatch):
+        tree.check(x.value, name)
+        return Arrays(x)
     if isinstance(x, Dataset):
         made = from_dataset(x)
-        item = made._item(0)
+        item = made.item(0)
         if isinstance(item, (tuple, list)) and len(item) > 1 and _label(item[-1]):
             raise InputError(
                 f"the items of {name} are ({', '.join(type(v).__name__ for v in item)}), which looks like inputs and a "
@@ -243,15 +277,14 @@ def source(x: Any, name: str) -> Source:
         if isinstance(v, Tensor) and v.layout != torch.strided:
             raise InputError(f"{name}{label} is a sparse tensor; needed: a dense one, x.to_dense().")
     # What the checks look at are shapes.
-    checks.inputs(_mapped(lambda v: torch.empty(tuple(v.shape), device="meta"), x), name)
+    tree.check(_mapped(lambda v: torch.empty(tuple(v.shape), device="meta"), x), name)
     return Arrays(x)
 
 
-def batch(kernel: Kernel, x: Inputs, name: str, count: int) -> Inputs:
+def batch(kernel: Kernel | RowMap, x: Inputs, name: str, count: int) -> Inputs:
     """A block as the kernel takes it: on its device, checked, cast, and as many samples as were asked for."""
-    if kernel.device is not None:
-        x = tree.transform(lambda v: v.to(kernel.device, non_blocking=True), x)
-    x = kernel.ready(x, name)
+    device = kernel.device
+    x = kernel.ready(x if device is None else tree.to(x, device), name)
     if tree.size(x) != count:
         raise InputError(
             f"{name}: {count} samples were asked for, and {tree.size(x)} came. A collate function must make one row "
@@ -260,11 +293,11 @@ def batch(kernel: Kernel, x: Inputs, name: str, count: int) -> Inputs:
     return x
 
 
-def _sliced(v: Any) -> bool:
+def _sliced(v: object) -> TypeGuard[Sliced]:
     return hasattr(v, "shape") and hasattr(v, "dtype") and hasattr(v, "__getitem__") and not np.isscalar(v)
 
 
-def _mapped(f: Callable[[Any], Any], form: Any) -> Any:
+def _mapped(f: Callable[[Sliced], Tensor], form: object) -> Inputs:
     """`tree.transform` for whatever can be cut: f of every array, other values as they are."""
     if _sliced(form):
         return f(form)
@@ -272,10 +305,12 @@ def _mapped(f: Callable[[Any], Any], form: Any) -> Any:
         return {k: _mapped(f, v) for k, v in form.items()}
     if isinstance(form, (tuple, list)):
         return tuple(_mapped(f, v) for v in form)
-    return form
+    if isinstance(form, FeatureBatch):
+        return replace(form, value=f(form.value))
+    return form  # type: ignore[return-value]  # a flag inside inputs, which is passed through
 
 
-def _cut(v: Any, block: slice) -> Tensor:
+def _cut(v: Sliced, block: slice) -> Tensor:
     """A copy: what is changed after it was looked at must not be what is used."""
     if isinstance(v, Tensor):
         return v[block].detach().clone()
@@ -284,7 +319,7 @@ def _cut(v: Any, block: slice) -> Tensor:
     return taken
 
 
-def _items(form: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _items(form: object, name: str = "") -> Iterator[tuple[str, object]]:
     """What is not a container, with its name."""
     if isinstance(form, Mapping):
         for k in sorted(form, key=str):  # in which order they were given is no matter
@@ -292,29 +327,33 @@ def _items(form: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(form, (tuple, list)):
         for j, v in enumerate(form):
             yield from _items(v, f"{name}[{j}]")
+    elif isinstance(form, FeatureBatch):
+        # The name decides the hash: with another one, stores of Grams of features could not be gone on with.
+        yield f"{name}[{'features of ' + form.origin!r}]", form.value
     else:
         yield name, form
 
 
-def _leaves(form: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(form: object) -> Iterator[tuple[str, Sliced]]:
     return ((name, v) for name, v in _items(form) if _sliced(v))
 
 
-def _values(form: Any) -> Iterator[tuple[str, Any]]:
+def _values(form: object) -> Iterator[tuple[str, object]]:
     return ((name, v) for name, v in _items(form) if not _sliced(v))
 
 
-def _same_row(batch: Any, alone: Any, k: int, number: int) -> None:
+def _same_row(batch: Inputs, alone: Inputs, k: int, number: int) -> None:
     """Refuse a batch whose row k is not what item k gives alone, padded or not: collate may have sorted the items."""
     for (label, rows), (_, row) in zip(_leaves(batch), _leaves(alone), strict=False):
         if len(row.shape) < 1 or len(rows.shape) != len(row.shape) or rows.shape[0] <= k or row.shape[0] != 1:
             continue  # the kernel says what it thinks of that
-        one, own = torch.as_tensor(rows[k]), torch.as_tensor(row[0])
-        if any(a < b for a, b in zip(one.shape, own.shape, strict=True)):
+        together, single = torch.as_tensor(rows[k : k + 1])[0], torch.as_tensor(row[0:1])[0]
+        if any(a < b for a, b in zip(together.shape, single.shape, strict=True)):
             continue
-        front = one[tuple(slice(0, s) for s in own.shape)]
-        back = one[tuple(slice(size - s, size) for size, s in zip(one.shape, own.shape, strict=True))]
-        if not any(torch.equal(part.nan_to_num(), own.nan_to_num()) for part in (front, back)):
+        # Padding is at the end or, for some tokenizers, at the beginning.
+        front = together[tuple(slice(0, s) for s in single.shape)]
+        back = together[tuple(slice(size - s, size) for size, s in zip(together.shape, single.shape, strict=True))]
+        if not any(torch.equal(part.nan_to_num(), single.nan_to_num()) for part in (front, back)):
             raise InputError(
                 f"item {number} of the data set is not row {k} of the batch that collate makes of its block"
                 f"{f' ({label})' if label else ''}: alone it gives other numbers. A collate function must make one row "
@@ -322,16 +361,16 @@ def _same_row(batch: Any, alone: Any, k: int, number: int) -> None:
             )
 
 
-def _fingerprints(leaves: list[Any]) -> np.ndarray:
+def _fingerprints(leaves: list[Tensor]) -> np.ndarray:
     """A checksum of each row of tensors that lie side by side."""
     first, *others = (np.frombuffer(_bytes(t), np.uint8).reshape(len(t), -1) for t in leaves)
-    found = [_checksum(row) for row in first]
+    prints = [_checksum(row) for row in first]
     for rows in others:
-        found = [hash((seen, _checksum(row))) for seen, row in zip(found, rows, strict=True)]
-    return np.array(found, np.int64)
+        prints = [hash((seen, _checksum(row))) for seen, row in zip(prints, rows, strict=True)]
+    return np.array(prints, np.int64)
 
 
-def _fingerprint(x: Any) -> int:
+def _fingerprint(x: object) -> int:
     h = hashlib.sha256()
     _hash(h, "", x)
     return int.from_bytes(h.digest()[:8], "little", signed=True)
@@ -347,7 +386,7 @@ except ImportError:
     _checksum = _python_checksum
 
 
-def _hash(h: Any, name: str, v: Any) -> None:
+def _hash(h: "Hash", name: str, v: object) -> None:
     """A value that is passed through: flags, None, or something with arrays inside."""
     if _sliced(v):
         t = v.detach() if isinstance(v, Tensor) else _tensor(v)
@@ -360,7 +399,7 @@ def _hash(h: Any, name: str, v: Any) -> None:
         h.update(f"{name}={v!r}".encode())
 
 
-def _tensor(v: Any) -> Tensor:
+def _tensor(v: object) -> Tensor:
     array = np.ascontiguousarray(v)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("="))
@@ -379,12 +418,13 @@ def _bytes(t: Tensor) -> memoryview:
     return t.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
-def _release(v: Any) -> None:
+def _release(v: object) -> None:
     """Give back the pages of a mapped file that were read: they would count as this process's memory."""
-    pages: Any = getattr(v, "_mmap", None)
-    if isinstance(v, np.memmap) and v.mode in ("r", "r+") and hasattr(pages, "madvise"):  # not private changes
+    pages = getattr(v, "_mmap", None)
+    # Not those of a private mapping ("c"): its changes would be lost.
+    if isinstance(v, np.memmap) and v.mode in ("r", "r+") and pages is not None and hasattr(pages, "madvise"):
         pages.madvise(mmap.MADV_DONTNEED)
 
 
-def _label(v: Any) -> bool:
+def _label(v: object) -> bool:
     return isinstance(v, (int, np.integer)) or (isinstance(v, (Tensor, np.ndarray)) and v.ndim == 0)

@@ -8,42 +8,64 @@ data. Of a symmetric matrix only the upper half is stored.
 
 import errno
 import hashlib
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .._base.types import Spec, StorePlace
 from ..errors import DamagedTile, IncompleteGram, InputError, StoreError, StoreMismatch, StoreWarning
-from .gram import Gram, Index, Wanted, mirror
-from .manifest import Manifest, chunk, differences, digest, plan_of, read, written
+from .gram import Gram
+from .indices import Index, Wanted, mirror_tile
+from .manifest import (
+    VERSIONS,
+    Manifest,
+    chunk_shape,
+    differences,
+    manifest_digest,
+    manifest_file,
+    plan_fields,
+    plan_of,
+    read_manifest,
+)
 from .plan import TilePlan
 from .shelf import Shelf, shelf
 
 # Tiles that are read ahead (heuristic: enough to keep a disk busy).
 AHEAD = 3
 ABOUT, CHUNKS, SEALS = "zarr.json", "c", "seal"
-Heal = Callable[[int, int, Exception], Tensor]
-At = tuple[int, int]
+# The keys of a chunk, c/i/j or c/i/0/j/0, and of its seal, seal/i.j.digest; longer numbers are nobody's tile.
+CHUNK_KEY = re.compile(rf"{CHUNKS}/(\d{{1,9}})/(?:\d{{1,9}}/(\d{{1,9}})/\d{{1,9}}|(\d{{1,9}}))")
+SEAL_KEY = re.compile(rf"{SEALS}/(?:.*/)?(\d{{1,9}})\.(\d{{1,9}})(?:\..*)?")
+At: TypeAlias = tuple[int, int]  # a tile, by its row and column of tiles
+Heal: TypeAlias = Callable[[int, int, Exception], Tensor]
 
 
 class Store:
     """The array, by tiles."""
 
-    def __init__(self, shelf: Shelf, manifest: Manifest, function: str | None = None) -> None:
+    def __init__(
+        self, shelf: Shelf, manifest: Manifest, function: str | None = None, about: bytes | None = None
+    ) -> None:
+        """`function` is what the command line was given to make it, `about` its zarr.json as it was read."""
         self.shelf, self.manifest, self.function = shelf, manifest, function
-        self.key = digest(manifest).encode()
+        self.url, self.new = shelf.name, about is None  # a new one holds what it was begun with
+        self.key = manifest_digest(manifest).encode()
         self.plan: TilePlan = plan_of(manifest)
-        self.chunk = chunk(manifest)
+        self.chunk = chunk_shape(manifest)
+        self.dtype: torch.dtype = getattr(torch, manifest["dtype"])
         self.crc = _crc32c()
+        self.about = manifest_file(manifest, function) if about is None else about
 
     @staticmethod
-    def find(where: Any) -> "Store | None":
+    def find(where: StorePlace | Shelf) -> "Store | None":
         """What is at a path or URL: a store of ours, or nothing yet. Anything else is refused."""
         place = shelf(where)
         _crc32c()
@@ -51,42 +73,35 @@ class Store:
             if place.foreign():
                 raise StoreError(f"{place.name} exists and is not a Gram store. Give an empty or a new folder.")
             raw = place.read(ABOUT)
-        return None if raw is None else Store(place, *read(raw.tobytes(), place.name))
+        if raw is None:
+            return None
+        about = raw.tobytes()
+        return Store(place, *read_manifest(about, place.name), about)
 
     @staticmethod
-    def create(where: Any, manifest: Manifest, function: str | None = None) -> "Store":
+    def create(where: StorePlace | Shelf, manifest: Manifest, function: str | None = None) -> "Store":
         """A new store. If another process has just made one here, that one: of several, one is first."""
         place = shelf(where)
+        store = Store(place, manifest, function)
         with _told(place.name, "made"):
             place.make()
-            place.begin(ABOUT, written(manifest, function))
-        found = Store.find(place)
-        if found is None:
+            if place.begin(ABOUT, store.about):
+                return store
+        first = Store.find(place)
+        if first is None:
             raise StoreError(f"{place.name} was taken away while the store was being made. Call again.")
-        return found
+        return first
 
-    def replace(self, manifest: Manifest) -> None:
-        """Begin again with another manifest, if nothing was put in yet."""
+    def recut(self, cut: TilePlan) -> None:
+        """Begin again with other tiles, if nothing was put in yet."""
         self.require_here()
         with _told(self.url, "made"):
-            self.shelf.write(ABOUT, written(manifest, self.function))
-
-    @property
-    def url(self) -> str:
-        return self.shelf.name
+            self.shelf.write(ABOUT, manifest_file({**self.manifest, "plan": plan_fields(cut)}, self.function))
 
     @property
     def complete(self) -> bool:
+        """Whether every tile is there."""
         return len(self.finished()) == self.plan.count
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return getattr(torch, self.manifest["dtype"])
-
-    def shape(self, n: int, m: int) -> torch.Size:
-        """The array's shape with other numbers of samples."""
-        shape = self.manifest["shape"]
-        return torch.Size([n, m] if len(shape) == 2 else [n, shape[1], m, shape[3]])
 
     def require_here(self) -> None:
         """Refuse if the store was moved, removed or replaced since it was opened."""
@@ -94,21 +109,31 @@ class Store:
             raw = self.shelf.read(ABOUT)
         if raw is None:
             raise StoreError(f"{self.url} is not there any more: somebody moved or removed it, or its zarr.json.")
-        if digest(read(raw.tobytes(), self.url)[0]).encode() != self.key:
+        about = raw.tobytes()
+        # Other bytes may say the same: another program may have written the file anew.
+        if about != self.about and manifest_digest(read_manifest(about, self.url)[0]).encode() != self.key:
             raise StoreError(f"{self.url} is another store now: somebody replaced it while this one was at work.")
 
-    def require_same(self, now: Mapping[str, Any], tile: int | None) -> None:
-        """Refuse if `now`, a part of a manifest, or a tile that was asked for is not ours; say it if only the libraries
-        differ."""
-        was, given = {k: self.manifest[k] for k in now}, dict(now)
-        versions = differences(was.pop("versions"), given.pop("versions"))
+    def require_same(
+        self, spec: Spec, inputs: Mapping[str, str | None], samples: At, symmetric: bool, tile: int | None
+    ) -> None:
+        """Refuse if the kernel, the inputs, the numbers of samples (n, m) or the tile that was asked for are not ours;
+        say it if only the libraries differ."""
+        shape, (n, m) = self.manifest["shape"], samples
+        now: dict[str, object] = {
+            "kernel": spec,
+            "inputs": inputs,
+            "shape": [n, m] if len(shape) == 2 else [n, shape[1], m, shape[3]],
+            "symmetric": symmetric,
+        }
+        said: Mapping[str, object] = self.manifest
+        was = {name: said[name] for name in now}
         if tile is not None:
-            was["tile"], given["tile"] = self.plan.rows, tile
-        different = differences(was, given)
-        if different:
+            was["tile"], now["tile"] = self.plan.rows, tile
+        if different := differences(was, now):
             raise StoreMismatch(self.url, different)
-        if versions:
-            changed = ", ".join(f"{k} {then} → {here}" for k, (then, here) in versions.items())
+        if others := differences(self.manifest["versions"], VERSIONS):
+            changed = ", ".join(f"{k} {then} → {here}" for k, (then, here) in others.items())
             warnings.warn(
                 f"{self.url} was begun with other versions ({changed}): new tiles may differ from the old ones in "
                 "their last bits.",
@@ -118,12 +143,22 @@ class Store:
 
     def finished(self) -> set[At]:
         """The tiles of the plan whose chunks are there, with a seal."""
+        there: set[At] = set()
+        sealed: set[At] = set()
+        high, wide = self.plan.grid
         with _told(self.url, "read"):
-            there = {_place(key.split("/")[1:]) for key in self.shelf.keys(CHUNKS)}
-            sealed = {_place(key.split("/")[-1].split(".")[:2]) for key in self.shelf.keys(SEALS)}
-        return {at for at in there & sealed if at is not None and self.plan.has(*at)}
+            for key in self.shelf.keys(CHUNKS):
+                if match := CHUNK_KEY.fullmatch(key):
+                    i, j = int(match[1]), int(match[2] or match[3])
+                    if i < high and j < wide and (i <= j or not self.plan.symmetric):
+                        there.add((i, j))
+            for key in self.shelf.keys(SEALS):
+                if match := SEAL_KEY.fullmatch(key):
+                    sealed.add((int(match[1]), int(match[2])))
+        return there & sealed
 
     def write(self, i: int, j: int, tile: np.ndarray) -> None:
+        """Put a tile in its place, with its checksum and its seal."""
         if list(tile.shape) != self.chunk:  # at an edge
             whole = np.full(self.chunk, np.nan, tile.dtype)
             whole[tuple(slice(0, size) for size in tile.shape)] = tile
@@ -163,32 +198,32 @@ class Store:
     def damaged(self, tiles: set[At]) -> Iterator[tuple[At, DamagedTile]]:
         """Those of the finished tiles that are not what was written. Cost: reads them all."""
 
-        def bad(at: At) -> tuple[At, DamagedTile] | None:
+        def fault(at: At) -> DamagedTile | None:
             try:
                 self.read(*at)
             except DamagedTile as e:
-                return at, e
+                return e
             return None
 
+        there = sorted(tiles)
         with ThreadPoolExecutor(AHEAD) as pool:
-            yield from (found for found in pool.map(bad, sorted(tiles)) if found is not None)
+            for at, why in zip(there, pool.map(fault, there), strict=True):
+                if why is not None:
+                    yield at, why
 
     def discard(self, i: int, j: int) -> None:
+        """Take a tile out, with its seals: whoever wrote it."""
         with _told(self.url, "written"):
             self.shelf.delete(self._chunk(i, j))
             for key in [k for k in self.shelf.keys(SEALS) if k.startswith(f"{SEALS}/{i}.{j}.")]:
                 self.shelf.delete(key)
 
-    def clear_leftovers(self) -> None:
-        """Remove what writers that were killed left behind (files no process can still be writing)."""
-        for under in (CHUNKS, SEALS):
-            self.shelf.tidy(under)
-
-    def require_space(self, tiles: int) -> None:
-        """Refuse before the work if the disk cannot hold the tiles that are still to come."""
+    def make_room(self, tiles: int) -> None:
+        """Remove what writers that were killed left behind, and refuse, before the work, if the disk cannot hold so
+        many more tiles."""
         need = tiles * int(np.prod(self.chunk)) * self.dtype.itemsize
         with _told(self.url, "written"):
-            free = self.shelf.free()
+            free = self.shelf.tidy(CHUNKS, SEALS)
         if free is not None and need > free:
             raise StoreError(
                 f"{self.url} needs {need / 1e9:.3g} GB more and the disk has {free / 1e9:.3g} GB free. Free some, or "
@@ -203,6 +238,15 @@ class Store:
         return f"{SEALS}/{i}.{j}.{told.hexdigest()}"
 
 
+class _Reading(NamedTuple):
+    """A tile to be read: whether it is wanted itself, and whether its mirror image is."""
+
+    i: int
+    j: int
+    straight: bool
+    mirrored: bool
+
+
 @dataclass(frozen=True, eq=False)
 class StoredGram(Gram):
     """A Gram matrix on disk, finished or not."""
@@ -212,19 +256,22 @@ class StoredGram(Gram):
 
     @property
     def path(self) -> str:
+        """The folder or URL that it is in."""
         return self.store.url
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         """What decides the numbers: kernel, hashes of inputs, plan, versions."""
         return self.store.manifest
 
     @property
     def shape(self) -> torch.Size:
+        """That of the stored array."""
         return torch.Size(self.store.manifest["shape"])
 
     @property
     def dtype(self) -> torch.dtype:
+        """That of the stored array."""
         return self.store.dtype
 
     @property
@@ -237,23 +284,24 @@ class StoredGram(Gram):
         return len(self.store.finished()), self.store.plan.count
 
     def tiles(self, wanted: Wanted | None = None) -> Iterator[tuple[Index, Index, Tensor]]:
+        """The stored tiles, and of a symmetric matrix their mirror images; each is read once."""
         cut = self.store.plan
-        todo: list[tuple[int, int, bool, bool]] = []  # with: is this tile wanted, is its mirror image
+        todo: list[_Reading] = []
         for i, j in cut.tiles():
             rows, columns = cut.block(i), cut.block(j, 1)
             straight = wanted is None or wanted(rows, columns)
             mirrored = cut.symmetric and i != j and (wanted is None or wanted(columns, rows))
             if straight or mirrored:
-                todo.append((i, j, straight, mirrored))
-        self._present({(i, j) for i, j, _, _ in todo})
-        for (i, j, straight, mirrored), tile in self._read(todo):
-            rows, columns = cut.block(i), cut.block(j, 1)
-            if straight:
+                todo.append(_Reading(i, j, straight, mirrored))
+        self._require_present({(t.i, t.j) for t in todo})
+        for t, tile in self._read(todo):
+            rows, columns = cut.block(t.i), cut.block(t.j, 1)
+            if t.straight:
                 yield rows, columns, tile
-            if mirrored:
-                yield columns, rows, mirror(tile)
+            if t.mirrored:
+                yield columns, rows, mirror_tile(tile)
 
-    def _present(self, needed: set[tuple[int, int]]) -> None:
+    def _require_present(self, needed: set[At]) -> None:
         finished = self.store.finished()
         absent = needed - finished
         if absent:
@@ -263,23 +311,25 @@ class StoredGram(Gram):
                 f"store={self.path!r}), or take a part that is there."
             )
 
-    def _read(self, todo: list[tuple[int, int, bool, bool]]) -> Iterator[tuple[tuple[int, int, bool, bool], Tensor]]:
+    def _read(self, todo: list[_Reading]) -> Iterator[tuple[_Reading, Tensor]]:
         """The tiles in order, a few read ahead."""
         with ThreadPoolExecutor(AHEAD) as pool:
             ahead: list[Future[np.ndarray]] = []
-            for k, at in enumerate(todo):
+            for k, t in enumerate(todo):
                 while len(ahead) < min(AHEAD, len(todo) - k):
-                    ahead.append(pool.submit(self.store.read, *todo[k + len(ahead)][:2]))
+                    following = todo[k + len(ahead)]
+                    ahead.append(pool.submit(self.store.read, following.i, following.j))
                 try:
                     tile = torch.from_numpy(ahead.pop(0).result())
                 except DamagedTile as e:
                     if self.heal is None:
                         raise
-                    tile = self.heal(at[0], at[1], e)
-                yield at, tile
+                    tile = self.heal(t.i, t.j, e)
+                yield t, tile
 
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return opened, (self.path,)
+    def __reduce__(self) -> tuple[Callable[[str], "StoredGram"], tuple[str]]:
+        """Pickled by its path: another process reads the same files."""
+        return open_store, (self.path,)
 
     def __repr__(self) -> str:
         done, count = self.progress
@@ -287,7 +337,7 @@ class StoredGram(Gram):
         return f"StoredGram({self.path!r}, shape={tuple(self.shape)}, dtype={self.dtype}{state})"
 
 
-def open_gram(path: Any) -> StoredGram:
+def open_gram(path: StorePlace) -> StoredGram:
     """The Gram matrix in a store, finished or unfinished, without the kernel that made it.
 
     >>> import tempfile, tangency as tg
@@ -296,13 +346,13 @@ def open_gram(path: Any) -> StoredGram:
     ...     tg.open_gram(folder + "/gram").shape
     torch.Size([9, 9])
     """
-    found = opened(path)
-    if found.manifest["kernel"]["kernel"] == "features":
+    gram = open_store(path)
+    if gram.manifest["kernel"]["kernel"] == "features":
         raise StoreError(f"{path} holds features, not a Gram matrix. Open them with tg.projection.open_features.")
-    return found
+    return gram
 
 
-def opened(path: Any) -> StoredGram:
+def open_store(path: StorePlace) -> StoredGram:
     """What a store holds: a Gram matrix, or features, which are stored as one."""
     store = Store.find(path)
     if store is None:
@@ -323,14 +373,6 @@ def _told(what: str, done: str) -> Iterator[None]:
             ) from e
         safe = " The finished tiles are safe; call again to go on." if done == "written" else ""
         raise StoreError(f"{what} cannot be {done}: {e.strerror or e}.{safe}") from e
-
-
-def _place(parts: list[str]) -> At | None:
-    """The tile of a key."""
-    if len(parts) not in (2, 4) or not all(p.isdecimal() and len(p) < 10 for p in parts):
-        return None
-    numbers = [int(p) for p in parts]
-    return numbers[0], numbers[len(numbers) // 2]
 
 
 def _crc32c() -> Callable[[np.ndarray], int]:

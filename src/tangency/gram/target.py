@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import IncompleteGram, MemoryBudgetError, StoreMismatch, StoreWarning, TangencyError, WorkerLost
 from ..kernels.kernel import all_finite
-from .gram import DenseGram, Gram, mirror, place
+from .gram import DenseGram, Gram
+from .indices import mirror_tile, place_tile
 from .plan import TilePlan
 from .store import Heal, Store, StoredGram
 
@@ -24,9 +24,11 @@ At = tuple[int, int]
 
 
 class Target(ABC):
-    """Takes tiles. As a context it ends with every tile that it took in its place."""
+    """Takes tiles."""
 
     cut: TilePlan
+    first: int = 0  # the row block to begin with
+    bad: At | None = None  # a tile that was taken and is not finite
 
     @abstractmethod
     def missing(self) -> set[At]:
@@ -44,8 +46,13 @@ class Target(ABC):
     def flush(self) -> None:
         """Wait until every tile that was taken has been looked at and is in its place."""
 
+    def close(self) -> None:
+        """End with every tile that was handed over in its place, whatever happened."""
+        return None
+
     @abstractmethod
-    def gram(self) -> Gram: ...
+    def gram(self) -> Gram:
+        """What was made."""
 
     def require_all(self) -> None:
         """Look, before it is said to be complete."""
@@ -65,22 +72,6 @@ class Target(ABC):
     def stopped(self) -> str:
         """What someone who stopped the run wants to know."""
 
-    @property
-    @abstractmethod
-    def bad(self) -> At | None:
-        """A tile that was taken and is not finite."""
-
-    @property
-    def first(self) -> int:
-        """The row block to begin with."""
-        return 0
-
-    def __enter__(self) -> "Target":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
 
 class InMemory(Target):
     """One tensor on the kernel's device; of a symmetric matrix the lower half is copied from the upper."""
@@ -89,54 +80,57 @@ class InMemory(Target):
         self.cut, self.shape = cut, shape
         self._out: Tensor | None = None
         self._unseen: deque[tuple[At, Tensor, Tensor]] = deque()
-        self._bad: At | None = None
         self._taken: set[At] = set()
 
     def missing(self) -> set[At]:
+        """All of them."""
         return set(self.cut.tiles())
 
     def finished(self) -> set[At]:
+        """Those that were taken."""
         return self._taken
 
     def put(self, i: int, j: int, tile: Tensor) -> None:
+        """Copy a tile, and its mirror image, to their places."""
         if self._out is None:
             self._out = tile.new_empty(self.shape)
         rows, columns = self.cut.block(i), self.cut.block(j, 1)
-        place(self._out, rows, columns, tile)
+        place_tile(self._out, rows, columns, tile)
         if self.cut.symmetric and i != j:
-            place(self._out, columns, rows, mirror(tile))
+            place_tile(self._out, columns, rows, mirror_tile(tile))
         self._taken.add((i, j))
         self._unseen.append(((i, j), tile, tile.sum()))
         if len(self._unseen) > 1:  # not the last one: a GPU may still be at work on it
             self._look()
 
     def flush(self) -> None:
+        """Look at the last tile."""
         while self._unseen:
             self._look()
 
     def _look(self) -> None:
         at, tile, total = self._unseen.popleft()
         if not all_finite(tile, total):
-            self._bad = at
-
-    @property
-    def bad(self) -> At | None:
-        return self._bad
+            self.bad = at
 
     def gram(self) -> Gram:
+        """The matrix in memory."""
         assert self._out is not None
         return DenseGram(self._out, self.cut.symmetric)
 
     def smaller(self) -> int:
+        """Half of what it was: nothing was kept, so everything is made again."""
         return self.cut.halved().rows
 
     def lost(self, absent: set[At]) -> TangencyError:
+        """Only an executor can lose them."""
         return WorkerLost(
             f"{len(absent)} of {self.cut.count} tiles did not come back from the executor, first {min(absent)}. "
             "It must return the result of every task that it was given."
         )
 
     def stopped(self) -> str:
+        """How much is lost, and how it would not be."""
         return (
             f"stopped after {len(self._taken)} of {self.cut.count} tiles, which are lost. With store='folder' they "
             "would be kept."
@@ -148,42 +142,40 @@ class Stored(Target):
 
     def __init__(self, store: Store, cut: TilePlan, heal: Heal, still: Callable[[Store], None]) -> None:
         self.store, self.cut, self.heal, self.still = store, cut, heal, still
-        self._begun: bool | None = None
-        self._copies: deque[tuple[At, Tensor, Any]] = deque()
+        self._copies: deque[tuple[At, Tensor, torch.cuda.Event | None]] = deque()
         self._writing: deque[Future[None]] = deque()
-        self._pool: ThreadPoolExecutor | None = None
-        self._bad: At | None = None
+        self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="tangency-writer")  # threads start when needed
         self._put: set[At] = set()
 
     def missing(self) -> set[At]:
         """What is not there or does not match its checksum. In a finished store the checksums wait until it is read."""
-        wanted, there = set(self.cut.tiles()), self.finished()
-        self._begun = bool(there)
+        there = self.finished()
+        wanted = set(self.cut.tiles())
         missing = wanted - there
+        if there:
+            # Another process may be at work on it: begin somewhere else. (`secrets`: not the user's random numbers.)
+            self.first = secrets.randbelow(self.cut.grid[0])
         if missing:
-            self.store.clear_leftovers()
-            for at, why in self.store.damaged(there & wanted):
+            for at, why in self.store.damaged(there & wanted) if there else ():
                 warnings.warn(f"{why} It will be computed again.", StoreWarning, stacklevel=4)
                 self.store.discard(*at)
                 missing.add(at)
-            self.store.require_space(len(missing))
+            self.store.make_room(len(missing))
         return missing
 
     def finished(self) -> set[At]:
+        """Those on disk, if the store is still the one that was opened."""
         self.store.require_here()
         return self.store.finished()
 
-    @property
-    def first(self) -> int:
-        """Where a store was begun another process may be at work on it: begin somewhere else."""
-        return secrets.randbelow(self.cut.grid[0]) if self._begun else 0  # not the user's random numbers
-
     def put(self, i: int, j: int, tile: Tensor) -> None:
+        """Begin to copy a tile to the host, and hand those before it to the writers."""
         self._copies.append(((i, j), *_to_host(tile)))
         while len(self._copies) > 1:  # not the last one: a GPU may still be at work on it
             self._hand_over()
 
     def flush(self) -> None:
+        """Wait until all are written."""
         while self._copies:
             self._hand_over()
         while self._writing:
@@ -194,19 +186,19 @@ class Stored(Target):
         if copied is not None:
             copied.synchronize()
         if not all_finite(tile):
-            self._bad = at
+            self.bad = at
             return
-        while len(self._writing) >= QUEUE:
+        while len(self._writing) >= QUEUE:  # a slow disk holds the computation up, not the memory
             self._writing.popleft().result()
-        assert self._pool is not None
         self._put.add(at)
         self._writing.append(self._pool.submit(self.store.write, *at, tile.numpy()))
 
-    @property
-    def bad(self) -> At | None:
-        return self._bad
+    def close(self) -> None:
+        """What was handed over is written."""
+        self._pool.shutdown(wait=True)
 
     def gram(self) -> Gram:
+        """The matrix on disk, which mends its damaged tiles."""
         return StoredGram(self.store, self.heal)
 
     def require_all(self) -> None:
@@ -220,37 +212,32 @@ class Stored(Target):
             raise
 
     def smaller(self) -> int:
+        """Half of what it was, which the store must know; one that holds tiles already cannot change."""
         if self.finished():
             raise MemoryBudgetError(
                 f"CUDA ran out of memory with tiles of {self.cut.rows} samples a side, with which {self.store.url} "
                 f"was begun. Give it more room, or begin another store with tile={max(1, self.cut.rows // 2)}."
             )
         half = self.cut.halved()
-        self.store.replace({**self.store.manifest, "plan": half.decisive})
+        self.store.recut(half)
         return half.rows
 
     def lost(self, absent: set[At]) -> TangencyError:
+        """They were removed, or an executor lost them."""
         return IncompleteGram(
             f"{len(absent)} of {self.cut.count} tiles are not in {self.store.url} at the end, first {min(absent)}: "
             "somebody removed them, or the executor did not return them. The others are safe; call again to go on."
         )
 
     def stopped(self) -> str:
+        """How much is safe."""
         return (
             f"stopped: {len(self.finished())} of {self.cut.count} tiles are safe in {self.store.url}. Call again "
             "with the same arguments to go on."
         )
 
-    def __enter__(self) -> "Stored":
-        self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="tangency-writer")
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        assert self._pool is not None
-        self._pool.shutdown(wait=True)  # what was handed over is written, whatever happened
-
-
-def _to_host(tile: Tensor) -> tuple[Tensor, Any]:
+def _to_host(tile: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     """A copy of the tile in host memory and, on a GPU, the event that says when it is there."""
     if tile.device.type != "cuda":
         return tile.contiguous(), None

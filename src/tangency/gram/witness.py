@@ -5,29 +5,30 @@ hook. So a store keeps a few kernel entries and outputs as its kernel gave them,
 store is gone on with or believed. What can be hashed is kept too; it tells why they differ.
 """
 
+import math
 import platform
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import combinations_with_replacement, islice, product
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._base.types import Inputs
+from .._base.types import Inputs, Spec
 from ..engine.network import Network
 from ..errors import StoreMismatch, StoreWarning
 from ..kernels.kernel import Kernel
-from .code import CHANGES, described, lasting, rewritten
-from .manifest import differences
+from .code import CHANGES, describe_code, rewritten
+from .manifest import Manifest, Witness, differences
+from .rows import RowMap
 from .source import batch
 
 # Samples of each side, and numbers of each pair of samples, of which there are many for several outputs (heuristics).
 SAMPLES, NUMBERS = 3, 16
 # How far numbers that are computed again, perhaps on another machine, may be from the first ones, relative to the
 # largest of them (heuristic: rounding in other orders).
-CLOSE = {"float64": 1e-9, "float32": 3e-5, "tf32": 5e-3, "float16": 5e-3}
+SAME_WITHIN = {"float64": 1e-9, "float32": 3e-5, "tf32": 5e-3, "float16": 5e-3}
 
 
 @dataclass(frozen=True)
@@ -47,44 +48,51 @@ def positions(n: int) -> list[int]:
     return sorted({round(k * (n - 1) / (SAMPLES - 1)) for k in range(SAMPLES)})
 
 
-def witness(kernel: Kernel, samples: list[Sample]) -> dict[str, Any]:
+def witness(kernel: Kernel | RowMap, samples: list[Sample]) -> Witness:
     """Outputs and entries of the kernel at some samples, and what its code and its model's attributes look like."""
-    looks = code(kernel)
+    before = code_looks(kernel)
     with torch.no_grad():
         ready = [(s, batch(kernel, s.x, f"x{s.side + 1}", 1)) for s in samples]
-        made = [(s, kernel.prepare(x)) for s, x in ready]
-        left, right = ([(s, a) for s, a in made if s.side == side] for side in (0, 1))
-        pairs = product(left, right) if right else combinations_with_replacement(left, 2)
-        entries = {f"k({s}, {t})": _numbers(kernel.pair(a, b)) for (s, a), (t, b) in pairs}
+        if isinstance(kernel, RowMap):
+            # Where there are no columns, earlier versions had one sample: the name keeps their stores comparable.
+            entries = {f"k({s}, x2[0])": _numbers(kernel.values(x)) for s, x in ready}
+        else:
+            prepared = [(s, kernel.prepare(x)) for s, x in ready]
+            left, right = ([(s, a) for s, a in prepared if s.side == side] for side in (0, 1))
+            pairs = product(left, right) if right else combinations_with_replacement(left, 2)
+            entries = {f"k({s}, {t})": _numbers(kernel.pair(a, b)) for (s, a), (t, b) in pairs}
         outputs = {f"f({s})": _numbers(out) for s, x in ready if (out := kernel.outputs(x)) is not None}
-    return {"entries": entries, "outputs": outputs, "code": lasting(looks, code(kernel))}
+    # What a run itself changes, counters and caches, says nothing of the model.
+    after = code_looks(kernel)
+    lasting = {name: look if after.get(name) == look else CHANGES for name, look in before.items()}
+    return {"entries": entries, "outputs": outputs, "code": lasting}
 
 
-def code(kernel: Kernel) -> dict[str, str]:
+def code_looks(kernel: object) -> dict[str, str]:
     """What the models and functions in a kernel look like; comparable within one version of Python."""
-    found = {k: v for thing in _parts(kernel) for k, v in described(thing).items()}
-    return {"python": platform.python_version(), **found}
+    looks = {"python": platform.python_version()}
+    for part in _parts(kernel):
+        looks |= describe_code(part)
+    return looks
 
 
-def changed(was: Mapping[str, Any], now: Mapping[str, Any], precision: str) -> dict[str, tuple[Any, Any]]:
+def changed_numbers(was: Witness, now: Witness, spec: Spec) -> dict[str, tuple[object, object]]:
     """The numbers in which two witnesses differ by more than rounding: (then, now)."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for part in ("entries", "outputs"):
-        before, here = was.get(part, {}), now[part]
+    changed: dict[str, tuple[object, object]] = {}
+    for before, here in ((was.get("entries", {}), now["entries"]), (was.get("outputs", {}), now["outputs"])):
         largest = max((abs(v) for values in here.values() for v in values if v is not None), default=0.0)
-        for name in here:
-            if not _close(before.get(name), here[name], CLOSE.get(precision, CLOSE["float32"]) * largest):
-                found[name] = (before.get(name), here[name])
-    return found
+        bound = tolerance(spec) * largest
+        changed |= {k: (before.get(k), v) for k, v in here.items() if not _close(before.get(k), v, bound)}
+    return changed
 
 
-def require_witness(store: str, said: Mapping[str, Any], now: Mapping[str, Any], precision: str) -> None:
+def require_witness(store: str, said: Manifest, now: Witness) -> None:
     """Refuse a store whose kernel gave other numbers, or whose functions were other ones: a few samples do not tell
     what these do to the rest. If only values look different, say so."""
     was = said["witness"]
     looks = recoded(was.get("code", {}), now["code"])
-    lines = {f"code of {name}": pair for name, pair in looks.items()}
-    if numbers := changed(was, now, precision):
+    lines: dict[str, tuple[object, object]] = {f"code of {name}": pair for name, pair in looks.items()}
+    if numbers := changed_numbers(was, now, said["kernel"]):
         raise StoreMismatch(store, dict(islice(numbers.items(), 4)) | lines)  # more numbers say no more
     if any(rewritten(str(then), str(here)) for then, here in looks.values()):
         raise StoreMismatch(store, lines | {"numbers at the samples looked at": ("the same", "the same")})
@@ -99,24 +107,28 @@ def require_witness(store: str, said: Mapping[str, Any], now: Mapping[str, Any],
         )
 
 
-def recoded(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def recoded(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[object, object]]:
     """What differs in the code and attributes: (then, now)."""
-    if was.get("python") != now.get("python"):
+    if was.get("python") != now.get("python"):  # another version compiles the same source to other instructions
         return {}
     return {k: pair for k, pair in differences(was, now).items() if CHANGES not in pair}
 
 
-def precision(spec: Mapping[str, Any]) -> str:
+def tolerance(spec: Spec) -> float:
+    """How far a kernel's numbers may lie apart when they are computed again, relative to the largest."""
+    return SAME_WITHIN.get(_precision(spec), SAME_WITHIN["float32"])
+
+
+def _precision(spec: Mapping[str, object]) -> str:
     """The dtype that a kernel, or the first one inside it, computes in."""
-    found = spec.get("dtype")
-    if isinstance(found, str):
-        return found
-    of = spec.get("of")
+    dtype, of = spec.get("dtype"), spec.get("of")
+    if isinstance(dtype, str):
+        return dtype
     inner = of if isinstance(of, list) else [of]
-    return next((p for k in inner if isinstance(k, Mapping) and (p := precision(k))), "")
+    return next((p for k in inner if isinstance(k, Mapping) and (p := _precision(k))), "")
 
 
-def _parts(thing: Any, depth: int = 6) -> Iterator[Any]:
+def _parts(thing: object, depth: int = 6) -> Iterator[Network | nn.Module]:
     """Networks and modules among the fields of a kernel."""
     if isinstance(thing, (Network, nn.Module)):
         yield thing
@@ -131,12 +143,14 @@ def _parts(thing: Any, depth: int = 6) -> Iterator[Any]:
 def _numbers(t: Tensor) -> list[float | None]:
     """Some entries, and the norm of all; None for what is not finite."""
     flat = t.detach().cpu().double().flatten()
-    some = flat[:: max(1, -(-len(flat) // NUMBERS))]
-    both = torch.cat([some, torch.linalg.vector_norm(flat)[None]]) if len(some) < len(flat) else some
-    return [v if v == v and abs(v) != float("inf") else None for v in both.tolist()]
+    kept = flat[:: max(1, -(-len(flat) // NUMBERS))]
+    if len(kept) < len(flat):
+        kept = torch.cat([kept, torch.linalg.vector_norm(flat)[None]])
+    return [v if math.isfinite(v) else None for v in kept.tolist()]  # JSON has no infinity
 
 
-def _close(was: Any, now: list[float | None], bound: float) -> bool:
+def _close(was: object, now: list[float | None], bound: float) -> bool:
+    """Whether two lists of numbers are the same; what a store says may be anything."""
     if not isinstance(was, list) or len(was) != len(now):
         return False
     if not all(v is None or isinstance(v, (int, float)) for v in was):

@@ -9,7 +9,6 @@ import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,31 +18,38 @@ from .._base import tree
 from .._base.types import Inputs
 from ..errors import InputError, ModelError
 from ..kernels.kernel import Kernel, all_finite
-from .plan import Task, TilePlan
+from .manifest import Witness
+from .plan import TilePlan
+from .rows import RowMap
 from .source import batch
-from .sweep import Sweep
-from .witness import Sample, changed, precision, witness
+from .sweep import TileTask, sweep_of
+from .witness import Sample, changed_numbers, witness
+
+CPU = torch.device("cpu")
+Blocks = Mapping[tuple[int, int], Inputs]  # samples by (side, number of the first one)
+Tiles = list[tuple[int, int, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Job:
+class TileJob:
     """What all tasks of a run share."""
 
     kernel: bytes
     cut: TilePlan
     samples: list[Sample]
-    witness: dict[str, Any]  # what the kernel gives for them where it was packed
+    witness: Witness  # what the kernel gives for them where it was packed
     run: str  # another one for every run: what a worker holds comes from the inputs of that run
 
     @staticmethod
-    def of(kernel: Kernel, cut: TilePlan, samples: list[Sample], seen: dict[str, Any]) -> "Job":
-        alone = [replace(s, x=tree.transform(lambda v: v.cpu(), s.x)) for s in samples]
-        return Job(pack(kernel), cut, alone, seen, secrets.token_hex(16))
+    def of(kernel: Kernel | RowMap, cut: TilePlan, samples: list[Sample], seen: Witness) -> "TileJob":
+        """The job of a kernel that gave `seen` for the samples."""
+        alone = [replace(s, x=tree.to(s.x, CPU)) for s in samples]
+        return TileJob(pack(kernel), cut, alone, seen, secrets.token_hex(16))
 
-    def kernel_here(self) -> Kernel:
+    def kernel_here(self) -> Kernel | RowMap:
         """The kernel, if it computes here what it does there: a class comes by its name, from files that may differ."""
         kernel = unpack(self.kernel)
-        other = changed(self.witness, witness(kernel, self.samples), precision(kernel.spec()))
+        other = changed_numbers(self.witness, witness(kernel, self.samples), kernel.spec())
         if other:
             name, (there, here) = next(iter(other.items()))
             raise ModelError(
@@ -54,33 +60,30 @@ class Job:
         return kernel
 
 
-Tiles = list[tuple[int, int, np.ndarray]]
 _held = threading.local()  # a sweep is one thread's: the workers of an executor may be threads of one process
 
 
-def perform(job: Job, task: Task, inputs: Mapping[tuple[int, int], Inputs]) -> Tiles:
-    """The tiles of a task, from the inputs of its blocks (side, block)."""
+def perform(job: TileJob, task: TileTask, inputs: Blocks) -> Tiles:
+    """The tiles of a task, from the inputs of its blocks."""
+
+    def load(side: int, block: slice) -> Inputs:
+        return batch(sweep.maker, inputs[side, block.start], f"x{side + 1}", block.stop - block.start)
+
     if getattr(_held, "run", None) != job.run:
         _held.sweep = None  # one job at a time: a worker's memory is planned for one
-        _held.sweep = Sweep(job.kernel_here(), lambda side, k: {}, job.cut)
+        _held.sweep = sweep_of(job.kernel_here(), load, job.cut)
         _held.run = job.run
-    sweep: Sweep = _held.sweep
-    kernel = sweep.kernel
-
-    def load(side: int, k: int) -> Inputs:
-        block = job.cut.block(k, side)
-        return batch(kernel, inputs[side, k], f"x{side + 1}", block.stop - block.start)
-
+    sweep = _held.sweep
     sweep.load = load
     with torch.no_grad():
-        found = [(i, j, tile.cpu()) for i, j, tile in sweep.tiles(task)]
-        for i, j, tile in found:
+        tiles = [(i, j, tile.cpu()) for i, j, tile in sweep.tiles(task)]
+        for i, j, tile in tiles:
             if not all_finite(tile):
                 raise sweep.diagnose(i, j)
-    return [(i, j, tile.numpy()) for i, j, tile in found]
+    return [(i, j, tile.numpy()) for i, j, tile in tiles]
 
 
-def pack(kernel: Kernel) -> bytes:
+def pack(kernel: Kernel | RowMap) -> bytes:
     """The kernel as bytes. Tensors on a GPU travel by way of the CPU to the receiver's own GPU."""
     try:
         from cloudpickle import CloudPickler as Base
@@ -88,7 +91,7 @@ def pack(kernel: Kernel) -> bytes:
         Base = pickle.Pickler  # type: ignore[misc,assignment,unused-ignore]
 
     class Packer(Base):  # type: ignore[misc,valid-type,unused-ignore]
-        def reducer_override(self, thing: Any) -> Any:
+        def reducer_override(self, thing: object) -> object:
             if type(thing) is Tensor and _far(thing):
                 return _arrive, (_leave(thing),)
             override = getattr(super(), "reducer_override", None)
@@ -105,7 +108,8 @@ def pack(kernel: Kernel) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(packed: bytes) -> Kernel:
+def unpack(packed: bytes) -> Kernel | RowMap:
+    """What `pack` packed, in the process that received it."""
     try:
         return pickle.loads(packed)
     except (AttributeError, ImportError) as e:  # without cloudpickle, what a script defines is sent by name alone

@@ -3,12 +3,11 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._base.types import Inputs
+from .._base.types import Inputs, Spec
 from ..errors import InputError
 from .kernel import Kernel, Prepared
 
@@ -19,26 +18,34 @@ class _Combined(Kernel):
 
     @property
     @abstractmethod
-    def inner(self) -> tuple[Kernel, ...]: ...
+    def inner(self) -> tuple[Kernel, ...]:
+        """The kernels that it is made of."""
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
+        """As the first kernel has it."""
         return self.inner[0].ready(x, name)
 
-    def alike(self, x: Inputs, y: Inputs) -> None:
-        self.inner[0].alike(x, y)
+    def alike(self, x1: Inputs, x2: Inputs) -> None:
+        """As the first kernel has it."""
+        self.inner[0].alike(x1, x2)
 
     @property
     def device(self) -> torch.device | None:
+        """That of the first kernel."""
         return self.inner[0].device
 
     def outputs(self, x: Inputs) -> Tensor | None:
-        each = [k.outputs(x) for k in self.inner]
-        found = [out.flatten(1) for out in each if out is not None]
-        return torch.cat(found, 1) if found else None
+        """Those of all networks in it, side by side."""
+        outputs = [out.flatten(1) for kernel in self.inner if (out := kernel.outputs(x)) is not None]
+        return torch.cat(outputs, 1) if outputs else None
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
-        each = [k.footprint(x) for k in self.inner]
-        return sum(kept for kept, _ in each) + 8, max(transient for _, transient in each)
+        """What all kernels keep, and what the one at work needs besides."""
+        kept, transient = 8, 0  # 8 bytes for what a combination keeps itself: a norm
+        for kernel in self.inner:
+            own_kept, own_transient = kernel.footprint(x)
+            kept, transient = kept + own_kept, max(transient, own_transient)
+        return kept, transient
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +56,15 @@ class SumKernel(_Combined):
 
     @property
     def inner(self) -> tuple[Kernel, ...]:
+        """The summands."""
         return self.kernels
 
     def prepare(self, x: Inputs, memory: int | None = None) -> Prepared:
+        """As `Kernel.prepare`: each summand's, one after the other."""
         return tuple(k.prepare(x, memory) for k in self.kernels)
 
     def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
+        """As `Kernel.pair`: the sum of the summands' tiles."""
         parts = [
             k.pair(left, left if a is b else right, workspace)
             for k, left, right in zip(self.kernels, a, b, strict=True)
@@ -66,16 +76,20 @@ class SumKernel(_Combined):
         return torch.stack(parts).sum(0)
 
     def diagnose(self, a: Prepared) -> None:
-        for k, each in zip(self.kernels, a, strict=True):
-            k.diagnose(each)
+        """As `Kernel.diagnose`, summand by summand."""
+        for kernel, prepared in zip(self.kernels, a, strict=True):
+            kernel.diagnose(prepared)
 
     def diag(self, x: Inputs) -> Tensor:
+        """The sum of the summands' diagonals."""
         return torch.stack([k.diag(x) for k in self.kernels]).sum(0)
 
-    def parts(self, x: Inputs, y: Inputs | None = None) -> dict[str, Tensor]:
-        return {f"{j}.{name}": p for j, k in enumerate(self.kernels) for name, p in k.parts(x, y).items()}
+    def parts(self, x1: Inputs, x2: Inputs | None = None) -> dict[str, Tensor]:
+        """The parts of all summands, under their number."""
+        return {f"{j}.{name}": p for j, k in enumerate(self.kernels) for name, p in k.parts(x1, x2).items()}
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> Spec:
+        """As `Kernel.spec`: what it does, and the spec of what it is made of."""
         return {"kernel": "sum", "of": [k.spec() for k in self.kernels]}
 
 
@@ -88,24 +102,31 @@ class ScaleKernel(_Combined):
 
     @property
     def inner(self) -> tuple[Kernel, ...]:
+        """The one kernel."""
         return (self.kernel,)
 
     def prepare(self, x: Inputs, memory: int | None = None) -> Prepared:
+        """As the kernel itself."""
         return self.kernel.prepare(x, memory)
 
     def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
+        """`factor` times the kernel's tile."""
         return self.kernel.pair(a, b, workspace) * self.factor
 
     def diagnose(self, a: Prepared) -> None:
+        """As the kernel itself."""
         self.kernel.diagnose(a)
 
     def diag(self, x: Inputs) -> Tensor:
+        """`factor` times the kernel's diagonal."""
         return self.kernel.diag(x) * self.factor
 
-    def parts(self, x: Inputs, y: Inputs | None = None) -> dict[str, Tensor]:
-        return {name: p * self.factor for name, p in self.kernel.parts(x, y).items()}
+    def parts(self, x1: Inputs, x2: Inputs | None = None) -> dict[str, Tensor]:
+        """`factor` times the kernel's parts."""
+        return {name: p * self.factor for name, p in self.kernel.parts(x1, x2).items()}
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> Spec:
+        """As `Kernel.spec`: what it does, and the spec of what it is made of."""
         return {"kernel": "scale", "factor": self.factor, "of": self.kernel.spec()}
 
 
@@ -117,9 +138,11 @@ class CosineKernel(_Combined):
 
     @property
     def inner(self) -> tuple[Kernel, ...]:
+        """The one kernel."""
         return (self.kernel,)
 
     def prepare(self, x: Inputs, memory: int | None = None) -> Prepared:
+        """As the kernel itself, with the norms √k(x, x); refused where one is 0."""
         inner = self.kernel.prepare(x, memory)
         norms = self.kernel.prepared_diag(inner).sqrt()
         if bool((norms.detach() == 0).any()):
@@ -131,6 +154,7 @@ class CosineKernel(_Combined):
         return inner, norms
 
     def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
+        """The kernel's tile by the norms, exactly 1 where a sample meets itself."""
         same = a is b
         left, right = a[1], b[1]
         k = self.kernel.pair(a[0], a[0] if same else b[0], workspace)
@@ -142,16 +166,19 @@ class CosineKernel(_Combined):
         return k
 
     def diagnose(self, a: Prepared) -> None:
+        """As the kernel itself."""
         self.kernel.diagnose(a[0])
 
     def diag(self, x: Inputs) -> Tensor:
+        """1 for every sample."""
         return torch.ones_like(self.kernel.diag(x))
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> Spec:
+        """As `Kernel.spec`: what it does, and the spec of what it is made of."""
         return {"kernel": "cosine", "of": self.kernel.spec()}
 
 
-def add(*kernels: Kernel | Sequence[Kernel]) -> SumKernel:
+def sum(*kernels: Kernel | Sequence[Kernel]) -> SumKernel:
     """k₁ + k₂ + … of kernels on the same inputs.
 
     >>> import tangency as tg
@@ -159,12 +186,13 @@ def add(*kernels: Kernel | Sequence[Kernel]) -> SumKernel:
     >>> torch.allclose(tg.sum(k, k)(x), 2 * k(x))
     True
     """
-    flat: list[Any] = []
+    given: list[object] = []
     for k in kernels:
-        flat.extend(k if isinstance(k, (list, tuple)) else [k])
-    if not flat or not all(isinstance(k, Kernel) for k in flat):
-        raise InputError(f"tg.sum takes one or more kernels; it was given {[type(k).__name__ for k in flat]}.")
-    return SumKernel(tuple(flat))
+        given.extend(k if isinstance(k, (list, tuple)) else [k])
+    summands = tuple(k for k in given if isinstance(k, Kernel))
+    if not given or len(summands) < len(given):
+        raise InputError(f"tg.sum takes one or more kernels; it was given {[type(k).__name__ for k in given]}.")
+    return SumKernel(summands)
 
 
 def scale(kernel: Kernel, factor: float) -> ScaleKernel:
@@ -189,7 +217,7 @@ def cosine(kernel: Kernel) -> CosineKernel:
     tensor([1., 1.])
     """
     _is_kernel(kernel, "tg.cosine")
-    if type(kernel).prepared_diag is Kernel.prepared_diag:
+    if isinstance(kernel, _Combined):
         raise InputError(
             f"tg.cosine takes an empirical or infinite kernel; it was given a {type(kernel).__name__}. Take the cosine "
             "first."

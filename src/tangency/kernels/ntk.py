@@ -6,19 +6,20 @@ from typing import Any
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
-from .._base import checks
-from .._base.types import Outputs, Params
-from ..engine.cost import Method, check_method
-from ..engine.features import Hidden, Jacobian, default_layers, layer_names
-from ..engine.network import Head, Network, head_arity
+from .._base.types import Outputs, Params, Trainable
+from ..engine.contraction import Method, check_method
+from ..engine.features import Jacobian
+from ..engine.heads import Head, head_arity
+from ..engine.hidden import Hidden, default_layers, layer_names
+from ..engine.network import Network
 from ..errors import InputError
-from .kernel import Empirical
+from .empirical import Empirical
 
 
 def _tangent(name: str, model: nn.Module, *, trace: bool, method: Method, **options: Any) -> Empirical:
     """What the tangent kernels share: a network, checked, and its Jacobian."""
     network = Network.of(model, **options)
-    check_method(method, network.train)
+    check_method(method, network.trainable)
     return Empirical(name, Jacobian(network), trace=trace, method=method)
 
 
@@ -26,24 +27,24 @@ def full_ntk(
     model: nn.Module,
     *,
     params: Params | None = None,
-    train: checks.Train = None,
+    trainable: Trainable = None,
     outputs: Outputs = None,
     dtype: object = None,
     method: Method = None,
 ) -> Empirical:
     """Θ(x, y)[n, c, m, d] = ⟨∂f_c(x_n)/∂θ, ∂f_d(y_m)/∂θ⟩, so that reshape(n·c, m·d) is J Jᵀ.
 
-    `params`: a state dict, for the kernel at a checkpoint. `train`: which parameters count, by name, module, predicate
-    or a list of these (default: those with requires_grad). `outputs`: picks the tensor out of what the model returns.
-    `dtype`: float64, float32, and on CUDA 'tf32' and float16. `method`: forces 'expand' or 'in place',
-    on every layer or, as a dict, on the parameters that it names.
+    `params`: a state dict, for the kernel at a checkpoint. `trainable`: which parameters count, by name, module,
+    predicate or a list of these (default: those with requires_grad). `outputs`: picks the tensor out of what the model
+    returns. `dtype`: float64, float32, and on CUDA 'tf32' and float16. `method`: forces 'expand' or 'in place', on
+    every layer or, as a dict, on the parameters that it names.
 
     >>> model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
     >>> full_ntk(model)(x).shape
     torch.Size([4, 2, 4, 2])
     """
     return _tangent(
-        "full ntk", model, trace=False, method=method, params=params, train=train, outputs=outputs, dtype=dtype
+        "full ntk", model, trace=False, method=method, params=params, trainable=trainable, outputs=outputs, dtype=dtype
     )
 
 
@@ -51,7 +52,7 @@ def trace_ntk(
     model: nn.Module,
     *,
     params: Params | None = None,
-    train: checks.Train = None,
+    trainable: Trainable = None,
     outputs: Outputs = None,
     dtype: object = None,
     method: Method = None,
@@ -66,7 +67,7 @@ def trace_ntk(
     True
     """
     return _tangent(
-        "trace ntk", model, trace=True, method=method, params=params, train=train, outputs=outputs, dtype=dtype
+        "trace ntk", model, trace=True, method=method, params=params, trainable=trainable, outputs=outputs, dtype=dtype
     )
 
 
@@ -74,7 +75,7 @@ def pseudo_ntk(
     model: nn.Module,
     *,
     params: Params | None = None,
-    train: checks.Train = None,
+    trainable: Trainable = None,
     outputs: Outputs = None,
     dtype: object = None,
     method: Method = None,
@@ -93,7 +94,7 @@ def pseudo_ntk(
         trace=True,
         method=method,
         params=params,
-        train=train,
+        trainable=trainable,
         outputs=outputs,
         head=_mean_head,
         dtype=dtype,
@@ -110,7 +111,7 @@ def head_ntk(
     head: Head,
     *,
     params: Params | None = None,
-    train: checks.Train = None,
+    trainable: Trainable = None,
     outputs: Outputs = None,
     dtype: object = None,
     method: Method = None,
@@ -136,7 +137,7 @@ def head_ntk(
         trace=True,
         method=method,
         params=params,
-        train=train,
+        trainable=trainable,
         outputs=outputs,
         head=head,
         dtype=dtype,
@@ -162,7 +163,7 @@ def conjugate_kernel(
     >>> torch.allclose(conjugate_kernel(model)(x), 1 + z @ z.T, atol=1e-5)
     True
     """
-    network = Network.of(model, params=params, train=lambda name, p: True, outputs=outputs, dtype=dtype)
+    network = Network.of(model, params=params, trainable=lambda name, p: True, outputs=outputs, dtype=dtype)
     layers = None if layer is None else layer_names(network.model, layer)
     return Empirical("conjugate kernel", Hidden(network, layers, bias), trace=True)
 
@@ -184,6 +185,6 @@ def embedding_kernel(
     >>> torch.allclose(embedding_kernel(model, layers="0")(x), z @ z.T, atol=1e-5)
     True
     """
-    network = Network.of(model, params=params, train=lambda name, p: True, outputs=outputs, dtype=dtype)
+    network = Network.of(model, params=params, trainable=lambda name, p: True, outputs=outputs, dtype=dtype)
     chosen = default_layers(network.model) if layers is None else layers
     return Empirical("embedding kernel", Hidden(network, layer_names(network.model, chosen), bias=False), trace=True)

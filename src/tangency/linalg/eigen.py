@@ -4,7 +4,6 @@ What a `Spectrum` says is measured: its residual is max_i ‖K v_i − λ_i v_i�
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,33 +11,37 @@ from torch import Tensor
 from .._base import checks
 from .._base import memory as memory_of
 from .._base.progress import bar
-from .._base.types import Float
+from .._base.results import Result
+from .._base.types import Device, Float
 from ..errors import DidNotConverge, InputError, MemoryBudgetError, NotPositiveDefinite
-from .matrix import Matrix, flattened, size, square
+from .matrix import Matrix, flat_rows, flattened, square
 
 
-@dataclass(frozen=True, eq=False)
-class Spectrum:
+@dataclass(frozen=True, eq=False, repr=False)
+class Spectrum(Result):
     """K ≈ Σ_i λ_i v_i v_iᵀ, largest λ first; `complete` if these are all. Goes wherever a Gram is decomposed."""
 
     values: Float[Tensor, " k"]
     vectors: Float[Tensor, "n k"]  # n·c rows for a full kernel
     shape: torch.Size  # of the Gram
-    method: str
-    steps: int
-    residual: float
+    solver: str
+    steps: int  # products with a block of vectors; 1 for eigh
+    residual: float  # max_i ‖K v_i − λ_i v_i‖ / max_i |λ_i|, measured
     eps: float  # rounding of the type that K came in, below which its eigenvalues say nothing
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the eigenpairs; K's own may be narrower (`eps`)."""
         return self.values.dtype
 
     @property
     def device(self) -> torch.device:
+        """Where the eigenpairs lie."""
         return self.values.device
 
     @property
     def complete(self) -> bool:
+        """Whether these are all eigenpairs of K."""
         return self.vectors.shape[0] == len(self.values)
 
     def cutoff(self, relative: float | None = None) -> float:
@@ -64,6 +67,7 @@ class Spectrum:
         return replace(self, values=self.values[:count], vectors=self.vectors[:, :count])
 
     def to(self, dtype: torch.dtype) -> "Spectrum":
+        """The same eigenpairs in another type."""
         return replace(self, values=self.values.to(dtype), vectors=self.vectors.to(dtype))
 
     def __len__(self) -> int:
@@ -72,11 +76,11 @@ class Spectrum:
     def __repr__(self) -> str:
         return (
             f"Spectrum({len(self)} of {self.vectors.shape[0]} eigenpairs, λ from {float(self.values[0]):.4g} to "
-            f"{float(self.values[-1]):.4g}, {self.method}, residual {self.residual:.1e})"
+            f"{float(self.values[-1]):.4g}, {self.solver}, residual {self.residual:.1e})"
         )
 
 
-def spectrum(K: Matrix, *, dtype: torch.dtype | None = None, device: Any = None) -> Spectrum:
+def spectrum(K: Matrix, *, dtype: torch.dtype | None = None, device: Device = None) -> Spectrum:
     """All eigenpairs K = Σ_i λ_i v_i v_iᵀ, by torch.linalg.eigh, on K's device (or `device`, for one on disk).
 
     `dtype`: float64 for more digits than K's own type carries. Cost: about 9 n³ operations, 4 n² numbers.
@@ -89,43 +93,44 @@ def spectrum(K: Matrix, *, dtype: torch.dtype | None = None, device: Any = None)
     gram = square(K)
     where = torch.device(device) if device is not None else gram.device or torch.device("cpu")
     kind = dtype or gram.dtype
-    n = size(gram.shape)
-    need = 4 * n * n * torch.empty(0, dtype=kind).element_size()
+    # K itself, its eigenvectors and LAPACK's workspace, of about two more matrices.
+    need = 4 * gram.shape.numel() * torch.empty(0, dtype=kind).element_size()
     if where.type == "cpu" and need > memory_of.machine_memory():
+        n = flat_rows(gram.shape)
         raise MemoryBudgetError(
             f"all eigenpairs of a {n} x {n} matrix take about {need / 1e9:.3g} GB, more than this machine has "
-            f"({memory_of.machine_memory() / 1e9:.3g}). Ask for the largest: tg.linalg.top(K, k)."
+            f"({memory_of.machine_memory() / 1e9:.3g}). Ask for the largest: tg.linalg.top(K, count)."
         )
     k = flattened(gram, kind, where)
     values, vectors = torch.linalg.eigh(k)
-    values, vectors = values.flip(0), vectors.flip(1)
+    values, vectors = values.flip(0), vectors.flip(1)  # eigh has the smallest first
     scale = values.abs().max().clamp_min(torch.finfo(kind).tiny)
     worst = 0.0
-    for start in range(0, n, 1024):
+    for start in range(0, len(k), 1024):  # by columns, so that no fourth matrix of K's size is needed
         part = slice(start, start + 1024)
         off = k @ vectors[:, part] - vectors[:, part] * values[part]
         worst = max(worst, float(off.norm(dim=0).max() / scale))
-    found = Spectrum(values, vectors, gram.shape, "eigh", 1, worst, torch.finfo(gram.precision).eps)
-    return _trusted(found, 1e3 * torch.finfo(kind).eps * n**0.5)
+    pairs = Spectrum(values, vectors, gram.shape, "eigh", 1, worst, torch.finfo(gram.precision).eps)
+    return _trusted(pairs, 1e3 * torch.finfo(kind).eps * len(k) ** 0.5)
 
 
 def top(
     K: Matrix,
-    k: int,
+    count: int,
     *,
     tol: float | None = None,
     block: int | None = None,
     max_steps: int = 200,
     dtype: torch.dtype | None = None,
-    device: Any = None,
+    device: Device = None,
     seed: int = 0,
     progress: bool = True,
 ) -> Spectrum:
-    """The k largest eigenpairs, by block Krylov iteration with restarts: each step is one product of K with a block.
+    """The largest `count` eigenpairs, by block Krylov iteration with restarts: a step is a product of K with a block.
 
     A step reads an on-disk Gram once. Stops when ‖K v − λ v‖ ≤ `tol`·λ_1 for each pair (default: 1e-8 in float64, 1e-5
-    in float32). `block`: columns of a product (default: k, between 16 and 512). Musco & Musco 2015, "Randomized block
-    Krylov methods…"; restarts as in Davidson's method. Cost: n²·block a step, and n·(5k + 10·block) numbers.
+    in float32). `block`: columns of a product (default: `count`, between 16 and 512). Musco & Musco 2015, "Randomized
+    block Krylov methods…"; restarts as in Davidson's method. Cost: n²·block a step, and n·(5·count + 10·block) numbers.
 
     >>> import tangency as tg
     >>> K = torch.diag(torch.arange(1.0, 101.0))
@@ -133,45 +138,50 @@ def top(
     [100, 99, 98]
     """
     gram = square(K)
-    n = size(gram.shape)
-    if not isinstance(k, int) or not 1 <= k <= n:
-        raise InputError(f"k={k!r}; needed: a number of eigenpairs from 1 to {n}, the size of the matrix.")
+    n = flat_rows(gram.shape)
+    if not isinstance(count, int) or not 1 <= count <= n:
+        raise InputError(f"count={count!r}; needed: a number of eigenpairs from 1 to {n}, the size of the matrix.")
+    # A Gram on disk has no device; its products are made where the block lies.
     where = torch.device(device) if device is not None else gram.device or torch.device("cpu")
     kind = dtype or gram.dtype
     tol = (1e-8 if kind == torch.float64 else 1e-5) if tol is None else tol
     if max_steps < 1 or (block is not None and block < 1):
         raise InputError(f"max_steps={max_steps}, block={block}; needed: at least 1.")
-    b = min(n, block or min(max(k, 16), 512))
+    b = min(n, block or min(max(count, 16), 512))
     generator = torch.Generator().manual_seed(seed)
-    # At least k columns to begin with: fewer would see but as many copies of an eigenvalue.
-    fresh = torch.randn(n, max(b, k), generator=generator, dtype=kind).to(where)
+    # At least `count` columns to begin with: fewer would see but as many copies of an eigenvalue.
+    fresh = torch.randn(n, max(b, count), generator=generator, dtype=kind).to(where)
     basis, image = fresh[:, :0], fresh[:, :0]  # Q and K Q
     values = residuals = vectors = fresh[0, :0]
-    with bar(None, f"top {k} eigenpairs", "pass", show=progress) as step:
+    with bar(None, f"top {count} eigenpairs", "pass", show=progress) as step:
         for steps in range(1, max_steps + 1):
             fresh = _orthonormal(fresh, basis)
             basis, image = torch.cat([basis, fresh], 1), torch.cat([image, (gram @ fresh).to(kind)], 1)
             values, s = _ritz(basis, image)
-            want = min(len(values), k + b)
+            want = min(len(values), count + b)
             vectors = basis @ s[:, :want]
             off = image @ s[:, :want] - vectors * values[:want]
             residuals = off.norm(dim=0) / values.abs().max().clamp_min(torch.finfo(kind).tiny)
-            step(note=f"residual {float(residuals[:k].max()):.1e}")
-            done = (basis.shape[1] >= k and bool((residuals[:k] <= tol).all())) or basis.shape[1] == n
+            step(note=f"residual {float(residuals[:count].max()):.1e}")
+            done = (basis.shape[1] >= count and bool((residuals[:count] <= tol).all())) or basis.shape[1] == n
             if done or steps == max_steps:
                 break
-            if basis.shape[1] + b > 2 * k + 4 * b:
+            if basis.shape[1] + b > 2 * count + 4 * b:  # restart from the best vectors, so that memory stays bounded
                 basis, image = vectors, image @ s[:, :want]
             room = min(b, n - basis.shape[1])
+            # Residuals of pairs that are not there yet are the directions that the basis lacks.
             fresh = off[:, (residuals > tol).nonzero()[:room, 0]]
-            if not fresh.shape[1]:  # an invariant space, smaller than k: the rest of K is elsewhere
+            if not fresh.shape[1]:  # an invariant space, smaller than asked for: the rest of K is elsewhere
                 fresh = torch.randn(n, room, generator=generator, dtype=kind).to(where)
-    worst, eps = float(residuals[:k].max()), torch.finfo(gram.precision).eps
-    found = Spectrum(values[:k], vectors[:, :k], gram.shape, f"block Krylov, {b} columns", steps, worst, eps)
-    return _trusted(found, max(tol, n * torch.finfo(kind).eps) if basis.shape[1] == n else tol)
+    worst, eps = float(residuals[:count].max()), torch.finfo(gram.precision).eps
+    pairs = Spectrum(values[:count], vectors[:, :count], gram.shape, f"block Krylov, {b} columns", steps, worst, eps)
+    # A basis of the whole space has nothing to add: what is left is rounding, whatever was asked for.
+    return _trusted(pairs, max(tol, n * torch.finfo(kind).eps) if basis.shape[1] == n else tol)
 
 
 def _ritz(basis: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of K on the span of Q, and their eigenvectors in its coordinates, from Q and K Q; largest first."""
+    # Qᵀ K Q is symmetric but for rounding, which eigh would take from one triangle alone.
     h = basis.T @ image
     values, s = torch.linalg.eigh((h + h.T) / 2)
     return values.flip(0), s.flip(1)
@@ -185,11 +195,12 @@ def _orthonormal(block: Tensor, basis: Tensor) -> Tensor:
     return block
 
 
-def _trusted(found: Spectrum, tol: float) -> Spectrum:
-    if not found.residual <= tol:
+def _trusted(pairs: Spectrum, tol: float) -> Spectrum:
+    """The eigenpairs, or `DidNotConverge` where their residual is above `tol` (or is no number)."""
+    if not pairs.residual <= tol:
         raise DidNotConverge(
-            f"{found.method} reached the residual {found.residual:.2e} in {found.steps} step(s); asked for: {tol:.1e}. "
+            f"{pairs.solver} reached the residual {pairs.residual:.2e} in {pairs.steps} step(s); asked for: {tol:.1e}. "
             "Allow more max_steps, a larger block or a larger tol, or use float64; .solution holds what was found.",
-            found,
+            pairs,
         )
-    return found
+    return pairs

@@ -2,24 +2,24 @@
 
 import shutil
 import tempfile
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .._base.progress import bar
+from .._base.types import FilePath
 from ..errors import MemoryBudgetError, NotPositiveDefinite
 from ..gram.gram import Gram
-from .matrix import flattened, size
+from .matrix import flat_rows, flattened
 
 
 def factor(gram: Gram, reg: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """L; `NotPositiveDefinite` names the pivot where there is none. Takes n² numbers."""
+    """L [n, n] with L Lᵀ = K + reg·I; `NotPositiveDefinite` names the pivot where there is none. Takes n² numbers."""
     a = flattened(gram, dtype, device).T  # columns lie in sequence: LAPACK then works in place
     a.diagonal().add_(reg)
-    own = a.diagonal().clone()
-    info = _in_place(a)
-    _check_pivots(gram, reg, a, own, info, 0)
+    diagonal = a.diagonal().clone()  # what the pivots are compared with; the factor overwrites it
+    info = _factor_in_place(a)
+    _check_pivots(gram, reg, a, diagonal, info, 0)
     return a
 
 
@@ -35,8 +35,8 @@ class DiskFactor:
     Memory: two panels, 2·n·panel numbers. Disk: n²/2 numbers; making L reads n³/(6·panel).
     """
 
-    def __init__(self, gram: Gram, reg: float, like: Tensor, folder: str | Path, panel: int, progress: bool) -> None:
-        self.n, self.like = size(gram.shape), like
+    def __init__(self, gram: Gram, reg: float, like: Tensor, folder: FilePath, panel: int, progress: bool) -> None:
+        self.n, self.like = flat_rows(gram.shape), like
         c = self.n // gram.shape[0]  # a panel holds whole samples
         step = max(1, panel // c) * c
         self.panels = [slice(start, min(self.n, start + step)) for start in range(0, self.n, step)]
@@ -47,7 +47,7 @@ class DiskFactor:
         if sum(sizes) > free:
             raise MemoryBudgetError(
                 f"the factor takes {sum(sizes) / 1e9:.3g} GB and {folder} has {free / 1e9:.3g} GB free. Give a "
-                "folder on another disk, or use method=tg.linalg.CG()."
+                "folder on another disk, or use solver=tg.linalg.CG()."
             )
         self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as this object
         with bar(len(self.panels), "Cholesky on disk", "panel", show=progress) as tick:
@@ -56,16 +56,18 @@ class DiskFactor:
                 tick()
 
     def _make(self, gram: Gram, reg: float, k: int) -> None:
+        """Panel k of L, into the file: that of K less what the panels before it explain, then divided by its corner."""
         start, stop, c = self.panels[k].start, self.panels[k].stop, self.n // gram.shape[0]
         part = gram.select(slice(start // c, None), slice(start // c, stop // c))
         p = flattened(part, self.like.dtype, self.like.device)
         p.diagonal().add_(reg)
-        own = p.diagonal().clone()
-        for before in range(k):
+        diagonal = p.diagonal().clone()
+        for before in range(k):  # the panels to the left, each read from the file: n³/(6·panel) numbers in all
             left = self._read(before, start)
             p -= left @ left[: stop - start].T
+        # The corner L_kk on the diagonal is factored; below it, P ← P L_kk⁻ᵀ.
         corner = p[: stop - start].T.contiguous().T  # columns in sequence, as LAPACK takes it
-        _check_pivots(gram, reg, corner, own, _in_place(corner), start)
+        _check_pivots(gram, reg, corner, diagonal, _factor_in_place(corner), start)
         p[: stop - start] = corner
         p[stop - start :] = torch.linalg.solve_triangular(corner, p[stop - start :].T, upper=False).T
         self.file.seek(self.places[k])
@@ -82,6 +84,7 @@ class DiskFactor:
     def solve(self, y: Tensor) -> Tensor:
         """(L Lᵀ)⁻¹ y, two passes over the file."""
         x = y.clone()
+        # L z = y from the first panel on, then Lᵀ x = z from the last one back.
         for k, p in enumerate(self.panels):
             column, width = self._read(k, p.start), p.stop - p.start
             x[p] = torch.linalg.solve_triangular(column[:width], x[p], upper=False)
@@ -93,17 +96,19 @@ class DiskFactor:
         return x
 
 
-def _in_place(a: Tensor) -> int:
+def _factor_in_place(a: Tensor) -> int:
+    """Overwrites a with its Cholesky factor; the number of the pivot that failed, from 1 on, or 0."""
     info = torch.zeros((), dtype=torch.int32, device=a.device)
     torch.linalg.cholesky_ex(a, out=(a, info))
     return int(info)
 
 
-def _check_pivots(gram: Gram, reg: float, lower: Tensor, own: Tensor, info: int, first: int) -> None:
+def _check_pivots(gram: Gram, reg: float, lower: Tensor, diagonal: Tensor, info: int, first: int) -> None:
     """Refuse a pivot of rounding alone: no larger than the errors of n sums of K_ii's size (heuristic: 30·√n·ε)."""
-    n, dtype = size(gram.shape), lower.dtype
+    n, dtype = flat_rows(gram.shape), lower.dtype
+    # Without reg a pivot is made of K's entries alone, which are rounded to K's own type.
     eps = torch.finfo(dtype).eps if reg > 0 else max(torch.finfo(t).eps for t in (dtype, gram.precision))
-    small = (lower.diagonal().square() <= 30 * n**0.5 * eps * own)[: info - 1 if info else None]
+    small = (lower.diagonal().square() <= 30 * n**0.5 * eps * diagonal)[: info - 1 if info else None]
     pivot = int(small.nonzero()[0]) if bool(small.any()) else info - 1
     if pivot < 0:
         return
@@ -113,7 +118,7 @@ def _check_pivots(gram: Gram, reg: float, lower: Tensor, own: Tensor, info: int,
     raise NotPositiveDefinite(
         f"K + {reg:g}·I is not positive definite in {str(dtype).removeprefix('torch.')}: pivot {pivot} ({sample}) is "
         "not positive beyond rounding, so this row depends on those before it (a duplicate, more rows than features) "
-        f"or K is indefinite. Give a larger reg (a start: {1e-6 * float(own.abs().max()):.1g}), take the "
-        "pseudo-inverse with tg.regress.ridgeless or method=tg.linalg.Eigh(), or compute the kernel in float64.",
+        f"or K is indefinite. Give a larger reg (a start: {1e-6 * float(diagonal.abs().max()):.1g}), take the "
+        "pseudo-inverse with tg.regress.ridgeless or solver=tg.linalg.Eigh(), or compute the kernel in float64.",
         pivot,
     )

@@ -5,17 +5,21 @@ import torch
 from torch import Tensor
 
 from .._base import checks
+from .._base.types import Array
 from ..errors import InputError
-from ..gram.gram import DenseGram, Gram, place
+from ..gram.gram import DenseGram, Gram
+from ..gram.indices import place_tile
 
-Matrix = Gram | Tensor | np.ndarray
+Matrix = Gram | Array
 # Bytes that are compared at a time (heuristic: more than a core's cache, less than anyone's memory).
-CHUNK = 64 << 20
+COMPARED_BYTES = 64 << 20
 
 
 def square(k: Matrix, name: str = "K") -> Gram:
-    """k as a Gram of samples with themselves, [n, n] or [n, c, n, c]: what is not square, finite and symmetric is
-    refused. What `compute` made is known to be; anything else is looked at."""
+    """k as a Gram of samples with themselves, [n, n] or [n, c, n, c].
+
+    What is not square, finite and symmetric is refused. What `compute` made is known to be; anything else is looked at.
+    """
     if not isinstance(k, (Gram, Tensor, np.ndarray)):
         raise InputError(f"{name} is a {type(k).__name__}; needed: a Gram (tg.compute), a tensor or an array.")
     if isinstance(k, np.ndarray):
@@ -28,12 +32,13 @@ def square(k: Matrix, name: str = "K") -> Gram:
         )
     if k.dtype not in (torch.float32, torch.float64):
         raise InputError(f"{name} is {k.dtype}; needed: float32 or float64.")
+    # What our own kernels computed of samples with themselves is symmetric and finite by the way it is made.
     if isinstance(k, Gram) and k._same_samples:
         return k
     if isinstance(k, Gram) and not k._in_memory:
         raise InputError(f"{name} lies on disk and has other rows than columns; leave x2 out: tg.compute(kernel, x).")
     value = k.dense() if isinstance(k, Gram) else k.detach()
-    _look(value.reshape(size(value.shape), -1), name)
+    _check_entries(value.reshape(flat_rows(value.shape), -1), name)
     return DenseGram(value, symmetric=True)
 
 
@@ -46,11 +51,11 @@ def between(k: Matrix, name: str = "cross") -> Gram:
     return DenseGram(torch.as_tensor(k).detach(), symmetric=False)
 
 
-def _look(k: Tensor, name: str) -> None:
+def _check_entries(k: Tensor, name: str) -> None:
     """Refuse NaN, infinities and asymmetry beyond rounding, going by rows so that no copy of k is made."""
-    biggest = difference = torch.zeros((), dtype=k.dtype, device=k.device)
-    where = (0, 0)
-    for start in range(0, len(k), step := max(1, CHUNK // (len(k) * k.element_size()))):
+    largest = difference = torch.zeros((), dtype=k.dtype, device=k.device)
+    where = (0, 0)  # of the largest difference
+    for start in range(0, len(k), step := max(1, COMPARED_BYTES // (len(k) * k.element_size()))):
         rows = k[start : start + step]
         if not bool(rows.isfinite().all()):
             i, j = (int(v) for v in (~rows.isfinite()).nonzero()[0])
@@ -60,9 +65,9 @@ def _look(k: Tensor, name: str) -> None:
             difference = off.max()
             i, j = divmod(int(off.argmax()), len(k))
             where = (start + i, j)
-        biggest = torch.maximum(biggest, rows.abs().max())
+        largest = torch.maximum(largest, rows.abs().max())
     # Two ways to sum p products differ by √p·ε or so: p = 10⁸ parameters leave 10⁴·ε.
-    if difference > 1e4 * torch.finfo(k.dtype).eps * biggest:
+    if difference > 1e4 * torch.finfo(k.dtype).eps * largest:
         i, j = where
         raise InputError(
             f"{name} is not symmetric: {name}[{i}, {j}] = {float(k[i, j]):.6g} and {name}[{j}, {i}] = "
@@ -72,20 +77,19 @@ def _look(k: Tensor, name: str) -> None:
 
 def flattened(gram: Gram, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A new matrix with the Gram's entries, [n·c, n·c] or [m·d, n·c], filled tile by tile."""
+    # Tile by tile, so that a Gram on disk is in memory once, in the type of the work.
     out = torch.empty(gram.shape, dtype=dtype, device=device)
     for rows, columns, tile in gram.tiles():
-        place(out, rows, columns, tile)
-    return out.reshape(size(gram.shape), -1)
+        place_tile(out, rows, columns, tile)
+    return out.reshape(flat_rows(gram.shape), -1)
 
 
-def size(shape: torch.Size) -> int:
+def flat_rows(shape: torch.Size) -> int:
     """Rows of a Gram as a matrix: n, or n·c."""
     return shape[: len(shape) // 2].numel()
 
 
-def targets(
-    y: Tensor | np.ndarray, side: torch.Size, dtype: torch.dtype, device: torch.device | None, name: str = "y"
-) -> Tensor:
+def targets(y: Array, side: torch.Size, dtype: torch.dtype, device: torch.device | None, name: str = "y") -> Tensor:
     """y as numbers in the wider type: [n] or [n, q] for a kernel with side [n], [n, c] for a full one."""
     y = torch.as_tensor(y).detach()
     if len(side) == 1 and (y.dim() not in (1, 2) or len(y) != side[0] or 0 in y.shape):

@@ -7,9 +7,9 @@ the `reg` that was asked for.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,42 +18,38 @@ from torch import Tensor
 from .._base import checks
 from .._base import memory as memory_of
 from .._base.progress import bar
-from .._base.types import Float
+from .._base.results import Result
+from .._base.types import Array, Device, FilePath, Float, Memory
 from ..errors import DidNotConverge, InputError, NotPositiveDefinite
 from ..gram.gram import Gram
 from .eigen import spectrum
 from .factor import DiskFactor, factor, substitute
-from .matrix import Matrix, size, square, targets
+from .matrix import Matrix, flat_rows, square, targets
 
 
-@dataclass(frozen=True, eq=False)
-class Solution:
+@dataclass(frozen=True, eq=False, repr=False)
+class Solution(Result):
     """a with (K + reg·I) a ≈ y. `residual` is the largest ‖(K + reg·I) a − y‖ / ‖y‖ over the columns of y."""
 
     value: Float[Tensor, "..."]
-    method: str
+    solver: str
     steps: int
     residual: float
-
-    def __repr__(self) -> str:
-        shape = tuple(self.value.shape)
-        return f"Solution({shape}, {self.method}, {self.steps} step(s), residual {self.residual:.1e})"
 
 
 class Solver(ABC):
     """A way to solve (K + reg·I) a = y. `y` is a matrix [n·c, q] in the type and on the device of the work."""
 
     @abstractmethod
-    def __call__(self, gram: Gram, y: Tensor, reg: float, tol: float) -> Solution: ...
+    def __call__(self, gram: Gram, y: Tensor, reg: float, tol: float) -> Solution:
+        """a [n·c, q], and its residual as measured."""
 
 
-def solve(
-    K: Matrix, y: Tensor | np.ndarray, *, reg: float = 0.0, method: Solver | None = None, tol: float | None = None
-) -> Solution:
+def solve(K: Matrix, y: Array, *, reg: float = 0.0, solver: Solver | None = None, tol: float | None = None) -> Solution:
     """a = (K + reg·I)⁻¹ y for y [n] or [n, q]; a full kernel [n, c, n, c] acts on [n·c] or [n·c, q].
 
     `reg` is absolute. The work is done in the wider type of K and y, on K's device; a Gram on disk is worked on where y
-    lies. `method`: `Auto()` (default), `Cholesky()`, `Eigh()`, `CG()`. `tol`: the largest residual that is returned
+    lies. `solver`: `Auto()` (default), `Cholesky()`, `Eigh()`, `CG()`. `tol`: the largest residual that is returned
     instead of raised (default: 1e-6 in float64, 1e-3 in float32).
 
     >>> import tangency as tg
@@ -62,23 +58,23 @@ def solve(
     tensor([1., 1.])
     """
     gram = square(K)
-    n = size(gram.shape)
+    n = flat_rows(gram.shape)
     reg = checks.nonnegative(reg, "reg")
     y = targets(y, torch.Size([n]), gram.dtype, gram.device)
     tol = (1e-6 if y.dtype == torch.float64 else 1e-3) if tol is None else tol
-    solver = method or Auto()
+    solver = solver or Auto()
     if not isinstance(solver, Solver):
-        raise InputError(f"method={solver!r}; needed: a solver: Auto(), Cholesky(), Eigh() or CG() of tg.linalg.")
-    found = solver(gram, y.reshape(n, -1), reg, tol)
-    found = Solution(found.value.reshape(y.shape), found.method, found.steps, found.residual)
-    if not found.residual <= tol:
+        raise InputError(f"solver={solver!r}; needed: a solver: Auto(), Cholesky(), Eigh() or CG() of tg.linalg.")
+    solution = solver(gram, y.reshape(n, -1), reg, tol)
+    solution = replace(solution, value=solution.value.reshape(y.shape))
+    if not solution.residual <= tol:
         raise DidNotConverge(
-            f"{found.method} reached the relative residual {found.residual:.2e} in {found.steps} step(s); asked for: "
-            f"{tol:.1e}. Give a larger reg= (it was {reg:g}), y in float64, more steps, or a larger tol; .solution "
-            "holds what was found.",
-            found,
+            f"{solution.solver} reached the relative residual {solution.residual:.2e} in {solution.steps} step(s); "
+            f"asked for: {tol:.1e}. Give a larger reg= (it was {reg:g}), y in float64, more steps, or a larger tol; "
+            ".solution holds what was found.",
+            solution,
         )
-    return found
+    return solution
 
 
 @dataclass(frozen=True)
@@ -92,19 +88,21 @@ class Cholesky(Solver):
 
     dtype: torch.dtype | None = None
     refine: int = 10
-    scratch: str | Path | None = None
+    scratch: FilePath | None = None
     panel: int = 2048
 
     def __call__(self, gram: Gram, y: Tensor, reg: float, tol: float) -> Solution:
         dtype = self.dtype or y.dtype
         inverse = self._inverse(gram, reg, y.to(dtype))
         x, r = torch.zeros_like(y), y
-        steps, best = 0, _relative(r, y)
+        steps, best = 0, _relative_residual(r, y)
+        # x ← x + L⁻ᵀ L⁻¹ r, with r in the wider type: each step gains the digits that the factor has.
         while steps <= self.refine:
             new = x + inverse(r.to(dtype)).to(y.dtype)
             r_new = y - gram @ new - reg * new
-            now = _relative(r_new, y)
+            now = _relative_residual(r_new, y)
             steps += 1
+            # The first answer is taken even where it is worse than zero: the residual is then reported as it is.
             if now < best or steps == 1:
                 x, r = new, r_new
             if now > best / 2 or now < 4 * torch.finfo(y.dtype).eps:
@@ -117,6 +115,7 @@ class Cholesky(Solver):
         return Solution(x, name, steps, best)
 
     def _inverse(self, gram: Gram, reg: float, like: Tensor) -> Callable[[Tensor], Tensor]:
+        """(L Lᵀ)⁻¹ as a function, with L in memory or on disk, in the type and on the device of `like`."""
         if self.scratch is not None:
             if not Path(self.scratch).is_dir() or self.panel < 1:
                 raise InputError(f"scratch={str(self.scratch)!r}, panel={self.panel}; needed: a folder, at least 1.")
@@ -140,22 +139,29 @@ class Eigh(Solver):
         if reg == 0:
             part = whole.kept(self.cutoff)
             name = f"eigh, rank {len(part)} of {len(whole)} (λ > {whole.cutoff(self.cutoff):.2g})"
-            y = part.vectors @ (part.vectors.T @ y)
+            y = part.vectors @ (part.vectors.T @ y)  # what K can reach; the residual is against that
         elif float(whole.values[-1]) + reg <= 0:
             raise NotPositiveDefinite(
                 f"K + {reg:g}·I is not positive definite: K has the eigenvalue {float(whole.values[-1]):.3g}. Give a "
                 "larger reg, or compute the kernel in float64."
             )
         x = part.vectors @ ((part.vectors.T @ y) / (part.values + reg)[:, None])
-        return Solution(x, name, 1, _relative(y - gram @ x - reg * x, y))
+        return Solution(x, name, 1, _relative_residual(y - gram @ x - reg * x, y))
+
+
+class LowRankPairs(NamedTuple):
+    """U [n, k] with orthonormal columns, and Λ [k], largest first."""
+
+    vectors: Tensor
+    values: Tensor
 
 
 class LowRank(ABC):
     """A guess K ≈ U Λ Uᵀ of low rank, from which a preconditioner is made."""
 
     @abstractmethod
-    def __call__(self, gram: Gram, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """U [n, k] with orthonormal columns, and Λ [k], largest first."""
+    def __call__(self, gram: Gram, dtype: torch.dtype, device: torch.device) -> LowRankPairs:
+        """U and Λ, in this type and on this device."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +176,10 @@ class Nystrom(LowRank):
     power: int = 1
     seed: int = 0
 
-    def __call__(self, gram: Gram, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        n = size(gram.shape)
+    def __call__(self, gram: Gram, dtype: torch.dtype, device: torch.device) -> LowRankPairs:
+        n = flat_rows(gram.shape)
         rank = min(n, self.rank or int(4 * n**0.5))
+        # Drawn on the CPU: the same block on every device.
         omega = torch.randn(n, rank, generator=torch.Generator().manual_seed(self.seed), dtype=dtype).to(device)
         omega = torch.linalg.qr(omega).Q
         for _ in range(self.power):
@@ -181,9 +188,10 @@ class Nystrom(LowRank):
         core = omega.T @ image
         values, q = torch.linalg.eigh((core + core.T) / 2)
         sure = values > 10 * torch.finfo(gram.precision).eps * values[-1].clamp_min(0)  # the rest is rounding
+        # K ≈ (K Ω)(Ωᵀ K Ω)⁻¹(K Ω)ᵀ = root·rootᵀ; its singular vectors are the eigenvectors.
         root = image @ (q[:, sure] / values[sure].sqrt())
         u, s, _ = torch.linalg.svd(root, full_matrices=False)
-        return u, s.square()
+        return LowRankPairs(u, s.square())
 
 
 @dataclass(frozen=True)
@@ -192,7 +200,8 @@ class PartialCholesky(LowRank):
 
     rank: int = 200
 
-    def __call__(self, gram: Gram, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    def __call__(self, gram: Gram, dtype: torch.dtype, device: torch.device) -> LowRankPairs:
+        # The diagonal of K − L Lᵀ, of which the largest entry is the next pivot; where it is rounding, K is exhausted.
         left = gram.diag().reshape(-1).to(device, dtype)
         c = gram.shape[1] if len(gram.shape) == 4 else 1
         rank, stop = min(self.rank, len(left)), len(left) * torch.finfo(dtype).eps * float(left.max())
@@ -205,10 +214,10 @@ class PartialCholesky(LowRank):
             column = (column - columns[:, :done] @ columns[pivot, :done]) / left[pivot].sqrt()
             columns[:, done] = column
             left = left - column.square()
-            left[pivot] = 0
+            left[pivot] = 0  # rounding leaves a little there, and a pivot must not come twice
             done += 1
         u, s, _ = torch.linalg.svd(columns[:, :done], full_matrices=False)
-        return u, s.square()
+        return LowRankPairs(u, s.square())
 
 
 @dataclass(frozen=True)
@@ -231,8 +240,9 @@ class CG(Solver):
         x, steps, worst = torch.zeros_like(y), 0, float("inf")
         with bar(None, "conjugate gradients", "step", show=self.progress) as step:
             while True:
-                r = y - gram @ x - reg * x if steps else y
+                r = y - gram @ x - reg * x if steps else y  # measured, not the recursion's
                 now = float(r.norm(dim=0).max())
+                # A restart that does not halve the residual has met the limit of rounding.
                 if now <= tol or steps >= self.max_steps or now > worst / 2:
                     break
                 worst = now
@@ -244,18 +254,20 @@ class CG(Solver):
                 else:
                     raise NotPositiveDefinite(
                         f"K + {reg:g}·I is not positive definite: conjugate gradients met a direction along which it "
-                        "is not positive. Give reg > 0 or a larger one, or use method=tg.linalg.Eigh() if K fits in "
+                        "is not positive. Give reg > 0 or a larger one, or use solver=tg.linalg.Eigh() if K fits in "
                         "memory."
                     )
         kind = "no preconditioner" if self.preconditioner is None else repr(self.preconditioner)
         return Solution(x * length, f"CG, {kind}", steps, now)
 
     def _preconditioner(self, gram: Gram, y: Tensor, reg: float) -> Callable[[Tensor], Tensor]:
+        """About (K + reg·I)⁻¹, up to a factor, which conjugate gradients do not see."""
         if self.preconditioner is None:
             return lambda r: r
         u, values = self.preconditioner(gram, y.dtype, y.device)
         if not len(values):
             return lambda r: r
+        # (K + reg)⁻¹ on the span of U, scaled so that it is the identity elsewhere, where K is at most λ_k.
         gain = ((values[-1] + reg) / (values + reg))[:, None] - 1
         return lambda r: r + u @ (gain * (u.T @ r))
 
@@ -267,6 +279,7 @@ def conjugate(
 
     With each comes the largest residual that the recursion has. Ends where `apply` turns out not to be positive.
     """
+    # Hestenes & Stiefel 1952, with columns side by side: p are the directions, rz = rᵀ M⁻¹ r.
     z = lead(r)
     p, rz = z, (r * z).sum(0)
     while True:
@@ -293,9 +306,10 @@ class Auto(Solver):
     CG(preconditioner=Nystrom(rank=None, power=1, seed=0), max_steps=1000, progress=True)
     """
 
-    memory: int | str | None = None
+    memory: Memory = None
 
-    def choose(self, K: Matrix, dtype: torch.dtype | None = None, device: Any = None) -> Solver:
+    def choose(self, K: Matrix, dtype: torch.dtype | None = None, device: Device = None) -> Solver:
+        """The solver for K with targets of this type, worked on there (default: K's own type and device)."""
         if isinstance(K, np.ndarray):
             K = torch.from_numpy(K)
         where = torch.device(device) if device is not None else K.device or torch.device("cpu")
@@ -309,7 +323,7 @@ class Auto(Solver):
         return self.choose(gram, y.dtype, y.device)(gram, y, reg, tol)
 
 
-def _relative(r: Tensor, y: Tensor) -> float:
+def _relative_residual(r: Tensor, y: Tensor) -> float:
     """The largest ‖r_j‖ / ‖y_j‖; a column of zeros is solved by zeros."""
     length = y.norm(dim=0)
     return float(torch.where(length > 0, r.norm(dim=0) / length, r.norm(dim=0)).max())

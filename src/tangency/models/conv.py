@@ -99,7 +99,7 @@ def forensics_cnn(outputs: int = 10, width: int = 32) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(features, outputs))
 
 
-def conv(i: int, o: int, size: int, stride: int, norm: Norm) -> nn.Sequential:
+def conv_norm(i: int, o: int, size: int, stride: int, norm: Norm) -> nn.Sequential:
     """A convolution that keeps the image's size up to its stride, then its norm, or a bias where there is none."""
     layers: list[nn.Module] = [nn.Conv2d(i, o, size, stride, padding=size // 2, bias=norm == "none")]
     if norm == "batch":
@@ -112,9 +112,9 @@ class Block(nn.Module):
 
     def __init__(self, i: int, o: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.first = conv(i, o, 3, stride, norm)
-        self.second = conv(o, o, 3, 1, norm)
-        self.shortcut = nn.Identity() if i == o and stride == 1 else conv(i, o, 1, stride, norm)
+        self.first = conv_norm(i, o, 3, stride, norm)
+        self.second = conv_norm(o, o, 3, 1, norm)
+        self.shortcut = nn.Identity() if i == o and stride == 1 else conv_norm(i, o, 1, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [n, i, t, s] to [n, o, t / stride, s / stride]."""
@@ -132,7 +132,7 @@ class ResNet(nn.Module):
     def __init__(self, outputs: int, norm: Norm, width: int, blocks: Sequence[int] = (2, 2, 2, 2)) -> None:
         super().__init__()
         choice(norm, "norm", get_args(Norm))
-        self.stem = conv(3, width, 3, 1, norm)
+        self.stem = conv_norm(3, width, 3, 1, norm)
         built: list[nn.Module] = []
         i = width
         for stage, repeats in enumerate(blocks):

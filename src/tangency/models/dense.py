@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .._base.checks import choice
 
 Parametrization = Literal["standard", "ntk"]
-M = TypeVar("M", bound=nn.Module)
+Net = TypeVar("Net", bound=nn.Module)
 
 
 class Scale(nn.Module):
@@ -39,7 +39,7 @@ def scaled(parametrization: str) -> bool:
     return choice(parametrization, "parametrization", get_args(Parametrization)) == "ntk"
 
 
-def standard_normal(model: M) -> M:
+def standard_normal(model: Net) -> Net:
     """The model, all its weights and biases drawn anew from N(0, 1)."""
     for parameter in model.parameters():
         nn.init.normal_(parameter)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._base import checks, tree
+from .._base import tree
 from .._base.types import Inputs
-from ..engine.network import only
+from ..engine.heads import only
 from ..engine.outputs import check_kind, ending
 from ..errors import InputError, TangencyWarning
 
@@ -33,12 +33,12 @@ def outputs(model: nn.Module, x: Inputs, *, batch: int = 1024) -> Tensor:
     torch.Size([5, 2])
     """
     x = tensors(x)
-    checks.inputs(x)
+    tree.check(x)
     if batch < 1:
         raise InputError(f"batch={batch}; needed: at least 1 sample.")
-    model, device = inside(model), place(model)
+    model, device = inside_parallel(model), device_of(model)
     with evaluating(model), torch.no_grad():
-        parts = [forward(model, tree.transform(lambda v: v.to(device), part)) for part in tree.split(x, batch)]
+        parts = [run_model(model, tree.transform(lambda v: v.to(device), part)) for part in tree.split(x, batch)]
     return torch.cat(parts)
 
 
@@ -54,25 +54,25 @@ def accuracy(model: nn.Module, x: Any, y: Any = None, *, batch: int = 1024, outp
     True
     """
     x, y = pair(x, y)
-    checks.inputs(x)
+    tree.check(x)
     same_number(x, y)
     if outputs_are is not None:
         check_kind(outputs_are)
-    found = outputs(model, x, batch=batch)
-    check_classes(y, found)
-    if bool(found.isnan().any()):
-        some = int(found.reshape(len(found), -1).isnan().any(1).sum())
+    out = outputs(model, x, batch=batch)
+    check_classes(y, out)
+    if bool(out.isnan().any()):
+        some = int(out.reshape(len(out), -1).isnan().any(1).sum())
         raise InputError(
-            f"the model's outputs are NaN for {some} of {len(found)} samples; needed: numbers. Look for NaN in the "
+            f"the model's outputs are NaN for {some} of {len(out)} samples; needed: numbers. Look for NaN in the "
             "samples and in the weights (a training that diverged)."
         )
-    seen = last(model, x) if outputs_are is None and count(found) == 1 else None
+    seen = last(model, x) if outputs_are is None and count(out) == 1 else None
     at = THRESHOLD[seen or outputs_are or "logits"]
-    right = [float((predictions(found, v) == y.to(found.device)).double().mean()) for v in (at, 0.5)]
-    unclear = seen is None and outputs_are is None and count(found) == 1
-    if unclear and right[0] != right[1] and bool(((found >= 0) & (found <= 1)).all()):
+    right = [float((predictions(out, v) == y.to(out.device)).double().mean()) for v in (at, 0.5)]
+    unclear = seen is None and outputs_are is None and count(out) == 1
+    if unclear and right[0] != right[1] and bool(((out >= 0) & (out <= 1)).all()):
         warnings.warn(
-            f"the model's one output lies between 0 and 1 on all {len(found)} samples and is taken for a logit, which "
+            f"the model's one output lies between 0 and 1 on all {len(out)} samples and is taken for a logit, which "
             f"decides at 0: {right[0]:.1%} are right. As a probability, which decides at 0.5: {right[1]:.1%}. Say "
             "which: outputs_are='logits' or outputs_are='probabilities'.",
             TangencyWarning,
@@ -83,22 +83,22 @@ def accuracy(model: nn.Module, x: Any, y: Any = None, *, batch: int = 1024, outp
 
 def last(model: nn.Module, x: Inputs) -> str | None:
     """The name of the sigmoid or softmax that the model is seen to end in, by its first two samples; None if none."""
-    model, device = inside(model), place(model)
+    model, device = inside_parallel(model), device_of(model)
     with evaluating(model):
         return ending(model, tree.transform(lambda v: v.to(device), tree.take(x, slice(0, 2))))
 
 
-def pair(x: Any, y: Any, whose: str = "") -> tuple[Inputs, Tensor]:
+def pair(x: Any, y: object, whose: str = "") -> tuple[Inputs, Tensor]:
     """Samples and what is said of them as tensors, from tensors, arrays and lists, or from data that hold both."""
     if y is None and hasattr(x, "x") and hasattr(x, "y"):  # tangency.datasets.Labelled
         x, y = x.x, x.y
     if y is None:
         raise InputError(f"{whose}y is missing; needed: the classes or targets of the samples, or a Labelled for both.")
-    found = tensors(y, f"{whose}y", number=True)
-    if not isinstance(found, Tensor):
+    labels = tensors(y, f"{whose}y", number=True)
+    if not isinstance(labels, Tensor):
         kind = type(y).__name__
         raise InputError(f"{whose}y is a {kind}; needed: a tensor, array or list, one entry for each sample.")
-    return tensors(x, f"{whose}x"), found
+    return tensors(x, f"{whose}x"), labels
 
 
 def tensors(given: Any, name: str = "x", number: bool = False) -> Any:
@@ -123,44 +123,44 @@ def tensors(given: Any, name: str = "x", number: bool = False) -> Any:
         raise InputError(f"{name} is {what} that is no table of numbers; needed: {needed}.") from None
 
 
-def _several(given: Any) -> bool:
+def _several(given: object) -> bool:
     """Whether these are several inputs, not numbers or rows of numbers."""
     if isinstance(given, (list, tuple)):
         return any(map(_several, given))
     return isinstance(given, (Tensor, np.ndarray, Mapping))
 
 
-def inside(model: nn.Module) -> nn.Module:
-    """The model in DataParallel, whose forward() wants its parameters on the GPUs that it was made for."""
+def inside_parallel(model: nn.Module) -> nn.Module:
+    """The model in DataParallel, whose run_model() wants its parameters on the GPUs that it was made for."""
     while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         model = model.module
     return model
 
 
-def place(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     """The device of the model's parameters."""
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 
 
-def forward(model: nn.Module, x: Inputs) -> Tensor:
+def run_model(model: nn.Module, x: Inputs) -> Tensor:
     """The model's outputs for one batch: a tensor, or the `logits` or the one tensor of what it returns."""
     args, kwargs = tree.arguments(x)
     try:
         returned = model(*args, **kwargs)
     except RuntimeError as e:
         first = next((p for p in model.parameters() if p.is_floating_point()), None)
-        wrong = checks.misfit(e, x, "x", None if first is None else first.dtype)
+        wrong = tree.misfit(e, x, "x", None if first is None else first.dtype)
         if wrong is None:
             raise
         raise wrong from e
-    found = only(returned)
-    if not isinstance(found, Tensor):
+    tensor = only(returned)
+    if not isinstance(tensor, Tensor):
         raise InputError(
-            f"the model returns a {type(found).__name__}; needed: a tensor, or something with .logits, or a tuple or "
-            "dict of one tensor. Put the model into one whose forward() returns its logits."
+            f"the model returns a {type(tensor).__name__}; needed: a tensor, or something with .logits, or a tuple or "
+            "dict of one tensor. Put the model into one whose run_model() returns its logits."
         )
-    return found
+    return tensor
 
 
 @contextmanager
@@ -175,16 +175,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def count(found: Tensor) -> int:
+def count(out: Tensor) -> int:
     """The number of outputs c of [n, c], or 1 of [n]."""
-    if found.dim() > 2 or found.dim() == 0:
-        raise InputError(f"the outputs' shape is {tuple(found.shape)}; needed: [n, c], or [n] for one. Flatten them.")
-    return found.shape[1] if found.dim() == 2 else 1
+    if out.dim() > 2 or out.dim() == 0:
+        raise InputError(f"the outputs' shape is {tuple(out.shape)}; needed: [n, c], or [n] for one. Flatten them.")
+    return out.shape[1] if out.dim() == 2 else 1
 
 
-def predictions(found: Tensor, at: float = 0.0) -> Tensor:
+def predictions(out: Tensor, at: float = 0.0) -> Tensor:
     """The class of each sample: the largest output, or, where there is one, whether it is above `at`."""
-    return found.argmax(-1) if count(found) > 1 else (found.reshape(-1) > at).long()
+    return out.argmax(-1) if count(out) > 1 else (out.reshape(-1) > at).long()
 
 
 def same_number(x: Inputs, y: Tensor, name: str = "y") -> None:
@@ -211,10 +211,10 @@ def _as_classes(y: Tensor, name: str) -> str:
     return f" Use {flat}.long()." if y.dim() in (1, 2) else " Give one class for each sample."
 
 
-def check_classes(y: Tensor, found: Tensor, name: str = "y") -> None:
+def check_classes(y: Tensor, out: Tensor, name: str = "y") -> None:
     """Whole numbers 0, …, c - 1, or 0 and 1 for one output."""
-    c = max(count(found), 2)
-    needed = f"whole numbers 0…{c - 1} of shape [n], for a model of {count(found)} output{'s' * (count(found) > 1)}"
+    c = max(count(out), 2)
+    needed = f"whole numbers 0…{c - 1} of shape [n], for a model of {count(out)} output{'s' * (count(out) > 1)}"
     if not are_classes(y):
         raise InputError(f"{name} is {y.dtype} of shape {tuple(y.shape)}; needed: {needed}.{_as_classes(y, name)}")
     low, high = int(y.min()), int(y.max())

@@ -13,7 +13,7 @@ from .evaluate import check_classes, count
 
 
 @dataclass(frozen=True)
-class Named:
+class Loss:
     """`targets(y, outputs, smoothing)`, of which only the outputs' shape and type count, and `value(outputs, targets)`.
 
     `value` is a mean over the batch.
@@ -23,30 +23,30 @@ class Named:
     value: Callable[[Tensor, Tensor], Tensor]
 
 
-def one_hot(y: Tensor, found: Tensor) -> Tensor:
+def one_hot(y: Tensor, out: Tensor) -> Tensor:
     """Classes as 0 and 1 in the outputs' shape [n, c]; of one output, the class itself."""
-    check_classes(y, found)
-    first = 1 if count(found) == 1 else 0
-    classes = torch.arange(first, first + count(found), device=y.device)
-    return (y[:, None] == classes).to(found.dtype)
+    check_classes(y, out)
+    first = 1 if count(out) == 1 else 0
+    classes = torch.arange(first, first + count(out), device=y.device)
+    return (y[:, None] == classes).to(out.dtype)
 
 
-def entropy_targets(y: Tensor, found: Tensor, smoothing: float) -> Tensor:
+def entropy_targets(y: Tensor, out: Tensor, smoothing: float) -> Tensor:
     """Probabilities of the classes, moved by `smoothing` towards equal ones."""
-    c = max(count(found), 2)
-    return one_hot(y, found) * (1 - smoothing) + smoothing / c
+    c = max(count(out), 2)
+    return one_hot(y, out) * (1 - smoothing) + smoothing / c
 
 
-def entropy(found: Tensor, targets: Tensor) -> Tensor:
+def entropy(out: Tensor, targets: Tensor) -> Tensor:
     """-Σ_c p_c log softmax(f)_c; of one output, the binary cross-entropy of its sigmoid."""
     if targets.shape[1] == 1:
-        return F.binary_cross_entropy_with_logits(found.reshape(targets.shape), targets)
-    return F.cross_entropy(found, targets)
+        return F.binary_cross_entropy_with_logits(out.reshape(targets.shape), targets)
+    return F.cross_entropy(out, targets)
 
 
-def real_targets(y: Tensor, found: Tensor) -> Tensor:
+def real_targets(y: Tensor, out: Tensor) -> Tensor:
     """Targets given as real numbers, one for each output."""
-    shape = (len(y), *found.shape[1:])
+    shape = (len(y), *out.shape[1:])
     if tuple(y.shape) != shape:
         whole = bool((y == y.round()).all())
         fix = ", or classes [n] as whole numbers: y.long()" if whole and y.dim() == 1 else ""
@@ -56,33 +56,33 @@ def real_targets(y: Tensor, found: Tensor) -> Tensor:
             f"{fix}."
         )
     finite(y, "y")
-    return y.to(found.dtype).reshape(len(y), -1)
+    return y.to(out.dtype).reshape(len(y), -1)
 
 
-def squared_targets(y: Tensor, found: Tensor, smoothing: float) -> Tensor:
+def squared_targets(y: Tensor, out: Tensor, smoothing: float) -> Tensor:
     """One-hot, and ±1 for one output, whose sign is the class; or real targets as given."""
     if y.is_floating_point():
-        return real_targets(y, found)
-    return one_hot(y, found) if count(found) > 1 else 2 * one_hot(y, found) - 1
+        return real_targets(y, out)
+    return one_hot(y, out) if count(out) > 1 else 2 * one_hot(y, out) - 1
 
 
-def sigmoid_targets(y: Tensor, found: Tensor, smoothing: float) -> Tensor:
+def sigmoid_targets(y: Tensor, out: Tensor, smoothing: float) -> Tensor:
     """0 and 1; or real targets as given."""
-    return real_targets(y, found) if y.is_floating_point() else one_hot(y, found)
+    return real_targets(y, out) if y.is_floating_point() else one_hot(y, out)
 
 
-def squared(found: Tensor, targets: Tensor) -> Tensor:
+def squared(out: Tensor, targets: Tensor) -> Tensor:
     """The mean of (f - t)² over samples and outputs."""
-    return F.mse_loss(found.reshape(targets.shape), targets)
+    return F.mse_loss(out.reshape(targets.shape), targets)
 
 
-def sigmoid_squared(found: Tensor, targets: Tensor) -> Tensor:
+def sigmoid_squared(out: Tensor, targets: Tensor) -> Tensor:
     """The mean of (sigmoid(f) - t)² over samples and outputs."""
-    return F.mse_loss(found.reshape(targets.shape).sigmoid(), targets)
+    return F.mse_loss(out.reshape(targets.shape).sigmoid(), targets)
 
 
 LOSSES = {
-    "cross_entropy": Named(entropy_targets, entropy),
-    "mse": Named(squared_targets, squared),
-    "sigmoid_mse": Named(sigmoid_targets, sigmoid_squared),
+    "cross_entropy": Loss(entropy_targets, entropy),
+    "mse": Loss(squared_targets, squared),
+    "sigmoid_mse": Loss(sigmoid_targets, sigmoid_squared),
 }

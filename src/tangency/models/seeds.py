@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-M = TypeVar("M", bound=nn.Module)
+Model = TypeVar("Model", bound=nn.Module)
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def seeded(seed: int, device: str | torch.device | None = None) -> Iterator[None
         yield
 
 
-def initialized(factory: Callable[[], M], seed: int) -> M:
+def initialized(factory: Callable[[], Model], seed: int) -> Model:
     """factory(), its parameters drawn from `seed` alone; the caller's generators are untouched.
 
     >>> from tangency.models import mlp

@@ -2,17 +2,18 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import ceil
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from .._base import checks, tree
 from .._base.progress import bar
+from .._base.results import Result, text_table
 from .._base.types import Float, Inputs
 from ..errors import DidNotConverge, InputError, TangencyWarning
 from .augment import flip_crop
@@ -21,23 +22,26 @@ from .evaluate import (
     are_classes,
     check_classes,
     count,
+    device_of,
     evaluating,
-    forward,
-    inside,
+    inside_parallel,
     last,
     outputs,
     pair,
-    place,
     predictions,
+    run_model,
     same_number,
 )
 from .losses import LOSSES
 from .recipe import HALVES, Recipe
 from .seeds import seeded
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-@dataclass(frozen=True, eq=False)
-class Training:
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Training(Result):
     """How it went: the mean loss and accuracy of each epoch's training batches, and the test accuracy after it.
 
     `accuracy` is None where y are no classes, `test_accuracy` where no test samples were given.
@@ -49,6 +53,21 @@ class Training:
     seconds: float
     seed: int
     recipe: Recipe
+
+    UNITS: ClassVar = {"seconds": "s"}
+
+    def table(self) -> str:
+        """Loss and accuracies, a line for each epoch."""
+        columns = {"loss": self.loss, "accuracy": self.accuracy, "test accuracy": self.test_accuracy}
+        shown = {name: values for name, values in columns.items() if values is not None}
+        rows = [[epoch + 1, *(float(v[epoch]) for v in shown.values())] for epoch in range(len(self.loss))]
+        return text_table(["epoch", *shown], rows)
+
+    def plot(self) -> "Figure":
+        """A figure: the loss, and the accuracies where there are classes, by epoch."""
+        from ..plots import draw_training
+
+        return draw_training(self)
 
 
 def fit(
@@ -88,8 +107,8 @@ def fit(
     given, model = model, alone(model)
     if device is not None:
         model.to(device)
-    with seeded(seed, place(model)), laid_out(model, recipe):
-        run = prepared(model, x, y, recipe, seed, test)
+    with seeded(seed, device_of(model)), laid_out(model, recipe):
+        run = prepare_run(model, x, y, recipe, seed, test)
         start = perf_counter()
         rows: list[list[float]] = []
         given.train()
@@ -123,29 +142,29 @@ def alone(model: nn.Module) -> nn.Module:
         raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise InputError("the model is in DistributedDataParallel, and fit trains in one process. Give model.module.")
-    return inside(model)
+    return inside_parallel(model)
 
 
-def prepared(model: nn.Module, x: Any, y: Any, recipe: Recipe, seed: int, test: Any) -> "_Run":
+def prepare_run(model: nn.Module, x: Any, y: Any, recipe: Recipe, seed: int, test: Any) -> "_Run":
     """All checks, and everything on the model's device."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError("the model has no parameter that requires a gradient, so there is nothing to train.")
     check_precision(recipe, parameters[0])
-    x, y = data(x, y, parameters[0], "")
+    x, y = checked_data(x, y, parameters[0], "")
     with evaluating(model), torch.no_grad(), norms(model) as per_sample:
-        found = forward(model, tree.take(x, slice(0, 2)))
+        out = run_model(model, tree.take(x, slice(0, 2)))
     labels = y.long() if are_classes(y) else None
     if callable(recipe.loss):
         targets, value = y, recipe.loss
-        sensible = labels is not None and found.dim() <= 2 and y.min() >= 0 and y.max() < max(count(found), 2)
+        sensible = labels is not None and out.dim() <= 2 and y.min() >= 0 and y.max() < max(count(out), 2)
         labels = labels if sensible else None
     else:
         named = LOSSES[recipe.loss]
-        targets, value = named.targets(y, found, recipe.label_smoothing), named.value
+        targets, value = named.targets(y, out, recipe.label_smoothing), named.value
     seen = last(model, x)
-    check_ending(seen, recipe, are_classes(y), count(found) if found.dim() in (1, 2) else 0)
-    first = value(found, targets[:2])
+    check_ending(seen, recipe, are_classes(y), count(out) if out.dim() in (1, 2) else 0)
+    first = value(out, targets[:2])
     if not isinstance(first, Tensor) or first.numel() != 1:
         shape = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
         raise InputError(f"the loss of a batch is {shape}; needed: one number, the mean over the batch.")
@@ -153,8 +172,8 @@ def prepared(model: nn.Module, x: Any, y: Any, recipe: Recipe, seed: int, test: 
         if not hasattr(test, "y") and not (isinstance(test, (tuple, list)) and len(test) == 2):
             raise InputError(f"test is a {type(test).__name__}; needed: (x, y), or tangency.datasets.Labelled.")
         samples, said = (test, None) if hasattr(test, "y") else test
-        test = data(samples, said, parameters[0], "test ")
-        check_classes(test[1], found, "test y")
+        test = checked_data(samples, said, parameters[0], "test ")
+        check_classes(test[1], out, "test y")
     check_images(x, recipe)
     generator = torch.Generator(parameters[0].device).manual_seed(seed)
     rule = recipe.rule(parameters)
@@ -169,8 +188,8 @@ def check_ending(seen: str | None, recipe: Recipe, classes: bool, q: int) -> Non
     beyond = recipe.loss == "mse" and classes and q == 1
     if seen is None or not (twice or beyond):
         return
-    own = "softmax" if recipe.loss == "cross_entropy" and q > 1 else "sigmoid"
-    does = "has the targets -1 and 1, of which it reaches one at most" if beyond else f"takes the {own} of that again"
+    again = "softmax" if recipe.loss == "cross_entropy" and q > 1 else "sigmoid"
+    does = "has the targets -1 and 1, of which it reaches one at most" if beyond else f"takes the {again} of that again"
     warnings.warn(
         f"the network ends in {seen}, and loss={recipe.loss!r} {does}. Train the network without its last {seen}, or "
         "with a loss of your own: loss=a function of (outputs, y).",
@@ -182,24 +201,27 @@ def check_ending(seen: str | None, recipe: Recipe, classes: bool, q: int) -> Non
 @contextmanager
 def norms(model: nn.Module) -> Iterator[dict[str, float]]:
     """How many numbers of a sample each batch norm takes its mean over, filled in while the model runs."""
-    found: dict[str, float] = {}
+    per_sample: dict[str, float] = {}
 
-    def look(name: str) -> Any:
-        def seen(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def look(name: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
+        """A hook that notes the norm's inputs under its name."""
+
+        def seen(module: nn.Module, args: tuple[object, ...]) -> None:
+            """Note how many numbers of a sample the mean is taken over."""
             if args and isinstance(args[0], Tensor) and args[0].dim() > 1:
-                found[name] = args[0].numel() / (args[0].shape[0] * args[0].shape[1])
+                per_sample[name] = args[0].numel() / (args[0].shape[0] * args[0].shape[1])
 
         return seen
 
-    kept = [
+    hooks = [
         m.register_forward_pre_hook(look(name))
         for name, m in model.named_modules()
         if isinstance(m, nn.modules.batchnorm._BatchNorm)
     ]
     try:
-        yield found
+        yield per_sample
     finally:
-        for hook in kept:
+        for hook in hooks:
             hook.remove()
 
 
@@ -213,13 +235,13 @@ def check_norms(model: nn.Module, per_sample: dict[str, float], smallest: int, r
             )
 
 
-def data(x: Any, y: Any, parameter: Tensor, whose: str) -> tuple[Inputs, Tensor]:
+def checked_data(x: Any, y: Any, parameter: Tensor, whose: str) -> tuple[Inputs, Tensor]:
     """The samples and labels, checked, on the parameters' device."""
     given = getattr(x, "x", x)
     x, y = pair(x, y, whose)
     if isinstance(given, list) and isinstance(x, Tensor) and x.is_floating_point():  # a list of numbers has no type
         x = x.to(parameter.dtype)
-    checks.inputs(x, f"{whose}x")
+    tree.check(x, f"{whose}x")
     same_number(x, y, f"{whose}y")
     for label, v in tree.leaves(x):
         if v.is_floating_point() and v.dtype != parameter.dtype:
@@ -290,7 +312,7 @@ class _Run:
         self.rates = [group["lr"] for group in self.rule.param_groups]
         self.device = self.targets.device
 
-    def epoch(self, number: int, tick: Callable[..., Any]) -> list[float]:
+    def epoch(self, number: int, tick: Callable[..., object]) -> list[float]:
         """Loss, accuracy and test accuracy: numbers stay on the device until its end, so that it never waits."""
         order = torch.randperm(self.n, generator=self.generator, device=self.device)
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -303,23 +325,23 @@ class _Run:
             if k + 1 < self.batches:
                 tick()  # the last step's comes with what the epoch has to say
         loss, accuracy = (total / self.n).tolist()
-        found = [loss, accuracy, self.tested()]
+        numbers = [loss, accuracy, self.tested()]
         shown = [f"loss {loss:.3g}"] + [f"accuracy {accuracy:.1%}"] * (self.labels is not None)
-        tick(note=", ".join(shown + [f"test {found[2]:.1%}"] * (self.test is not None)))
-        return found
+        tick(note=", ".join(shown + [f"test {numbers[2]:.1%}"] * (self.test is not None)))
+        return numbers
 
     def step(self, rows: Tensor) -> Tensor:
         """One step on these samples: the sums of their losses and of those that were right before it."""
         batch = self.augmented(tree.take(self.x, rows))
         with self.autocast():
-            found = forward(self.model, batch)
-        found = found.float() if found.dtype in HALVES.values() else found
-        value = self.value(found, self.targets[rows])
+            out = run_model(self.model, batch)
+        out = out.float() if out.dtype in HALVES.values() else out
+        value = self.value(out, self.targets[rows])
         self.rule.zero_grad()
         self.scaler.scale(value).backward()
         self.scaler.step(self.rule)
         self.scaler.update()
-        right = 0 * value if self.labels is None else (predictions(found, self.at) == self.labels[rows]).sum()
+        right = 0 * value if self.labels is None else (predictions(out, self.at) == self.labels[rows]).sum()
         return torch.stack([value.detach().double() * len(rows), right.detach().double()])
 
     def augmented(self, batch: Inputs) -> Inputs:
@@ -331,7 +353,7 @@ class _Run:
             batch = batch.contiguous(memory_format=torch.channels_last)
         return batch
 
-    def autocast(self) -> Any:
+    def autocast(self) -> AbstractContextManager[object]:
         """16 bits where the recipe says so."""
         if self.recipe.precision not in HALVES:
             return nullcontext()
@@ -343,8 +365,8 @@ class _Run:
             return float("nan")
         x, y = self.test
         with self.autocast():
-            found = outputs(self.model, x)
-        return float("nan") if found.isnan().any() else float((predictions(found, self.at) == y).double().mean())
+            out = outputs(self.model, x)
+        return float("nan") if out.isnan().any() else float((predictions(out, self.at) == y).double().mean())
 
     def training(self, rows: list[list[float]], start: float) -> Training:
         """What there is to report."""

@@ -1,24 +1,30 @@
 """How far a projected kernel is from the exact one, how far it should be, and what a smaller error would cost."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from .._base import checks
+from .._base.results import Result, text_table
 from .._base.types import Float, Inputs
 from ..errors import InputError
 from ..kernels.kernel import Kernel
 from .kernel import Projected
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 # Kinds whose variance follows from the kernel alone.
 PREDICTED = ("rademacher", "gaussian", "sparse", "hadamard")
 
 
-@dataclass(frozen=True, eq=False)
-class ProjectionError:
+@dataclass(frozen=True, eq=False, repr=False)
+class ProjectionError(Result):
     """Residuals (k̂ − k) / √(k(x, x) k(y, y)) of all pairs i < j of samples, and of samples with themselves.
 
     `predicted` is the standard deviation of each residual over seeds, by Johnson and Lindenstrauss's argument; None for
@@ -29,18 +35,23 @@ class ProjectionError:
     dim: int
     residuals: Float[Tensor, " pairs"]
     predicted: Float[Tensor, " pairs"] | None
-    own: Float[Tensor, " n"]  # of k(x, x)
+    own: Float[Tensor, " n"]  # residuals of k(x, x)
+
+    UNITS: ClassVar[Mapping[str, str]] = dict.fromkeys(("residuals", "predicted", "own"), "√(k(x, x) k(y, y))")
 
     @property
     def rms(self) -> float:
+        """The root of the mean square of the residuals."""
         return float(self.residuals.square().mean().sqrt())
 
     @property
     def expected_rms(self) -> float | None:
+        """What `rms` should be; None where it cannot be predicted."""
         return None if self.predicted is None else float(self.predicted.square().mean().sqrt())
 
     @property
     def largest(self) -> float:
+        """The largest residual of a pair, in size."""
         return float(self.residuals.abs().max())
 
     def quantile(self, probability: float) -> float:
@@ -69,7 +80,19 @@ class ProjectionError:
         power = 4 if self.kind == "kronecker" else 2
         return max(1, math.ceil(self.dim * (z * spread / error) ** power))
 
+    def table(self) -> str:
+        """Parts of the pairs, and the error below which each part lies."""
+        parts = (0.5, 0.9, 0.95, 0.99, 1.0)
+        return text_table(["pairs", "error below"], [[f"{part:.0%}", self.quantile(part)] for part in parts])
+
+    def plot(self) -> "Figure":
+        """The sizes of the residuals beside the prediction."""
+        from ..plots import draw_projection
+
+        return draw_projection([self])
+
     def __repr__(self) -> str:
+        """Its figures, which say more than the shapes of its tensors."""
         expected = "" if self.expected_rms is None else f" (predicted {self.expected_rms:.3g})"
         return (
             f"ProjectionError(kind={self.kind!r}, dim={self.dim}, rms={self.rms:.3g}{expected}, "
@@ -89,8 +112,8 @@ def projection_error(kernel: Kernel, projected: Projected, x: Inputs) -> Project
     >>> import torch, tangency as tg
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 500), torch.nn.Tanh(), torch.nn.Linear(500, 2))
     >>> k, x = tg.pseudo_ntk(model), torch.randn(20, 3)
-    >>> found = tg.projection_error(k, tg.projected(k, dim=1024), x)
-    >>> found.rms < 0.15, found.dimension(0.01) > 10_000
+    >>> error = tg.projection_error(k, tg.projected(k, dim=1024), x)
+    >>> error.rms < 0.15, error.dimension(0.01) > 10_000
     (True, True)
     """
     if not isinstance(projected, Projected):
@@ -110,16 +133,16 @@ def projection_error(kernel: Kernel, projected: Projected, x: Inputs) -> Project
     if n < 2:
         raise InputError("x has one sample; needed: at least two, to have a pair.")
     if projected.base.trace:
-        exact, found = full.diagonal(dim1=1, dim2=3).sum(2), projected(x).double()
+        exact, near = full.diagonal(dim1=1, dim2=3).sum(2), projected(x).double()
     else:  # every entry of a pair's [c, d] block is a residual of its own
-        exact, found = full.reshape(n * c, n * c), projected(x).double().reshape(n * c, n * c)
+        exact, near = full.reshape(n * c, n * c), projected(x).double().reshape(n * c, n * c)
         layers = [(k, tile.reshape(n * c, 1, n * c, 1)) for k, tile in layers]
     size = exact.diagonal()
     if not bool((size > 0).all()):
         raise InputError(f"k(x, x) is 0 for sample {int((size <= 0).nonzero()[0]) // max(1, len(size) // n)}.")
     norms = (size[:, None] * size).sqrt()
     i, j = torch.triu_indices(len(size), len(size), 1, device=size.device)
-    residuals = (found - exact) / norms
+    residuals = (near - exact) / norms
     predicted = None
     if projected.projector.sketch.kind in PREDICTED:
         variance = torch.stack([_variance(tile, k, projected.projector.joint) for k, tile in layers]).sum(0)
@@ -151,6 +174,6 @@ def _variance(full: Float[Tensor, "n c m d"], k: int, joint: bool) -> Tensor:
     n = len(full)
     if joint:
         full = full.diagonal(dim1=1, dim2=3).sum(2)[:, None, :, None]
-    own = full[range(n), :, range(n)].flatten(1)  # [n, c·c] of each sample with itself
+    itself = full[range(n), :, range(n)].flatten(1)  # [n, c·c] of each sample with itself
     cross = full.permute(0, 2, 1, 3)
-    return (own @ own.T + (cross * cross.transpose(2, 3)).sum((2, 3))) / k
+    return (itself @ itself.T + (cross * cross.transpose(2, 3)).sum((2, 3))) / k

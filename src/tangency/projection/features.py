@@ -1,92 +1,50 @@
-"""Projected features of many samples: in memory, or in a store that the kernel takes in place of inputs.
-
-Φ(x) is made as the Gram matrix [n, c, 1, k] of the samples with one more thing, "the k directions", so that everything
-that a run of tiles can do (budget, resume, fingerprints, workers) is there for features too.
-"""
+"""Projected features of many samples: in a store that the kernel takes in place of inputs, and among each other."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._base import checks
-from .._base.types import Inputs
+from .._base.types import Array, FeatureBatch, Json, Memory, StorePlace
 from ..errors import InputError, StoreError
-from ..gram.compute import compute
-from ..gram.gram import DenseGram
+from ..gram.manifest import Manifest, differences
 from ..gram.source import Source
-from ..gram.store import StoredGram, opened
-from ..kernels.kernel import Kernel, all_finite
-from .kernel import MARK, Projected, Rows, origin, same_origin
-from .project import BATCH
+from ..gram.store import StoredGram, open_store
+from ..gram.witness import recoded
+from ..kernels.kernel import all_finite
 
-DIRECTIONS = "the directions"  # no argument of a model can have this name
-
-
-@dataclass(frozen=True, eq=False)
-class Directions(Kernel):
-    """k(x, directions)[n, c, 1, k]: a projected kernel's features, as a Gram matrix that is made by rows."""
-
-    projected: Projected
-    by_rows = BATCH
-
-    def prepare(self, x: Inputs, memory: int | None = None) -> Rows | None:
-        return None if _are_directions(x) else self.projected.prepare(x, memory)
-
-    def pair(self, a: Rows, b: Rows | None, workspace: int | None = None) -> Tensor:
-        return a.value[:, :, None]
-
-    def diag(self, x: Inputs) -> Tensor:
-        raise InputError("samples and directions are not the same: there is no diagonal.")
-
-    def ready(self, x: Inputs, name: str = "x") -> Inputs:
-        return x if _are_directions(x) else self.projected.ready(x, name)
-
-    def alike(self, x: Inputs, y: Inputs) -> None:
-        """Samples and directions need nothing in common."""
-
-    def footprint(self, x: Inputs) -> tuple[int, int]:
-        return (0, 0) if _are_directions(x) else self.projected.footprint(x)
-
-    def outputs(self, x: Inputs) -> Tensor | None:
-        return None if _are_directions(x) else self.projected.outputs(x)
-
-    @property
-    def device(self) -> torch.device:
-        return self.projected.device
-
-    def diagnose(self, a: Rows | None) -> None:
-        if a is not None:
-            self.projected.diagnose(a)
-
-    def spec(self) -> dict[str, Any]:
-        return {"kernel": "features", "of": self.projected.spec()}
+# Samples of features in memory that are compared with queries at a time (heuristic).
+COMPARED = 4096
 
 
-def _are_directions(x: Inputs) -> bool:
-    return isinstance(x, Mapping) and set(x) == {DIRECTIONS}
+def origin(spec: Mapping[str, Json], code: Mapping[str, str]) -> str:
+    """What made some features: the kernel's spec, weights included, and its code, as JSON."""
+    return json.dumps({**spec, "code": code}, sort_keys=True)
 
 
-def compute_features(
-    kernel: Projected, x: Any, *, store: Any, tile: int | None, **options: Any
-) -> "Tensor | StoredFeatures":
-    """What `Projected.features` gives. Blocks hold whole batches, so that a sample is always in the same one."""
-    if isinstance(tile, int) and not isinstance(tile, bool) and tile > 0:
-        tile = -(-tile // BATCH) * BATCH
-    made = compute(Directions(kernel), x, {DIRECTIONS: torch.zeros(1)}, store=store, tile=tile, **options)
-    if isinstance(made, StoredGram):
-        return StoredFeatures(made)
-    assert isinstance(made, DenseGram)
-    return _squeezed(made.value[:, :, 0])
+def same_origin(made: str, own: str, name: str) -> None:
+    """Refuse features that another kernel made."""
+    if made == own:
+        return
+    then, now = json.loads(made), json.loads(own)
+    changes = recoded(then.pop("code", {}), now.pop("code", {})) | differences(then, now)
+    if not changes:
+        return
+    different = [f"{field} {then!r}, not {now!r}" for field, (then, now) in changes.items()]
+    raise InputError(
+        f"{name} holds features of another kernel: {checks.some(different)}. Features can be multiplied only with "
+        "features of the same projection of the same model; compute them again."
+    )
 
 
-def _squeezed(value: Tensor) -> Tensor:
-    """[n, k] where there is one output."""
+def squeezed(value: Tensor) -> Tensor:
+    """[n, c, k], or [n, k] where there is one output."""
     return value[:, 0] if value.shape[1] == 1 else value
 
 
@@ -101,28 +59,33 @@ class StoredFeatures(Source):
 
     @property
     def shape(self) -> torch.Size:
+        """[n, k], or [n, c, k]."""
         n, c, _, k = self.gram.shape
         return torch.Size([n, k] if c == 1 else [n, c, k])
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type in which they are kept."""
         return self.gram.dtype
 
     @property
     def path(self) -> str:
+        """Where they are."""
         return self.gram.path
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         """What decides the numbers: kernel, projection, hashes of inputs, versions."""
         return self.gram.manifest
 
     @property
     def origin(self) -> str:
         """What made them: kernel, projection, weights, code."""
-        return origin(self.manifest["kernel"]["of"], self.manifest["witness"]["code"])
+        spec = self.gram.manifest["kernel"]["of"]
+        assert isinstance(spec, Mapping)
+        return origin(spec, self.gram.manifest["witness"]["code"])
 
-    def __getitem__(self, rows: Any) -> Tensor:
+    def __getitem__(self, rows: int | slice | Sequence[int] | Array) -> Tensor:
         """The features of some samples: a number, a slice, an index set or a mask."""
         if isinstance(rows, tuple):
             raise InputError(
@@ -132,24 +95,21 @@ class StoredFeatures(Source):
             if not -len(self) <= rows < len(self):
                 raise IndexError(f"sample {rows} is not among the {len(self)}.")
             return self[[int(rows)]][0]
-        return _squeezed(self.gram[rows, 0])
+        return squeezed(self.gram[rows, 0])
 
-    def tensor(self, max_bytes: int | str | None = None) -> Tensor:
+    def tensor(self, max_bytes: Memory = None) -> Tensor:
         """All of them; refuses above `max_bytes` (by default, half of the machine's memory)."""
-        return _squeezed(self.gram.dense(max_bytes)[:, :, 0])
+        return squeezed(self.gram.dense(max_bytes)[:, :, 0])
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """(rows, features) block by block, as they are stored."""
         for rows, _, tile in self.gram.tiles():
             assert isinstance(rows, slice)
-            yield rows, _squeezed(tile[:, :, 0])
+            yield rows, squeezed(tile[:, :, 0])
 
-    def take(self, block: slice) -> Inputs:
-        return {MARK + self.origin: self[block]}
-
-    def as_inputs(self) -> Inputs:
-        """All samples, marked with what made them."""
-        return self.take(slice(0, len(self)))
+    def take(self, block: slice) -> FeatureBatch:
+        """The features of these samples, with what made them."""
+        return FeatureBatch(self[block], self.origin)
 
     def digest(self) -> str:
         """Of what they were made of."""
@@ -162,7 +122,7 @@ class StoredFeatures(Source):
         return f"StoredFeatures({self.path!r}, shape={tuple(self.shape)}, dtype={self.dtype}{state})"
 
 
-def open_features(path: Any) -> StoredFeatures:
+def open_features(path: StorePlace) -> StoredFeatures:
     """The features in a store, finished or unfinished, without the kernel that made them.
 
     >>> import tempfile, tangency as tg
@@ -172,16 +132,23 @@ def open_features(path: Any) -> StoredFeatures:
     ...     tg.projection.open_features(folder + "/features").shape
     torch.Size([9, 64])
     """
-    gram = opened(path)
+    gram = open_store(path)
     if gram.manifest["kernel"].get("kernel") != "features":
         raise StoreError(f"{path} holds a Gram matrix, not features. Open it with tg.open_gram.")
     return StoredFeatures(gram)
 
 
+class Neighbours(NamedTuple):
+    """What `nearest` finds: [m, neighbours] each, the most similar first."""
+
+    similarity: Tensor
+    index: Tensor  # type: ignore[assignment]  # numbers of the samples; hides tuple.index, which nobody would call
+
+
 def nearest(
-    queries: "Tensor | StoredFeatures", features: "Tensor | StoredFeatures", count: int = 10, *, cosine: bool = True
-) -> tuple[Tensor, Tensor]:
-    """(similarity, number) of the `count` samples most similar to each query: [m, count] each, the largest first.
+    queries: Array | StoredFeatures, features: Array | StoredFeatures, neighbours: int = 10, *, cosine: bool = True
+) -> Neighbours:
+    """The samples most similar to each of the m queries, `neighbours` of them, the most similar first.
 
     The similarity is the kernel's entry, or its cosine. Either side may also be an array. Stored features are read
     block by block, so there may be millions of them; if both sides are stored, they must come from one projection of
@@ -190,49 +157,49 @@ def nearest(
     >>> import tangency as tg
     >>> k, x = tg.projected(tg.pseudo_ntk(torch.nn.Linear(300, 2)), dim=64), torch.randn(9, 300)
     >>> phi = k.features(x)
-    >>> tg.projection.nearest(phi[:2], phi, 1)[1]  # to itself
+    >>> tg.projection.nearest(phi[:2], phi, 1).index  # to itself
     tensor([[0],
             [1]])
     """
-    queries, features = _tensor(queries), _tensor(features)
-    n = _comparable(queries, features)
-    checks.positive(count, "count", "a number of neighbours")
-    if count > n:
-        raise InputError(f"count={count}, but there are {n} samples to choose from.")
-    left = _rows(queries.tensor() if isinstance(queries, StoredFeatures) else queries, "query", 0, cosine)
-    best = left.new_empty(len(left), 0)
-    where = torch.empty(len(left), 0, dtype=torch.long, device=left.device)
-    for rows, block in features.blocks() if isinstance(features, StoredFeatures) else _split(features):
-        found = left @ _rows(block, "sample", rows.start, cosine).to(left.device, left.dtype).T
-        if not all_finite(found):
-            i, j = (~found.isfinite()).nonzero()[0].tolist()
+    left, right = _checked(queries, "queries"), _checked(features, "features")
+    n = _comparable(left, right)
+    checks.positive(neighbours, "neighbours", "a number of samples")
+    if neighbours > n:
+        raise InputError(f"neighbours={neighbours}, but there are {n} samples to choose from.")
+    asked = _rows(left.tensor() if isinstance(left, StoredFeatures) else left, "query", 0, cosine)
+    best = asked.new_empty(len(asked), 0)
+    where = torch.empty(len(asked), 0, dtype=torch.long, device=asked.device)
+    for rows, block in right.blocks() if isinstance(right, StoredFeatures) else _split(right):
+        similarity = asked @ _rows(block, "sample", rows.start, cosine).to(asked.device, asked.dtype).T
+        if not all_finite(similarity):
+            i, j = (~similarity.isfinite()).nonzero()[0].tolist()
             raise InputError(
-                f"the similarity of query {i} and sample {rows.start + j} overflows {str(found.dtype)[6:]}. Use "
+                f"the similarity of query {i} and sample {rows.start + j} overflows {str(similarity.dtype)[6:]}. Use "
                 "cosine=True, or give both in float64."
             )
-        number = torch.arange(rows.start, rows.stop, device=left.device).expand(len(left), -1)
-        best, where = torch.cat([best, found], 1), torch.cat([where, number], 1)
-        best, order = best.topk(min(count, best.shape[1]), dim=1)
+        number = torch.arange(rows.start, rows.stop, device=asked.device).expand(len(asked), -1)
+        # The best so far compete with this block: no more than they and one block is ever held.
+        best, where = torch.cat([best, similarity], 1), torch.cat([where, number], 1)
+        best, order = best.topk(min(neighbours, best.shape[1]), dim=1)
         where = where.gather(1, order)
-    return best, where
+    return Neighbours(best, where)
 
 
-def _tensor(given: Any) -> Any:
-    """An array of numbers as a tensor; anything else as it is."""
-    if not isinstance(given, np.ndarray) or given.dtype.kind not in "fiu":
-        return given
-    return torch.from_numpy(np.require(given, given.dtype.newbyteorder("="), ["C", "W"]))
+def _checked(given: object, name: str) -> Tensor | StoredFeatures:
+    """Features as a tensor, or stored ones as they are; anything else is refused."""
+    if isinstance(given, np.ndarray) and given.dtype.kind in "fiu":
+        given = torch.from_numpy(np.require(given, given.dtype.newbyteorder("="), ["C", "W"]))
+    if not isinstance(given, (Tensor, StoredFeatures)):
+        raise InputError(
+            f"{name} are a {type(given).__name__}; needed: a tensor, an array of numbers, or StoredFeatures."
+        )
+    if not given.dtype.is_floating_point:
+        raise InputError(f"{name} are {given.dtype}; needed: real numbers, as k.features(x) gives them.")
+    return given
 
 
-def _comparable(queries: Any, features: Any) -> int:
+def _comparable(queries: Tensor | StoredFeatures, features: Tensor | StoredFeatures) -> int:
     """How many samples there are to choose from, of two sides that may be multiplied."""
-    for v, name in ((queries, "queries"), (features, "features")):
-        if not isinstance(v, (Tensor, StoredFeatures)):
-            raise InputError(
-                f"{name} are a {type(v).__name__}; needed: a tensor, an array of numbers, or StoredFeatures."
-            )
-        if not v.dtype.is_floating_point:
-            raise InputError(f"{name} are {v.dtype}; needed: real numbers, as k.features(x) gives them.")
     if isinstance(queries, StoredFeatures) and isinstance(features, StoredFeatures):
         same_origin(queries.origin, features.origin, queries.path)
     if len(queries.shape) < 2 or queries.shape[1:] != features.shape[1:]:
@@ -244,9 +211,9 @@ def _comparable(queries: Any, features: Any) -> int:
 
 
 def _split(features: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    for start in range(0, len(features), 4096):
-        some = slice(start, min(start + 4096, len(features)))
-        yield some, features[some]
+    for start in range(0, len(features), COMPARED):
+        rows = slice(start, min(start + COMPARED, len(features)))
+        yield rows, features[rows]
 
 
 def _rows(v: Tensor, what: str, first: int, unit: bool) -> Tensor:

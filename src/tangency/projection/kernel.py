@@ -4,41 +4,36 @@ import json
 import operator
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import overload
 
 import torch
 from torch import Tensor
 
 from .._base import checks, tree
-from .._base.types import Float, Inputs
-from ..engine.blocks import Dense
-from ..engine.contraction import Sum
+from .._base.types import Executor, FeatureBatch, Float, Inputs, Memory, Spec, StorePlace
+from ..engine.blocks import DenseBlock
+from ..engine.contraction import TileSum
 from ..engine.features import Features, Jacobian
 from ..errors import InputError, NonFiniteError, PerformanceWarning, PrecisionLoss
-from ..gram.manifest import differences
-from ..gram.witness import code, recoded
-from ..kernels.kernel import BLOCK, Empirical, Kernel
-from .project import Budget, Projector
+from ..gram.compute import Run
+from ..gram.gram import DenseGram
+from ..gram.rows import RowMap
+from ..gram.store import StoredGram
+from ..gram.witness import code_looks
+from ..kernels.empirical import Empirical
+from ..kernels.kernel import Kernel
+from .features import StoredFeatures, origin, same_origin, squeezed
+from .project import BATCH, Budget, Projector
 from .sketches.factored import Kronecker, RandomMask
-from .sketches.kinds import Gaussian, Hadamard, Rademacher, Sketch, Sparse
+from .sketches.kinds import GaussianEntries, Hadamard, Rademacher, Sketch, Sparse
 
 KINDS: dict[str, type[Sketch]] = {
-    kind.kind: kind for kind in (Sparse, Rademacher, Gaussian, Hadamard, Kronecker, RandomMask)
+    kind.kind: kind for kind in (Sparse, Rademacher, GaussianEntries, Hadamard, Kronecker, RandomMask)
 }
 # The relative error of a sample's features beyond which 16 bits are refused: a kernel that was projected to 10⁶
 # dimensions would not be worse.
-ROUNDING = 1e-3
-# Stands for "these inputs are features already", with the spec of the kernel that made them.
-MARK = "features of "
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Prepared: features [n, c, k] and what made them."""
-
-    value: Float[Tensor, "n c k"]
-    spec: str
+MOST_LOST = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,53 +44,79 @@ class Projected(Kernel):
     projector: Projector
     storage: torch.dtype | None
 
+    @overload
+    def features(
+        self, x: object, *, store: None = None, tile: int | None = None, memory: Memory = None, executor: Executor | str | None = None,
+        progress: bool = True,
+    ) -> Tensor: ...  # fmt: skip
+
+    @overload
+    def features(
+        self, x: object, *, store: StorePlace, tile: int | None = None, memory: Memory = None, executor: Executor | str | None = None,
+        progress: bool = True,
+    ) -> StoredFeatures: ...  # fmt: skip
+
     def features(
         self,
-        x: Any,
+        x: object,
         *,
-        store: Any = None,
+        store: StorePlace | None = None,
         tile: int | None = None,
-        memory: int | str | None = None,
-        executor: Any = None,
+        memory: Memory = None,
+        executor: Executor | str | None = None,
         progress: bool = True,
-    ) -> Any:
+    ) -> Tensor | StoredFeatures:
         """Φ [n, k], or [n, c, k] for several outputs: Φ.flatten(1) @ Φ.flatten(1).T is k(x).
 
         With `store`, a folder or zarr URL, they are written there block by block (calling again goes on where it
         stopped), and a `StoredFeatures` is returned, which the kernel takes in place of inputs. Other options as for
         `tg.compute`.
         """
-        from .features import compute_features
+        if isinstance(tile, int) and not isinstance(tile, bool) and tile > 0:
+            tile = -(-tile // BATCH) * BATCH  # blocks hold whole batches, so that a sample is always in the same one
+        made = Run(ProjectedRows(self), x, None, memory).compute(store, tile, executor, progress)
+        if isinstance(made, StoredGram):
+            return StoredFeatures(made)
+        assert isinstance(made, DenseGram)
+        return squeezed(made.value[:, :, 0])
 
-        return compute_features(self, x, store=store, tile=tile, memory=memory, executor=executor, progress=progress)
-
-    def embedded(self, x: Any, **options: Any) -> Inputs:
+    def embedded(
+        self,
+        x: object,
+        *,
+        tile: int | None = None,
+        memory: Memory = None,
+        executor: Executor | str | None = None,
+        progress: bool = True,
+    ) -> FeatureBatch:
         """The features of x as inputs of this very kernel, for several Grams of the same samples. Options as there."""
-        return {MARK + self._key: self.features(x, **options)}
+        value = self.features(x, tile=tile, memory=memory, executor=executor, progress=progress)
+        return FeatureBatch(value, self._origin)
 
-    def ready(self, x: Any, name: str = "x") -> Inputs:
-        whole = getattr(x, "as_inputs", None)
-        if whole is not None:  # stored features
-            return self.ready(whole(), name)
-        key = features_key(x)
-        if key is None:
+    def ready(self, x: Inputs | StoredFeatures, name: str = "x") -> Inputs:
+        """x checked and cast; features, stored or not, if this kernel made them."""
+        if isinstance(x, StoredFeatures):
+            x = x.take(slice(0, len(x)))
+        if not isinstance(x, FeatureBatch):
             return self.base.ready(x, name)
-        same_origin(key[len(MARK) :], self._key, name)
-        return tree.transform(lambda v: v.to(self.device), x)
+        same_origin(x.origin, self._origin, name)
+        return tree.to(x, self.base.device)
 
-    def alike(self, x: Inputs, y: Inputs) -> None:
-        if features_key(x) is None and features_key(y) is None:
-            super().alike(x, y)
+    def alike(self, x1: Inputs, x2: Inputs) -> None:
+        """Features and samples need nothing in common: what made them has been compared."""
+        if not isinstance(x1, FeatureBatch) and not isinstance(x2, FeatureBatch):
+            super().alike(x1, x2)
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
-        if features_key(x) is not None:
-            (value,) = (v for _, v in tree.leaves(x))
-            return value[0].numel() * value.element_size(), 0
+        """Bytes per sample: (of its features, while they are made)."""
+        if isinstance(x, FeatureBatch):
+            return x.value[0].numel() * x.value.element_size(), 0
         kept, transient = self.projector.footprint(x)
         return (kept if self.storage is None else kept * self.storage.itemsize // 4), transient
 
     def outputs(self, x: Inputs) -> Tensor | None:
-        return self.base.outputs(x) if features_key(x) is None else None
+        """What the network says of x; features do not tell."""
+        return None if isinstance(x, FeatureBatch) else self.base.outputs(x)
 
     @property
     def inner(self) -> tuple[Kernel, ...]:
@@ -104,34 +125,37 @@ class Projected(Kernel):
 
     @property
     def device(self) -> torch.device:
+        """That of the model."""
         return self.base.device
 
-    def prepare(self, x: Inputs, memory: int | None = None) -> Rows:
-        if features_key(x) is not None:
-            (value,) = (v for _, v in tree.leaves(x))
-            return Rows(value if value.dim() == 3 else value[:, None], self._sketch)
-        return Rows(self._stored(self.projector(x, memory)), self._sketch)
+    def prepare(self, x: Inputs, memory: int | None = None) -> FeatureBatch:
+        """The features [n, c, k]; their origin is the projection alone, since weights take long to hash."""
+        made = json.dumps(self._options, sort_keys=True)
+        if isinstance(x, FeatureBatch):
+            return FeatureBatch(x.value if x.value.dim() == 3 else x.value[:, None], made)
+        value = self.projector(x, memory)
+        return FeatureBatch(value if self.storage in (None, value.dtype) else self._narrowed(value, self.storage), made)
 
-    def pair(self, a: Rows, b: Rows, workspace: int | None = None) -> Tensor:
-        for rows, name in ((a, "a"), (b, "b")):
-            same_origin(rows.spec, self._sketch, name)
-        left = Dense(a.value)
-        right = left if a is b else Dense(b.value)
-        total = Sum(left, right, trace=self.base.trace, differentiable=False, workspace=workspace)
-        with self.base.features.network.modes(), torch.no_grad():
+    def pair(self, a: FeatureBatch, b: FeatureBatch, workspace: int | None = None) -> Tensor:
+        """One tile: a matrix product of the features."""
+        own = json.dumps(self._options, sort_keys=True)
+        same_origin(a.origin, own, "a")
+        same_origin(b.origin, own, "b")
+        left = DenseBlock(a.value)
+        right = left if a is b else DenseBlock(b.value)
+        total = TileSum(left, right, trace=self.base.trace, differentiable=False, workspace=workspace)
+        with self.base.feature_map.network.modes(), torch.no_grad():
             total.add(left, right)
         return total.result()
 
-    def diag(self, x: Inputs) -> Tensor:
-        parts = tree.split(self.ready(x), BLOCK)
-        return torch.cat([self.prepared_diag(self.prepare(part)) for part in parts])
-
-    def prepared_diag(self, a: Rows) -> Tensor:
+    def prepared_diag(self, a: FeatureBatch) -> Tensor:
+        """`diag` of a prepared batch."""
         value = a.value.float() if a.value.dtype == torch.float16 else a.value
-        each = value.square().sum(2)
-        return each.sum(1) if self.base.trace else each
+        norms = value.square().sum(2)
+        return norms.sum(1) if self.base.trace else norms
 
-    def diagnose(self, a: Rows) -> None:
+    def diagnose(self, a: FeatureBatch) -> None:
+        """Name the first sample whose features are not finite, if there is one."""
         good = a.value.flatten(1).isfinite().all(1)
         if not bool(good.all()):
             sample = int((~good).nonzero()[0])
@@ -141,28 +165,30 @@ class Projected(Kernel):
                 "features",
             )
 
-    def parts(self, x: Inputs, y: Inputs | None = None) -> dict[str, Tensor]:
+    def parts(self, x1: Inputs, x2: Inputs | None = None) -> dict[str, Tensor]:
         """The kernel split by layer, where each has dimensions of its own (`budget`)."""
         if self.projector.budget == "global":
             raise InputError(
                 "all layers share their dimensions, so the projected kernel does not split. Give each layer its own: "
                 "tg.projected(…, budget='layer')."
             )
-        a, b = self._prepared(x, y)
-        given = self.ready(x)
-        shapes = self.projector.shapes(None if features_key(given) else given)
-        found = {}
+        a, b = self._prepared(x1, x2)
+        ready = self.ready(x1)
+        shapes = self.projector.shapes(None if isinstance(ready, FeatureBatch) else ready)
+        tiles = {}
         for name, group in self.projector.groups(shapes).items():
-            left = Rows(a.value[..., group.rows], a.spec)
-            right = left if a is b else Rows(b.value[..., group.rows], b.spec)
-            found[name] = self.finite(self.pair(left, right), left, right)
-        return found
+            left = replace(a, value=a.value[..., group.rows])
+            right = left if a is b else replace(b, value=b.value[..., group.rows])
+            tiles[name] = self.finite(self.pair(left, right), left, right)
+        return tiles
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> Spec:
+        """Everything that decides the numbers, as JSON values."""
         return {**self._options, "of": self.base.spec()}
 
     @property
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> Spec:
+        """The projection: what prepared features must have in common to be multiplied."""
         p = self.projector
         return {
             "kernel": "projected",
@@ -176,30 +202,23 @@ class Projected(Kernel):
         }
 
     @property
-    def _sketch(self) -> str:
-        """What prepared features must have in common to be multiplied."""
-        return json.dumps(self._options, sort_keys=True)
+    def _origin(self) -> str:
+        """The projection, the weights and the code, for features that may come from elsewhere. Cost: hashes them."""
+        return origin(self.spec(), code_looks(self))
 
-    @property
-    def _key(self) -> str:
-        """The same, the weights and the code, for features that may come from elsewhere. Cost: hashes them."""
-        return origin(self.spec(), code(self))
-
-    def _stored(self, value: Tensor) -> Tensor:
+    def _narrowed(self, value: Tensor, storage: torch.dtype) -> Tensor:
         """In the type in which features are kept, if they survive it."""
-        if self.storage is None or value.dtype == self.storage:
-            return value
-        kept = value.to(self.storage)
+        kept = value.to(storage)
         size = torch.linalg.vector_norm(value, dim=(1, 2))
         lost = torch.linalg.vector_norm(value - kept.to(value.dtype), dim=(1, 2))
-        bad = ~(lost <= ROUNDING * size) & value.flatten(1).isfinite().all(1)
+        bad = ~(lost <= MOST_LOST * size) & value.flatten(1).isfinite().all(1)
         if bool(bad.any()):
             sample = int(bad.nonzero()[0])
             largest = float(value[sample].abs().max())
             factor = "0.001" if largest > 1 else "1000"
             raise PrecisionLoss(
                 f"the features of sample {sample} (largest entry {largest:.2g}) lose "
-                f"{float(lost[sample] / size[sample]):.1%} in {self.storage}. Keep 32 bits (storage=None), or give the "
+                f"{float(lost[sample] / size[sample]):.1%} in {storage}. Keep 32 bits (storage=None), or give the "
                 f"model's outputs another scale with a head: tg.head_ntk(model, lambda out: {factor} * out).",
                 sample,
                 "features",
@@ -207,33 +226,41 @@ class Projected(Kernel):
         return kept
 
 
-def origin(spec: Mapping[str, Any], code: Mapping[str, str]) -> str:
-    """What made some features."""
-    return json.dumps({**spec, "code": code}, sort_keys=True)
+@dataclass(frozen=True, eq=False)
+class ProjectedRows(RowMap):
+    """The features of a projected kernel, as values that each sample has by itself."""
 
+    kernel: Projected
+    together = BATCH
 
-def same_origin(made: str, own: str, name: str) -> None:
-    """Refuse features that another kernel made."""
-    if made == own:
-        return
-    then, now = json.loads(made), json.loads(own)
-    found = recoded(then.pop("code", {}), now.pop("code", {})) | differences(then, now)
-    if not found:
-        return
-    different = [f"{field} {then!r}, not {now!r}" for field, (then, now) in found.items()]
-    raise InputError(
-        f"{name} holds features of another kernel: {checks.some(different)}. Features can be multiplied only with "
-        "features of the same projection of the same model; compute them again."
-    )
+    def values(self, x: Inputs, memory: int | None = None) -> Float[Tensor, "n c k"]:
+        """The features of a batch."""
+        return self.kernel.prepare(x, memory).value
 
+    def ready(self, x: Inputs, name: str = "x") -> Inputs:
+        """As the kernel takes them."""
+        return self.kernel.ready(x, name)
 
-def features_key(x: Any) -> str | None:
-    """The mark of inputs that are features already."""
-    if isinstance(x, Mapping) and len(x) == 1:
-        (key,) = x
-        if isinstance(key, str) and key.startswith(MARK):
-            return key
-    return None
+    def footprint(self, x: Inputs) -> tuple[int, int]:
+        """Bytes per sample: (of its features, while they are made)."""
+        return self.kernel.footprint(x)
+
+    def diagnose(self, values: Float[Tensor, "n c k"]) -> None:
+        """Name the first sample whose features are not finite, if there is one."""
+        self.kernel.diagnose(FeatureBatch(values, ""))
+
+    def outputs(self, x: Inputs) -> Tensor | None:
+        """What the network says of x."""
+        return self.kernel.outputs(x)
+
+    def spec(self) -> Spec:
+        """That they are features, and the kernel's own spec."""
+        return {"kernel": "features", "of": self.kernel.spec()}
+
+    @property
+    def device(self) -> torch.device:
+        """That of the model."""
+        return self.kernel.base.device
 
 
 def projected(
@@ -282,8 +309,8 @@ def projected(
         raise InputError("joint=True adds outputs up, so it needs a trace: tg.projected(tg.trace_ntk(model), …).")
     if storage not in (None, "float16", torch.float16):
         raise InputError(f"storage={storage!r}; needed: None (as computed) or torch.float16.")
-    projector = Projector(base.features, _sketch(kind, nonzeros), dim, number, budget, joint)
-    if isinstance(base.features, Jacobian):
+    projector = Projector(base.feature_map, _sketch(kind, nonzeros), dim, number, budget, joint)
+    if isinstance(base.feature_map, Jacobian):
         _sizes(projector)
     return Projected(base, projector, None if storage is None else torch.float16)
 

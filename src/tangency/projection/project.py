@@ -1,9 +1,8 @@
 """From inputs to projected features: batches are captured, and each parameter's part is added up."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from .._base import tree
 from .._base.memory import batch_budget
 from .._base.types import Inputs
-from ..engine.blocks import Block
+from ..engine.blocks import GradientBlock
 from ..engine.features import Features, Jacobian
 from ..errors import InputError, NonFiniteError
 from .sketches.kinds import Place, Sketch
@@ -25,7 +24,7 @@ BATCH, BYTES, TOGETHER = 16, 1 << 28, 16
 # The same on a GPU, where nothing is repeated.
 CUDA_BATCH = 4096
 # Bytes of gradients that are formed at a time (heuristic).
-ROOM = {"cpu": 1 << 26, "cuda": 1 << 31}
+GRADIENT_BYTES = {"cpu": 1 << 26, "cuda": 1 << 31}
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +36,7 @@ class Group:
 
     @property
     def count(self) -> int:
+        """How many rows."""
         return self.rows.stop - self.rows.start
 
 
@@ -50,9 +50,12 @@ class Projector:
     seed: int
     budget: Budget
     joint: bool
-    known: dict[Any, dict[str, tuple[int, ...]]] = field(default_factory=dict, repr=False)  # shapes of activations
+    known: dict[tuple[object, ...], dict[str, tuple[int, ...]]] = field(
+        default_factory=dict, repr=False
+    )  # shapes of activations
 
     def __call__(self, x: Inputs, memory: int | None = None) -> Tensor:
+        """The features of x. `memory` bounds the bytes that capturing gradients may take."""
         if tree.needs_grad(x):
             raise InputError(
                 "x requires a gradient, and projected features are not differentiable in x. Use the exact kernel, or "
@@ -60,101 +63,98 @@ class Projector:
             )
         with torch.no_grad():
             groups, places = self._layout(x)
-            parts: list[Tensor] = []
-            for some in self._batches(x, memory):
-                parts.append(self._project(some, sum(map(len, parts)), groups, places))
-            return torch.cat(parts)[: tree.size(x)]
+            size, step = self._batches(x, memory)
+            n, parts = tree.size(x), []
+            for start in range(0, n, step):
+                batches = list(tree.split(tree.take(x, slice(start, min(start + step, n))), size))
+                if self._on_cpu:
+                    batches[-1] = tree.fill(batches[-1], size)
+                parts.append(self._project(batches, start, groups, places))
+            return torch.cat(parts)[:n]
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
         """Bytes: (per sample, of the features in 32 bits or more; while they are made)."""
         item = next(self.features.network.model.parameters()).element_size()
-        return self.outputs(x) * self.dim * max(4, item), self._batch(x) * self._each(x)
+        outputs = self.features.plan(x).c if isinstance(self.features, Jacobian) and not self.joint else 1
+        captured = sum(self.features.footprint(x, _never))
+        together = _power(BYTES // captured, BATCH) if self._on_cpu else 1
+        return outputs * self.dim * max(4, item), together * captured
 
-    def outputs(self, x: Inputs) -> int:
-        return self.features.plan(x).c if isinstance(self.features, Jacobian) and not self.joint else 1
-
-    def _batches(self, x: Inputs, memory: int | None) -> Iterator[list[Inputs]]:
-        """Batches of one size, a few at a time."""
-        each, n, device = self._each(x), tree.size(x), self._device
-        if device.type == "cuda":
-            room = memory or batch_budget(device)
-            yield from ([part] for part in tree.split(x, _power(room // each, CUDA_BATCH)))
-            return
-        size = self._batch(x)
-        together = max(1, min(TOGETHER, (memory or 4 * BYTES) // (size * each))) if self.sketch.shared else 1
-        for start in range(0, n, size * together):
-            some = list(tree.split(tree.take(x, slice(start, min(start + size * together, n))), size))
-            yield [*some[:-1], _filled(some[-1], size)]
-
-    def _each(self, x: Inputs) -> int:
-        """Bytes that capturing a sample takes."""
-        return sum(self.features.footprint(x, _never))
-
-    def _batch(self, x: Inputs) -> int:
-        """Samples that are captured together at least: on a CPU always, whatever the memory."""
-        return _power(BYTES // self._each(x), BATCH) if self._device.type == "cpu" else 1
+    def _batches(self, x: Inputs, memory: int | None) -> tuple[int, int]:
+        """Samples in a batch, and in those that are projected together."""
+        captured = sum(self.features.footprint(x, _never))  # bytes per sample
+        if not self._on_cpu:
+            device = next(self.features.network.model.parameters()).device
+            size = _power((memory or batch_budget(device)) // captured, CUDA_BATCH)
+            return size, size
+        size = _power(BYTES // captured, BATCH)
+        if not self.sketch.shared:
+            return size, size
+        return size, size * max(1, min(TOGETHER, (memory or 4 * BYTES) // (size * captured)))
 
     @property
-    def _device(self) -> torch.device:
-        return next(self.features.network.model.parameters()).device
+    def _on_cpu(self) -> bool:
+        return next(self.features.network.model.parameters()).device.type == "cpu"
 
     def _project(self, batches: list[Inputs], start: int, groups: dict[str, Group], places: dict[str, Place]) -> Tensor:
-        found = []
+        """The features [n, c, k] of batches, the first of which begins with sample `start`."""
+        captured: list[dict[str, GradientBlock]] = []  # gradients by parameter, of each batch
+        outs, sizes = [], []
         for x in batches:
             try:
-                found.append(self.features(x, None, _never))
+                captured.append(self.features(x, None, _never))
             except NonFiniteError as e:
                 raise e.shifted(start) from None
-            start += tree.size(x)
-        like = next(iter(found[0].values())).tensors()[-1]
-        outs = [self._zeros(next(iter(f.values())), like) for f in found]
-        room = ROOM[like.device.type]
+            sizes.append(tree.size(x))
+            start += sizes[-1]
+            block = next(iter(captured[-1].values()))
+            like = next(iter(captured[0].values())).tensors()[-1]
+            dtype = torch.float32 if like.dtype == torch.float16 else like.dtype
+            rows = block.n if self.joint else block.n * block.c
+            outs.append(torch.zeros(rows, self.dim, dtype=dtype, device=like.device))
+        room = GRADIENT_BYTES[outs[0].device.type]
         with self.features.network.modes():
             for group in groups.values():
+                factor = self.sketch.factor(group.count)
                 for name in group.names:
-                    have = [k for k, f in enumerate(found) if name in f]
+                    # A parameter that no output of a batch depends on is not among its gradients.
+                    have = [k for k, gradients in enumerate(captured) if name in gradients]
                     if have:
-                        blocks = [found[k].pop(name) for k in have]
+                        blocks = [captured[k].pop(name) for k in have]  # freed when they have been projected
                         views = [outs[k][:, group.rows] for k in have]
                         self.sketch.add(views, blocks, places[name], self.joint, room)
                 for out in outs:
-                    out[:, group.rows] *= self.sketch.factor(group.count)
-        n = [tree.size(x) for x in batches]
-        return torch.cat([out.unflatten(0, (m, -1)) for out, m in zip(outs, n, strict=True)])
-
-    def _zeros(self, block: Block, like: Tensor) -> Tensor:
-        rows = block.n if self.joint else block.n * block.c
-        return torch.zeros(
-            rows, self.dim, dtype=torch.float32 if like.dtype == torch.float16 else like.dtype, device=like.device
-        )
+                    out[:, group.rows] *= factor
+        return torch.cat([out.unflatten(0, (n, -1)) for out, n in zip(outs, sizes, strict=True)])
 
     def _layout(self, x: Inputs) -> tuple[dict[str, Group], dict[str, Place]]:
+        """Which parameters share which rows, and which random words each has."""
         shapes = self.shapes(x)
-        found = self.groups(shapes)
+        groups = self.groups(shapes)
         places: dict[str, Place] = {}
-        for key, group in found.items():
+        for key, group in groups.items():
             common = Stream.of(self.seed, "" if self.budget == "global" else key)
             sizes = [math.prod(shapes[name]) for name in group.names]
             for k, name in enumerate(group.names):
                 stream = Stream.of(self.seed, name)
                 places[name] = Place(stream, common, shapes[name], sum(sizes[:k]), sum(sizes))
-        return found, places
+        return groups, places
 
     def groups(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Group]:
         """Which parameters share which rows."""
-        found = groups(self.budget, shapes, self.dim, isinstance(self.features, Jacobian))
-        least = min(found, key=lambda key: found[key].count)
+        groups = share_rows(self.budget, shapes, self.dim, isinstance(self.features, Jacobian))
+        least = min(groups, key=lambda key: groups[key].count)
         nonzeros = getattr(self.sketch, "nonzeros", 1)
-        if found[least].count < nonzeros:
-            where = f"the {found[least].count} dimensions of {least}" if least else f"dim={self.dim}"
+        if groups[least].count < nonzeros:
+            where = f"the {groups[least].count} dimensions of {least}" if least else f"dim={self.dim}"
             raise InputError(f"nonzeros={nonzeros} entries of a column do not fit into {where}. Use fewer.")
-        return found
+        return groups
 
     def shapes(self, x: Inputs | None = None) -> dict[str, tuple[int, ...]]:
         """Of every parameter that counts, or of the features of a sample."""
         if isinstance(self.features, Jacobian):
-            own = dict(self.features.network.model.named_parameters())
-            return {name: tuple(own[name].shape) for name in self.features.network.train}
+            parameters = dict(self.features.network.model.named_parameters())
+            return {name: tuple(parameters[name].shape) for name in self.features.network.trainable}
         if x is None:
             if len(self.known) != 1:
                 raise InputError(
@@ -163,12 +163,12 @@ class Projector:
             return next(iter(self.known.values()))
         key = tree.signature(x)
         if key not in self.known:
-            one = self.features(tree.take(x, slice(0, 1)), None, _never)
-            self.known[key] = {name: (block.tensors()[0][0].numel(),) for name, block in one.items()}
+            activations = self.features(tree.take(x, slice(0, 1)), None, _never)
+            self.known[key] = {name: (block.tensors()[0][0].numel(),) for name, block in activations.items()}
         return self.known[key]
 
 
-def groups(
+def share_rows(
     budget: Budget, shapes: Mapping[str, tuple[int, ...]], dim: int, parameters: bool = True
 ) -> dict[str, Group]:
     """Which parameters share which rows."""
@@ -193,11 +193,11 @@ def groups(
         idle = [key for key in shares if key not in members]
         if idle:
             raise InputError(f"budget= names {idle[0]!r}, which holds none of the parameters that count.")
-    found, start = {}, 0
+    groups, start = {}, 0
     for key, names in members.items():
-        found[key] = Group(tuple(names), slice(start, start + shares[key]))
+        groups[key] = Group(tuple(names), slice(start, start + shares[key]))
         start += shares[key]
-    return found
+    return groups
 
 
 def _shares(sizes: Mapping[str, int], dim: int) -> dict[str, int]:
@@ -221,11 +221,3 @@ def _never(name: str) -> bool:
 def _power(most: int, limit: int) -> int:
     """The largest power of two up to both, at least 1."""
     return 1 << max(1, min(most, limit)).bit_length() - 1
-
-
-def _filled(x: Inputs, size: int) -> Inputs:
-    """x with its last sample repeated until there are `size`."""
-    missing = size - tree.size(x)
-    if missing == 0:
-        return x
-    return tree.transform(lambda v: torch.cat([v, v[-1:].expand(missing, *v.shape[1:])]), x)

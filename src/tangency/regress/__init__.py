@@ -5,9 +5,9 @@ minimise Σ_i w_i loss(f(x_i), y_i) + (reg/2)·‖f − f₀‖² with the squar
 """
 
 from .gp import GaussianProcess, Posterior, gaussian_process
-from .logistic import LogisticModel, logistic, logistic_features
+from .logistic_loss import LogisticModel, logistic, logistic_features
 from .model import KernelModel
-from .ridge import least_squares, ridge, ridgeless
+from .square_loss import least_squares, ridge, ridgeless
 from .validate import Risks, RiskStudy, cross_validate, risk_study
 
 __all__ = [

@@ -1,37 +1,38 @@
 """Gaussian processes with a kernel as prior covariance."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from .._base import checks
-from .._base.types import Float
+from .._base.results import Result
+from .._base.types import Array, Float
 from ..errors import DidNotConverge, InputError
 from ..gram.gram import Gram
 from ..linalg.eigen import Spectrum
 from ..linalg.factor import factor, substitute
 from ..linalg.matrix import Matrix, between, flattened
-from .model import Array, KernelModel, Problem
+from .model import KernelModel, Problem
 
 
-@dataclass(frozen=True, eq=False)
-class Posterior:
+@dataclass(frozen=True, eq=False, repr=False)
+class Posterior(Result):
     """Mean [m], [m, q] or [m, c]; variance [m] or [m, c], or the whole covariance, as the prior was given."""
 
     mean: Float[Tensor, "..."]
     covariance: Float[Tensor, "..."]
 
 
-@dataclass(frozen=True, eq=False)
-class GaussianProcess:
+@dataclass(frozen=True, eq=False, repr=False)
+class GaussianProcess(Result):
     """f ~ GP(f₀, k) seen through noise of variance `noise`. `log_likelihood` is log p(y), summed over outputs."""
 
     model: KernelModel
     noise: float
     log_likelihood: float
-    factor: Float[Tensor, "n n"]  # of K + noise·I
+    factor: Float[Tensor, "n n"] = field(repr=False)  # of K + noise·I
 
     def predict(self, cross: Matrix, prior: Matrix, f0: Array | None = None) -> Posterior:
         """Mean and covariance of f (without the noise) on new samples.
@@ -48,12 +49,13 @@ class GaussianProcess:
         if prior.shape not in (side, (*side, *side)):
             raise InputError(f"the prior has shape {tuple(prior.shape)}; needed: {[*side]} or {[*side, *side]}.")
         variances = prior.shape == side
-        own = prior.flatten() if variances else prior.reshape(side.numel(), -1).diagonal()
-        left = own - half.square().sum(0)
-        if bool((left < -1e-3 * own.abs().max()).any()):
+        before = prior.flatten() if variances else prior.reshape(side.numel(), -1).diagonal()
+        after = before - half.square().sum(0)
+        # Rounding leaves a little below zero; much below, prior and cross are of two kernels (heuristic: 0.1 %).
+        if bool((after < -1e-3 * before.abs().max()).any()):
             raise InputError("the prior is less than what cross explains of it; needed: k(z, z) of the same kernel.")
         if variances:
-            return Posterior(mean, left.clamp_min(0).reshape(side))  # rounding alone can lead below
+            return Posterior(mean, after.clamp_min(0).reshape(side))  # rounding alone can lead below
         return Posterior(mean, prior - (half.T @ half).reshape(prior.shape))
 
 
@@ -74,19 +76,21 @@ def gaussian_process(K: Matrix, y: Array, *, noise: float, f0: Array | None = No
     if isinstance(problem.matrix, Spectrum):
         raise InputError("a Gaussian process takes the Gram itself, not its spectrum.")
     t = problem.target
+    # By the factor itself and not by `solve`: it is kept, for the variances of new samples.
     lower = factor(problem.matrix, noise, t.dtype, t.device)
     a = substitute(lower, t)
     residual = float((problem.image(a) + noise * a - t).norm() / t.norm().clamp_min(torch.finfo(t.dtype).tiny))
-    model = problem.model(a, reg=noise, method="Cholesky", steps=1, residual=residual)
+    model = problem.model(a, reg=noise, solver="Cholesky", steps=1, residual=residual)
     n, q = t.shape
+    # log N(t; 0, L Lᵀ), for each of the q columns
     likelihood = (
         -0.5 * float((t * a).sum()) - q * float(lower.diagonal().log().sum()) - 0.5 * n * q * math.log(2 * math.pi)
     )
-    found = GaussianProcess(model, noise, likelihood, lower)
+    process = GaussianProcess(model, noise, likelihood, lower)
     if not residual <= (limit := 1e-6 if t.dtype == torch.float64 else 1e-3):  # as of tg.linalg.solve
         raise DidNotConverge(
             f"Cholesky left the relative residual {residual:.2e}; needed: {limit:.0e}. K is ill-conditioned beside the "
             f"noise: give a larger noise= (it was {noise:g}), or y in float64; .solution holds what was found.",
-            found,
+            process,
         )
-    return found
+    return process

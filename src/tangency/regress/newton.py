@@ -1,8 +1,9 @@
 """Newton's method for logistic losses of logits that are linear in their coefficients, in float64.
 
-What the coefficients multiply is a `Design`: features in memory, or a Gram that may stream from disk. The objective is
-convex, the steps are solved by preconditioned conjugate gradients. The answer carries the norm of its gradient and,
-since that says little where the objective is flat (separated classes, small reg), how far the next step would lead.
+What the coefficients multiply is a `Design`: features in memory, or a Gram that may stream from disk. The `Objective`
+is convex; its `newton` solves the steps by preconditioned conjugate gradients. The `Answer` carries the norm of its
+gradient and, since that says little where the objective is flat (separated classes, small reg), how far the next step
+would lead.
 
 Samples that are classified with certainty have 1 − p far below rounding of p; they decide where the optimum is if the
 classes are separated. So p − y, p(1 − p) and the losses are computed without taking differences from 1.
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from .._base.progress import bar
 from ..errors import DidNotConverge, InputError
+from ..gram.gram import Gram
 from ..linalg.systems import conjugate
 
 # Below this loss per sample the classes are separated: without reg there is no answer, only a direction to infinity.
@@ -27,7 +29,12 @@ SEPARATION = "the classes are separated: with reg=0 the loss falls for ever and 
 # An answer is no further from the optimum than this part of itself, or `tol` where that is larger.
 DISTANCE = 1e-6
 # A step is solved for at most this exactly (heuristic: it then gains four digits, and stays clear of rounding).
-EXACT = 1e-4
+STEP_TOLERANCE = 1e-4
+# A step whose residual is larger than this, relative to the gradient, says nothing of the distance to the optimum.
+UNSOLVED = 0.1
+# Steps of conjugate gradients for one direction (heuristic): Newton's method forgives one that is not exact.
+MAX_INNER_STEPS = 2000
+# What a preconditioner is: about H⁻¹, of coefficients and bias.
 Lead = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -40,10 +47,12 @@ class Chances:
 
     @staticmethod
     def of(z: Tensor) -> "Chances":
+        """Of logits [n, q]."""
         if z.shape[1] == 1:
             return Chances(torch.sigmoid(z), torch.sigmoid(-z))
         p = torch.softmax(z, 1)
         most = z.argmax(1, keepdim=True)  # 1 − p cancels in no other class
+        # For the likeliest class, 1 − p is the sum of the others' p.
         return Chances(p, (1 - p).scatter(1, most, p.scatter(1, most, 0).sum(1, keepdim=True)))
 
     def less(self, labels: Tensor) -> Tensor:
@@ -52,21 +61,23 @@ class Chances:
 
     def curved(self, dz: Tensor) -> Tensor:
         """The Hessian of a sample's loss in z, times dz [n, q]."""
+        # diag(p) − p pᵀ for softmax, p(1 − p) for one logit.
         if dz.shape[1] == 1:
             return self.p * self.rest * dz
         dz = dz - dz.gather(1, self.p.argmax(1, keepdim=True))  # a mean of differences, none of which cancels
         return self.p * (dz - (self.p * dz).sum(1, keepdim=True))
 
 
-def losses(z: Tensor, labels: Tensor, w: Tensor) -> Tensor:
-    """Σ_i w_i loss(z_i, labels_i)."""
+def logistic_loss(z: Tensor, labels: Tensor, w: Tensor) -> Tensor:
+    """Σ_i w_i loss(z_i, labels_i), of logits and labels [n, q] and weights [n, 1]."""
     if z.shape[1] == 1:
-        each = -(1 - labels) * F.logsigmoid(-z) - labels * F.logsigmoid(z)
+        losses = -(1 - labels) * F.logsigmoid(-z) - labels * F.logsigmoid(z)
     else:
         below, most = z - z.amax(1, keepdim=True), z.argmax(1, keepdim=True)
         others = below.exp().scatter(1, most, 0).sum(1, keepdim=True)
-        each = torch.log1p(others) - (labels * below).sum(1, keepdim=True)
-    return (w * each).sum()
+        # log Σ_c e^{z_c} − z_most = log(1 + others): exact where the others are far below rounding of 1
+        losses = torch.log1p(others) - (labels * below).sum(1, keepdim=True)
+    return (w * losses).sum()
 
 
 class Design(ABC):
@@ -98,28 +109,33 @@ class Design(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Dense(Design):
-    """Features: [n, r] has a column of coefficients per logit; [n, c, r] has one vector for all logits."""
+class FeatureDesign(Design):
+    """Logits φ·θ. Features [n, r] have a column of coefficients per logit; [n, c, r] have one vector for all logits."""
 
     phi: Tensor
 
     def zeros(self, q: int) -> Tensor:
+        """[r, q], or [r] for all logits together."""
         return self.phi.new_zeros(self.phi.shape[-1], *([q] if self.phi.dim() == 2 else []))
 
     def forward(self, theta: Tensor) -> Tensor:
+        """φ θ."""
         return self.phi @ theta
 
     def adjoint(self, g: Tensor) -> Tensor:
+        """φᵀ g."""
         return self.phi.T @ g if self.phi.dim() == 2 else torch.einsum("ncr,nc->r", self.phi, g)
 
     def bound(self) -> float:
+        """‖φ‖, which is at least its largest singular value."""
         return float(self.phi.norm())
 
     def norm(self, theta: Tensor, image: Tensor) -> float:
+        """‖θ‖."""
         return float(theta.norm())
 
     def preconditioner(self, bends: Tensor, reg: float) -> Lead:
-        """The Hessian's diagonal."""
+        """The inverse of the Hessian's diagonal."""
         # Squares weighted without a copy of phi's size.
         if self.phi.dim() == 2:
             sizes = torch.einsum("nr,nr,nc->rc", self.phi, self.phi, bends)
@@ -131,10 +147,69 @@ class Dense(Design):
 
 
 @dataclass(frozen=True, eq=False)
+class GramDesign(Design):
+    """Logits K θ. The Hessian K D K + reg is inverted exactly on the span of `vectors`, and taken for reg elsewhere."""
+
+    gram: Gram
+    vectors: Tensor  # [n, r], eigenvectors of K
+    values: Tensor  # [r]
+
+    def zeros(self, q: int) -> Tensor:
+        """[n, q]."""
+        return self.vectors.new_zeros(self.gram.shape[0], q)
+
+    def forward(self, theta: Tensor) -> Tensor:
+        """K θ; a Gram on disk streams."""
+        return self.gram @ theta
+
+    def adjoint(self, g: Tensor) -> Tensor:
+        """K g, since K is symmetric."""
+        return self.gram @ g
+
+    def bound(self) -> float:
+        """tr K, which is at least its largest eigenvalue."""
+        return float(self.gram.diag().double().abs().sum())
+
+    def norm(self, theta: Tensor, image: Tensor) -> float:
+        """√(θᵀ K θ)."""
+        return float((theta * image).sum().abs().sqrt())
+
+    def preconditioner(self, bends: Tensor, reg: float) -> Lead:
+        """A Cholesky factor per logit of the Hessian on the eigenvectors and the bias."""
+        r = len(self.values)
+        image = torch.cat([self.vectors * self.values, torch.ones_like(bends[:, :1])], 1)  # the bias sees ones
+        ridge = torch.full_like(image[0], reg)
+        factors = image.new_empty(bends.shape[1], r + 1, r + 1)
+        for c in range(bends.shape[1]):  # the coupling between classes is left to the iteration
+            small = image.T @ (image * bends[:, c, None])
+            ridge[-1] = 1e-10 * small.diagonal()[-1] + torch.finfo(small.dtype).tiny  # the bias has no penalty
+            factors[c] = _factored(small, ridge)
+
+        # H⁻¹ = V S⁻¹ Vᵀ + (1 − V Vᵀ)/reg: exact on the span, reg on what is orthogonal to it.
+        def lead(theta: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+            """About H⁻¹ of coefficients [n, q] and bias [q]."""
+            inside = self.vectors.T @ theta
+            right = torch.cat([inside, b[None]])
+            solved = torch.cholesky_solve(right.T[..., None], factors)[..., 0].T
+            return self.vectors @ (solved[:r] - inside / reg) + theta / reg, solved[r]
+
+        return lead
+
+
+def _factored(small: Tensor, ridge: Tensor) -> Tensor:
+    """The Cholesky factor of a matrix with a diagonal added; a larger one where rounding asks for it."""
+    for more in (0.0, 1e-15, 1e-14, 1e-13, 1e-12, 1e-10):
+        lower, failed = torch.linalg.cholesky_ex(small + torch.diag(ridge + more * small.diagonal().max()))
+        if not failed:
+            return lower
+    return torch.diag((small.diagonal() + ridge).sqrt())  # a preconditioner may be rough; the iteration is exact
+
+
+@dataclass(frozen=True, eq=False)
 class Answer:
     """`gradient`: ‖∇‖ relative to that at zero (if this is not rounding).
 
-    `distance`: `Task.distance` of the next step; None if none was made.
+    `distance`: `Objective.distance` of the next step; None if none was made.
     """
 
     theta: Tensor
@@ -147,22 +222,22 @@ class Answer:
         """What the answer lacks of `tol`, in words; nothing if it is as exact as that."""
         if not self.gradient <= tol:
             return f"the relative gradient {self.gradient:.2e} in {self.steps} steps; asked for: {tol:.1e}"
-        if self.distance is not None and not self.distance <= reach(tol):
+        if self.distance is not None and not self.distance <= allowed_distance(tol):
             return (
                 f"the relative gradient {self.gradient:.2e} in {self.steps} steps, but the optimum is still about "
                 f"{self.distance:.2e} of the answer away (the objective is flat: reg is small, or the classes are "
-                f"separated); asked for: {reach(tol):.1e}"
+                f"separated); asked for: {allowed_distance(tol):.1e}"
             )
         return ""
 
 
-def reach(tol: float) -> float:
+def allowed_distance(tol: float) -> float:
     """How far from the optimum an answer may be, relative to itself."""
     return max(tol, DISTANCE)
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Objective:
     """Σ_i w_i loss(begin_i + forward(θ)_i + b, labels_i) + (reg/2)·‖θ‖², to be minimised."""
 
     design: Design
@@ -173,14 +248,16 @@ class Task:
     bias: bool
 
     def logits(self, theta: Tensor, b: Tensor) -> Tensor:
+        """[n, q] of the training samples."""
         return self.begin + self.design.forward(theta) + b
 
-    def losses(self, z: Tensor) -> Tensor:
-        """Σ_i w_i loss_i."""
-        return losses(z, self.labels, self.w)
+    def loss(self, z: Tensor) -> Tensor:
+        """Σ_i w_i loss_i, without the penalty."""
+        return logistic_loss(z, self.labels, self.w)
 
-    def objective(self, z: Tensor, theta: Tensor) -> float:
-        return float(self.losses(z) + self.reg / 2 * theta.square().sum())
+    def value(self, z: Tensor, theta: Tensor) -> float:
+        """The loss and the penalty."""
+        return float(self.loss(z) + self.reg / 2 * theta.square().sum())
 
     def gradient(self, theta: Tensor, chances: Chances) -> tuple[Tensor, Tensor]:
         """Of the objective, by coefficients and bias."""
@@ -198,6 +275,7 @@ class Task:
 
     def rounding(self) -> float:
         """About what rounding makes of the gradient at zero, were it to vanish."""
+        # |p − y| with no cancellation, so that rounding of each sample's share is counted, not what is left of the sum.
         chances = Chances.of(self.begin)
         residuals = float((self.w * ((1 - self.labels) * chances.p + self.labels * chances.rest)).norm())
         return torch.finfo(self.begin.dtype).eps * (self.design.bound() + len(self.w) ** 0.5) * residuals
@@ -207,6 +285,7 @@ class Task:
 
         Logits that are small count as of size one: below that, what the gradient says is enough.
         """
+        # `inside` is the function's own part of the logits, without the bias; `room` the norm of logits of size one.
         moved = z - self.begin
         inside, room = moved - b, z.numel() ** 0.5
         scale, size = self.design.norm(theta, inside), float(inside.norm())
@@ -214,13 +293,14 @@ class Task:
         return max(function, float(_centred(dz).norm()) / max(float(_centred(moved).norm()), room))
 
     def newton(self, tol: float, max_steps: int, progress: bool = False) -> Answer:
-        """Steps until the gradient is below `tol` of that at zero, and the next step below `reach(tol)`."""
+        """Steps until the gradient is below `tol` of that at zero, and the next step below `allowed_distance(tol)`."""
         if not tol > 0 or max_steps < 1:
             raise InputError(f"max_steps={max_steps}, tol={tol}; needed: at least 1, above 0.")
         with bar(None, "surrogate", "step", show=progress) as step:
             return self._newton(tol, max_steps, step)
 
     def _newton(self, tol: float, max_steps: int, step: Callable[..., None]) -> Answer:
+        """Damped Newton steps from zero; `step` moves the progress bar on."""
         q = self.labels.shape[1]
         theta, b, first = self.design.zeros(q), self.labels.new_zeros(q), 0.0
         z = self.begin.clone()
@@ -238,11 +318,12 @@ class Task:
                 break
             if steps == max_steps and relative > tol:
                 break
-            d, db, left = self._direction(chances, g, gb, min(0.1, max(relative**0.5, EXACT)))
+            # A tolerance of √relative is enough to converge faster than linearly (Nocedal & Wright 2006, 7.1).
+            d, db, left = self._direction(chances, g, gb, min(0.1, max(relative**0.5, STEP_TOLERANCE)))
             dz = self.design.forward(d) + db
             if relative <= tol:  # a step that is not solved for says nothing
-                distance = self.distance(theta, b, z, d, db, dz) if left <= 0.1 else float("inf")
-                if distance <= reach(tol) or steps == max_steps:
+                distance = self.distance(theta, b, z, d, db, dz) if left <= UNSOLVED else float("inf")
+                if distance <= allowed_distance(tol) or steps == max_steps:
                     break
                 if self.reg == 0 and float(_centred(dz).abs().max()) > 1e-3:  # vanishes on the way to infinity
                     raise DidNotConverge(SEPARATION)
@@ -250,7 +331,7 @@ class Task:
             rate = self._rate(theta, z, d, dz, slope)
             theta, b = theta + rate * d, b + rate * db
             z = self.logits(theta, b) if relative <= tol else z + rate * dz  # sums of steps collect rounding
-            if self.reg == 0 and float(self.losses(z)) < SEPARATED * float(self.w.sum()):
+            if self.reg == 0 and float(self.loss(z)) < SEPARATED * float(self.w.sum()):
                 raise DidNotConverge(SEPARATION)
         if q > 1:  # softmax does not see a shift of all logits; without penalty it would be left to chance
             b = b - b.mean()
@@ -259,9 +340,10 @@ class Task:
 
     def _rate(self, theta: Tensor, z: Tensor, d: Tensor, dz: Tensor, slope: float) -> float:
         """How much of a step to take (Armijo). At the end the objective no longer shows what the gradient does."""
-        value, rate = self.objective(z, theta), 1.0
+        # 1e-4 as in Nocedal & Wright 2006; 1e-14 is what rounding leaves of the objective.
+        value, rate = self.value(z, theta), 1.0
         while rate > 1e-10:
-            if self.objective(z + rate * dz, theta + rate * d) <= value + 1e-4 * rate * slope + 1e-14 * abs(value):
+            if self.value(z + rate * dz, theta + rate * d) <= value + 1e-4 * rate * slope + 1e-14 * abs(value):
                 break
             rate /= 2
         return rate
@@ -272,13 +354,17 @@ class Task:
         With it comes how large the residual still is, beside g.
         """
 
+        # Conjugate gradients take columns: coefficients and bias go as one, [numel + q, 1].
         def parts(v: Tensor) -> tuple[Tensor, Tensor]:
+            """Coefficients and bias of a column."""
             return v[: g.numel(), 0].reshape(g.shape), v[g.numel() :, 0]
 
         def column(d: Tensor, db: Tensor) -> Tensor:
+            """The way back."""
             return torch.cat([d.flatten(), db])[:, None]
 
         def hessian(v: Tensor) -> Tensor:
+            """H v, by one product with the design and one with its transpose."""
             d, db = parts(v)
             dz = self.w * chances.curved(self.design.forward(d) + db)
             return column(self.design.adjoint(dz) + self.reg * d, dz.sum(0) if self.bias else torch.zeros_like(db))
@@ -287,6 +373,7 @@ class Task:
         energies: list[float] = []  # rᵀM⁻¹r of the residuals: where H is flat, unlike ‖r‖, it says how far x is off
 
         def led(r: Tensor) -> Tensor:
+            """The preconditioner, without what softmax does not see."""
             d, db = lead(*parts(r))
             # Softmax does not see a shift of all logits: there H is zero, for the bias, and rounding must not lead.
             d, db = d if d.dim() == 1 else _centred(d), _centred(db[None])[0]
@@ -296,8 +383,7 @@ class Task:
 
         target = column(-g, -gb)
         x, iterates = torch.zeros_like(target), conjugate(hessian, led, torch.zeros_like(target), target)
-        # At most 2000 (heuristic): Newton's method forgives a direction that is not exact.
-        for x, _ in itertools.islice(iterates, 2000):  # noqa: B007 - the last one counts
+        for x, _ in itertools.islice(iterates, MAX_INNER_STEPS):  # noqa: B007 - the last one counts
             if energies[-1] <= tol**2 * energies[0]:
                 break
         return *parts(x), (max(energies[-1], 0.0) / energies[0]) ** 0.5 if energies[0] > 0 else float("inf")

@@ -3,26 +3,30 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from .._base.progress import bar
-from .._base.types import Float
+from .._base.results import Result, text_table
+from .._base.types import Array, Float
 from ..errors import InputError, NotPositiveDefinite, TangencyWarning
 from ..linalg.eigen import Spectrum, spectrum
 from ..linalg.matrix import Matrix, between, square, targets
-from .model import Array, Decomposable, Problem, same_shape
+from .model import Decomposable, Problem, checked_f0
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Eigenvalues up to this many times what rounding K, and decomposing it, leave of λ_1 count as zero (heuristic).
-ROUNDING = 4.0
+ZERO_MARGIN = 4.0
 # Leave-one-out errors that rounding may move by more than this, relative to them, are warned of.
 UNSURE = 1e-3
 
 
-@dataclass(frozen=True, eq=False)
-class Risks:
+@dataclass(frozen=True, eq=False, repr=False)
+class Risks(Result):
     """Mean square errors (over samples and outputs) by reg: `train`, and two predictions of that on new data.
 
     `uncertainty`: about how far the rounding of K's entries moves `loo`, relative to it, to first order. It grows as
@@ -41,6 +45,12 @@ class Risks:
         if by not in ("loo", "gcv"):
             raise InputError(f"by={by!r}; needed: 'loo' or 'gcv'.")
         return float(self.regs[getattr(self, by).argmin()])
+
+    def table(self) -> str:
+        """A line for each reg."""
+        columns = (self.regs, self.train, self.gcv, self.loo, self.degrees, self.uncertainty)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return text_table(["reg", "train", "gcv", "loo", "degrees", "uncertainty"], rows)
 
 
 def cross_validate(K: Decomposable, y: Array, regs: Sequence[float] | Array, *, f0: Array | None = None) -> Risks:
@@ -61,7 +71,8 @@ def cross_validate(K: Decomposable, y: Array, regs: Sequence[float] | Array, *, 
     whole = problem.spectrum()
     if not whole.complete:
         raise InputError(f"only {len(whole)} eigenpairs were given; needed: all of them (tg.linalg.spectrum).")
-    grid, (limit, entry) = _regs(regs, whole), _rounding(whole)
+    grid, (limit, entry) = _check_regs(regs, whole), _estimate_rounding(whole)
+    # Eigenvalues of rounding alone, above or below zero, would let chance decide for a small reg.
     values = torch.where(whole.values.abs() <= limit, 0, whole.values)
     inside = whole.vectors.T @ problem.target  # [r, q]
     n, c = whole.shape[0], problem.rows // whole.shape[0]
@@ -69,9 +80,11 @@ def cross_validate(K: Decomposable, y: Array, regs: Sequence[float] | Array, *, 
     for reg in grid:
         inverse = 1 / (values + reg)
         a = whole.vectors @ (inverse[:, None] * inside)  # (K + reg)⁻¹ t; the error on the training samples is reg·a
-        once, twice = (_blocks(whole.vectors, inverse**k, n) for k in (1, 2))
+        # Blocks [n, c, c] on the diagonals of M = (K + reg)⁻¹ and M², one for each sample.
+        once, twice = (_diagonal_blocks(whole.vectors, inverse**k, n) for k in (1, 2))
+        # What the fit without sample i misses it by is M_ii⁻¹ a_i (Sherman–Morrison–Woodbury).
         out = torch.linalg.solve(once, a.reshape(n, c, -1))
-        moved = entry * _moved(once, twice, a, whole.vectors @ (inverse.square()[:, None] * inside), out)
+        moved = entry * _estimate_shift(once, twice, a, whole.vectors @ (inverse.square()[:, None] * inside), out)
         train, loo = (reg * a).square().mean(), out.square().mean()
         shift = (2 * out.flatten(1).norm(dim=1) * moved + moved.square()).sum() / out.numel()
         rows.append(
@@ -80,20 +93,20 @@ def cross_validate(K: Decomposable, y: Array, regs: Sequence[float] | Array, *, 
                 torch.where(loo > 0, shift / loo, torch.zeros_like(loo)),
             )
         )  # fmt: skip
-    found = Risks(grid, *(torch.stack(column) for column in zip(*rows, strict=True)))
+    risks = Risks(grid, *(torch.stack(column) for column in zip(*rows, strict=True)))
     if not isinstance(K, Spectrum):  # who decomposes K himself searches over many regs, and has the figures
-        _warn(found)
-    return found
+        _warn_if_unsure(risks)
+    return risks
 
 
-def _rounding(whole: Spectrum) -> tuple[float, float]:
+def _estimate_rounding(whole: Spectrum) -> tuple[float, float]:
     """What rounding K to its own type, and decomposing it, leave: of an eigenvalue (at most), of an entry (about)."""
     largest, n = float(whole.values.abs().max()), len(whole)
     entry = whole.eps * float(whole.values.norm()) / n + whole.residual * largest / n**0.5
-    return ROUNDING * (whole.eps + whole.residual) * largest, entry
+    return ZERO_MARGIN * (whole.eps + whole.residual) * largest, entry
 
 
-def _blocks(vectors: Tensor, weights: Tensor, n: int) -> Tensor:
+def _diagonal_blocks(vectors: Tensor, weights: Tensor, n: int) -> Tensor:
     """The blocks [n, c, c] on the diagonal of V diag(weights) Vᵀ, one for each sample."""
     if len(vectors) == n:
         return torch.einsum("ir,ir,r->i", vectors, vectors, weights)[:, None, None]
@@ -101,7 +114,7 @@ def _blocks(vectors: Tensor, weights: Tensor, n: int) -> Tensor:
     return torch.einsum("icr,r,idr->icd", v, weights, v)
 
 
-def _moved(once: Tensor, twice: Tensor, a: Tensor, again: Tensor, out: Tensor) -> Tensor:
+def _estimate_shift(once: Tensor, twice: Tensor, a: Tensor, again: Tensor, out: Tensor) -> Tensor:
     """How far out_i moves, for each sample [n], when K moves by E with random entries of size one, to first order.
 
     With U = M e_i the columns of M = (K + reg)⁻¹ for sample i and m = e_iᵀ M e_i, out_i = m⁻¹ a_i moves by
@@ -114,21 +127,23 @@ def _moved(once: Tensor, twice: Tensor, a: Tensor, again: Tensor, out: Tensor) -
     return (slope.clamp_min(0) * rest.clamp_min(0)).sqrt()
 
 
-def _warn(found: Risks) -> None:
-    unsure = found.uncertainty > UNSURE
+def _warn_if_unsure(risks: Risks) -> None:
+    """Name the regs for which the digits of K do not decide the leave-one-out error."""
+    unsure = risks.uncertainty > UNSURE
     if bool(unsure.any()):
-        worst = int(found.uncertainty.argmax())
-        below = float(found.regs[unsure].max())
+        worst = int(risks.uncertainty.argmax())
+        below = float(risks.regs[unsure].max())
         warnings.warn(
             f"reg up to {below:.3g} is so small beside K that the rounding of K alone may move the leave-one-out error "
-            f"by more than {UNSURE:.1%} (at {float(found.regs[worst]):.3g} by {float(found.uncertainty[worst]):.1%}). "
+            f"by more than {UNSURE:.1%} (at {float(risks.regs[worst]):.3g} by {float(risks.uncertainty[worst]):.1%}). "
             "Give larger regs, or compute the kernel in float64; .uncertainty has the figure for each reg.",
             TangencyWarning,
             stacklevel=3,
         )
 
 
-def _regs(regs: Any, whole: Spectrum) -> Tensor:
+def _check_regs(regs: Sequence[float] | Array, whole: Spectrum) -> Tensor:
+    """The regs [l] as K is, each positive and large enough for K + reg to be positive definite."""
     grid = torch.as_tensor(regs, dtype=whole.dtype, device=whole.device).reshape(-1)
     if not len(grid) or not bool(((grid > 0) & grid.isfinite()).all()):
         raise InputError(f"regs={grid.tolist()}; needed: one or more positive numbers.")
@@ -140,9 +155,9 @@ def _regs(regs: Any, whole: Spectrum) -> Tensor:
     return grid
 
 
-@dataclass(frozen=True, eq=False)
-class RiskStudy:
-    """Predicted and measured mean square errors, each [sizes, repeats, regs]; `plots.risk` draws them."""
+@dataclass(frozen=True, eq=False, repr=False)
+class RiskStudy(Result):
+    """Predicted and measured mean square errors of ridge regression, each [sizes, repeats, regs]."""
 
     sizes: tuple[int, ...]
     regs: Float[Tensor, " l"]
@@ -154,6 +169,22 @@ class RiskStudy:
     def error(self, by: Literal["loo", "gcv"] = "gcv") -> Tensor:
         """|predicted − measured| / measured, [sizes, repeats, regs]."""
         return (getattr(self, by) - self.measured).abs() / self.measured
+
+    def table(self) -> str:
+        """A line for each size and reg, means over the repeats."""
+        errors = [v.mean(1).tolist() for v in (self.train, self.gcv, self.loo, self.measured)]
+        rows = (
+            (size, reg, *(error[i][j] for error in errors))
+            for i, size in enumerate(self.sizes)
+            for j, reg in enumerate(self.regs.tolist())
+        )
+        return text_table(["samples", "reg", "train", "gcv", "loo", "measured"], rows)
+
+    def plot(self) -> "Figure":
+        """Predicted against measured error, over reg for each size, and all fits together."""
+        from ..plots import draw_risk
+
+        return draw_risk(self)
 
 
 def risk_study(
@@ -191,7 +222,7 @@ def risk_study(
     y = targets(y, torch.Size([n]), gram.dtype, gram.device)
     y_test = targets(y_test, torch.Size([len(y_test)]), gram.dtype, gram.device, "y_test").to(y)
     if f0 is not None and f0_test is not None:
-        y, y_test = y - same_shape(f0, y, "f0"), y_test - same_shape(f0_test, y_test, "f0_test")
+        y, y_test = y - checked_f0(f0, y, "f0"), y_test - checked_f0(f0_test, y_test, "f0_test")
     elif f0 is not None or f0_test is not None:
         raise InputError("give f0 and f0_test both, or neither.")
     cross = between(cross)
@@ -202,17 +233,18 @@ def risk_study(
             f"[m, {y.shape[1]}]."
         )
     generator = torch.Generator().manual_seed(seed)
-    found: list[tuple[Tensor, ...]] = []
+    errors: list[tuple[Tensor, ...]] = []
     with bar(len(sizes) * repeats, "risk study", "fit", show=progress) as step:
         for size in sizes:
             for _ in range(repeats):
+                # Subsets of one Gram, so that the kernel is computed once for all sizes.
                 index = torch.randperm(n, generator=generator)[:size]
                 whole = spectrum(gram.select(index, index), dtype=y.dtype)
                 risks = cross_validate(whole, y[index], regs)
                 ahead = cross.select(None, index).dense().to(y) @ whole.vectors
                 inside = whole.vectors.T @ y[index]
                 off = [(ahead @ (inside / (whole.values + r)[:, None]) - y_test).square().mean() for r in risks.regs]
-                found.append((risks.train, risks.gcv, risks.loo, torch.stack(off)))
+                errors.append((risks.train, risks.gcv, risks.loo, torch.stack(off)))
                 step()
-    each = [torch.stack(column).unflatten(0, (len(sizes), repeats)) for column in zip(*found, strict=True)]
-    return RiskStudy(tuple(sizes), risks.regs, *each)
+    by_size = [torch.stack(column).unflatten(0, (len(sizes), repeats)) for column in zip(*errors, strict=True)]
+    return RiskStudy(tuple(sizes), risks.regs, *by_size)

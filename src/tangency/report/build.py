@@ -6,26 +6,26 @@ import os
 import tempfile
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._base import checks
 from .._base.strict_json import plain
+from .._base.types import FilePath, Json, Memory
 from .._version import __version__
-from ..datasets.files import path as usable
+from ..datasets.files import path as usable_path
 from ..decisions import Decisions
 from ..errors import InputError
 from . import pack
-from .content import CHOSEN, CLASSES, CONFUSED, FLIERS, content, neighbours
-from .medium import Medium, medium
+from .content import CHOSEN, CLASSES, CONFUSED, FLIERS, content, listed_samples
+from .looks import Look, looks
 
 # Joined in this order into one script: each may use what those before it define.
 SCRIPTS = ("dom", "data", "charts", "overview", "faithful", "sample", "explorer", "kernel", "foot", "page")
 
 
-def write(decisions: Decisions, path: str | os.PathLike[str], *, limit: int | str | None = "8MB") -> Path:
+def write(decisions: Decisions, path: FilePath, *, limit: Memory = "8MB") -> Path:
     """Write the page as one HTML file and return where it is: `path` if that ends with .html, else path/report.html.
 
     The file needs no server, no connection and nothing installed. `limit`: its size at most; see `build`.
@@ -33,11 +33,11 @@ def write(decisions: Decisions, path: str | os.PathLike[str], *, limit: int | st
     >>> import tempfile, torch, tangency as tg
     >>> x, y = torch.randn(40, 3), torch.arange(40) % 2
     >>> net = tg.models.mlp([3, 8, 2])
-    >>> found = tg.explain(net, (x[:20], y[:20]), (x[20:], y[20:]), kernels="CK", progress=False)
-    >>> write(found, tempfile.mkdtemp()).name
+    >>> decisions = tg.explain(net, (x[:20], y[:20]), (x[20:], y[20:]), kernels="CK", progress=False)
+    >>> write(decisions, tempfile.mkdtemp()).name
     'report.html'
     """
-    to = place(path)  # before the work
+    to = page_path(path)  # before the work
     page = build(decisions, limit=limit)
     try:
         to.write_text(page, encoding="utf-8", newline="\n")
@@ -46,7 +46,7 @@ def write(decisions: Decisions, path: str | os.PathLike[str], *, limit: int | st
     return to
 
 
-def build(decisions: Decisions, *, limit: int | str | None = "8MB") -> str:
+def build(decisions: Decisions, *, limit: Memory = "8MB") -> str:
     """The page as text of at most `limit` bytes (a number, a string such as "8MB", or None: no limit).
 
     Where all does not fit, first the quality of the training pictures goes down (or the length of the texts), then the
@@ -55,30 +55,30 @@ def build(decisions: Decisions, *, limit: int | str | None = "8MB") -> str:
     >>> import torch, tangency as tg
     >>> x, y = torch.randn(40, 3), torch.arange(40) % 2
     >>> net = tg.models.mlp([3, 8, 2])
-    >>> found = tg.explain(net, (x[:20], y[:20]), (x[20:], y[20:]), kernels="CK", progress=False)
-    >>> len(build(found, limit="1MB")) < 1_000_000
+    >>> decisions = tg.explain(net, (x[:20], y[:20]), (x[20:], y[20:]), kernels="CK", progress=False)
+    >>> len(build(decisions, limit="1MB")) < 1_000_000
     True
     """
     most = checks.memory(limit, "limit")
-    _usable(decisions)
-    looks = medium(decisions.test, decisions.train)
-    k = max(v.attribution.similar.shape[1] for v in decisions.views)
-    levels = list(looks.levels)
-    plans = [(level, k) for level in levels] + [(levels[-1], fewer) for fewer in range(k - 1, 0, -1)]
-    numbers: dict[int, tuple[Tensor, str]] = {}
+    _check(decisions)
+    choices = looks(decisions.test, decisions.train)
+    longest = max(e.attribution.similar.shape[1] for e in decisions.explanations)
+    # Every look with the whole lists, then the smallest one with ever shorter lists.
+    plans = [(look, longest) for look in choices] + [(choices[-1], length) for length in range(longest - 1, 0, -1)]
+    numbers: dict[int, tuple[Tensor, str]] = {}  # of the last length of lists alone: they are large
     needed = 0
-    for level, many in plans:
-        if many not in numbers:
-            refer = neighbours(decisions, many)
-            numbers = {many: (refer, _json(content(decisions, many, refer)))}
-        refer, text = numbers[many]
+    for number, (look, length) in enumerate(plans, 1):
+        if length not in numbers:
+            refer = listed_samples(decisions, length)
+            numbers = {length: (refer, _json(content(decisions, length, refer)))}
+        refer, text = numbers[length]
         shown = decisions.shown.cpu()
-        if (level, many) != plans[-1] and not looks.wanted(shown, refer, level):
+        if number < len(plans) and not look.is_wanted(shown, refer):
             continue
-        needed = len(text) + looks.guess(shown, refer, level)
+        needed = len(text) + look.guess(shown, refer)
         if most is not None and needed > 1.02 * most:  # a guess may be a little wrong
             continue
-        page = _page(decisions, looks, level, many, k, refer, text)
+        page = _page(decisions, look, length, longest, refer, text)
         needed = len(page.encode())
         if most is None or needed <= most:
             return page
@@ -88,16 +88,16 @@ def build(decisions: Decisions, *, limit: int | str | None = "8MB") -> str:
     )
 
 
-def place(path: str | os.PathLike[str]) -> Path:
+def page_path(path: FilePath) -> Path:
     """Where `write` puts the page, its folder made; refuses what cannot be written.
 
     >>> import tempfile
-    >>> place(tempfile.mkdtemp()).name
+    >>> page_path(tempfile.mkdtemp()).name
     'report.html'
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"path is a {type(path).__name__}; needed: a folder or a .html file, as a string or a Path.")
-    to = usable(path, "path")
+    to = usable_path(path, "path")
     to = to if to.suffix.lower() in (".html", ".htm") else to / "report.html"
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -118,21 +118,16 @@ def _unwritable(to: Path, e: OSError) -> InputError:
     )
 
 
-def _page(d: Decisions, looks: Medium, level: Any, many: int, k: int, refer: Tensor, text: str) -> str:
-    about = {
-        "model": str(d.facts.get("model") or "the network"),
-        "data": str(d.facts.get("data") or "the test data"),
-        "facts": plain(d.facts),
-        "version": __version__,
-        "notes": looks.notes(level) + _notes(d, many, k),
-    }
-    title = f"{pack.visible(about['model'])} on {pack.visible(about['data'])}: why did the network say that?"
-    look = _json(looks.content(d.shown.cpu(), refer, level))
-    if any("⟨U+" in part for part in (title, look, text)):
-        about["notes"].append(
-            "Characters that cannot be seen, or that turn the direction of writing, are shown as ⟨U+…⟩."
-        )
-    data = f'{{"about":{_json(about)},"look":{look},"numbers":{text}}}'
+def _page(d: Decisions, look: Look, length: int, longest: int, refer: Tensor, text: str) -> str:
+    """The page with this look and lists of this length; `text`: its numbers, which refer to the samples in `refer`."""
+    model, data = str(d.facts.get("model") or "the network"), str(d.facts.get("data") or "the test data")
+    title = f"{pack.visible_text(model)} on {pack.visible_text(data)}: why did the network say that?"
+    samples = _json(look.content(d.shown.cpu(), refer))
+    notes = look.notes() + _notes(d, length, longest)
+    if any("⟨U+" in part for part in (title, samples, text)):
+        notes.append("Characters that cannot be seen, or that turn the direction of writing, are shown as ⟨U+…⟩.")
+    about = {"model": model, "data": data, "facts": plain(d.facts), "version": __version__, "notes": notes}
+    data = f'{{"about":{_json(about)},"look":{samples},"numbers":{text}}}'
     script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     parts = {"title": html.escape(title), "style": _asset("style.css"), "data": data, "script": script}
     page = _asset("page.html")
@@ -142,30 +137,31 @@ def _page(d: Decisions, looks: Medium, level: Any, many: int, k: int, refer: Ten
     return page
 
 
-def _notes(d: Decisions, many: int, k: int) -> list[str]:
+def _notes(d: Decisions, length: int, longest: int) -> list[str]:
     """What is not as it was given, or is not there."""
-    found = [
+    notes = [
         *([d.outputs_said] if d.outputs_said else []),
         "Box plots and outliers are drawn to 1/65,000 of their range; every printed number is kept in 32 bits.",
     ]
-    if many < k:
-        found.append(
-            f"Each list shows {many} training samples instead of {k}, so that the page stays below its limit of bytes. "
-            "A larger limit= shows them all."
+    if length < longest:
+        notes.append(
+            f"Each list shows {length} training samples instead of {longest}, so that the page stays below its "
+            "limit of bytes. A larger limit= shows them all."
         )
-    t = d.views[0].attribution.boxes.shape[2]
+    t = d.explanations[0].attribution.boxes.shape[2]
     if max(t, d.logits.shape[1]) > CLASSES:
-        found.append(
+        notes.append(
             f"There are more than {CLASSES} classes: for each sample the {CHOSEN} with the largest probability, or the "
             f"largest sum of attributions, are shown; the confusion matrix has the {CONFUSED} with most mistakes."
         )
-    f = max(v.attribution.fliers.shape[3] for v in d.views)
-    if f > FLIERS:
-        found.append(f"Of {f} outliers of each box the {FLIERS} farthest are drawn.")
-    return found
+    outliers = max(e.attribution.fliers.shape[3] for e in d.explanations)
+    if outliers > FLIERS:
+        notes.append(f"Of {outliers} outliers of each box the {FLIERS} farthest are drawn.")
+    return notes
 
 
-def _json(value: Any) -> str:
+def _json(value: Json) -> str:
+    """For a script element of the page."""
     # Inside a script element only "<" could end it; JSON has it in strings alone, where it may be written as \u003c.
     return json.dumps(pack.visible(value), ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
         "<", "\\u003c"
@@ -173,14 +169,16 @@ def _json(value: Any) -> str:
 
 
 def _asset(name: str) -> str:
+    """A file that lies beside this one."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _usable(d: Decisions) -> None:
+def _check(d: Decisions) -> None:
+    """Refuse decisions that do not belong together: they may be put together by hand."""
     if not isinstance(d, Decisions):
         raise InputError(f"decisions is a {type(d).__name__}; needed: tangency.decisions.Decisions.")
-    if not d.views:
-        raise InputError("the decisions have no views; needed: at least one kernel.")
+    if not d.explanations:
+        raise InputError("the decisions have no explanations; needed: at least one kernel.")
     if d.logits.dim() != 2 or d.logits.shape[1] < 2:
         raise InputError(f"logits has shape {tuple(d.logits.shape)}; needed: [m, c] with at least two classes.")
     m, s = len(d.test.y), len(d.shown)
@@ -190,13 +188,13 @@ def _usable(d: Decisions) -> None:
         raise InputError(f"shown goes from {int(d.shown.min())} to {int(d.shown.max())}; there are {m} test samples.")
     if len(torch.unique(d.shown)) < s:
         raise InputError("shown names a test sample twice; needed: each once.")
-    names = [v.name for v in d.views]
+    names = [e.name for e in d.explanations]
     if len(set(names)) < len(names):
-        raise InputError(f"two views have one name: {checks.some(names)}; needed: different names.")
-    for what, logits in [("the network", d.logits), *((v.name, v.logits) for v in d.views)]:
+        raise InputError(f"two explanations have one name: {checks.some(names)}; needed: different names.")
+    for what, logits in [("the network", d.logits), *((e.name, e.logits) for e in d.explanations)]:
         if len(logits) != m:
             raise InputError(f"{what} has logits of {len(logits)} samples; there are {m} test samples.")
         checks.finite(logits, f"the logits of {what}")
-    for v in d.views:
-        if len(v.attribution.outputs) != s:
-            raise InputError(f"{v.name} explains {len(v.attribution.outputs)} samples; shown names {s}. Give as many.")
+    for e in d.explanations:
+        if len(e.attribution.outputs) != s:
+            raise InputError(f"{e.name} explains {len(e.attribution.outputs)} samples; shown names {s}. Give as many.")

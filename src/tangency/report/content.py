@@ -2,15 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._base.strict_json import plain
-from ..decisions import Decisions, View
+from ..decisions import Decisions, Explanation
 from ..surrogate import Faithfulness, MonotoneMap, log_odds
 from . import pack
+from .pack import Content
 
 # Test samples in the scatter plot, and points of a spectrum.
 POINTS, VALUES = 2000, 240
@@ -20,8 +20,6 @@ CLASSES, CHOSEN = 24, 12
 CONFUSED, ROWS, FLIERS = 20, 200, 8
 # Log-odds beyond this are drawn at it: a double cannot tell such probabilities from 0 and 1.
 LIMIT = 60.0
-
-Content = dict[str, Any]
 
 
 def odds_of(logits: Tensor, y: Tensor) -> Tensor:
@@ -33,18 +31,18 @@ def odds_of(logits: Tensor, y: Tensor) -> Tensor:
     return log_odds(logits.detach().cpu().double(), y.cpu(), outputs_are="logits").clamp(-LIMIT, LIMIT)
 
 
-def neighbours(decisions: Decisions, k: int) -> Tensor:
-    """The training samples that lists of k refer to, in order."""
+def listed_samples(decisions: Decisions, length: int) -> Tensor:
+    """The training samples in lists of this length, in the order of their numbers."""
     parts = [torch.zeros(0, dtype=torch.long)]
-    for view in decisions.views:
-        a = view.attribution
-        parts += [v[..., :k].flatten().cpu() for v in (a.similar, a.helpful, a.harmful)]
+    for explanation in decisions.explanations:
+        a = explanation.attribution
+        parts += [samples[..., :length].flatten().cpu() for samples in (a.similar, a.helpful, a.harmful)]
     return torch.cat(parts).unique()
 
 
-def content(decisions: Decisions, k: int, refer: Tensor) -> Content:
+def content(decisions: Decisions, length: int, refer: Tensor) -> Content:
     """Everything but what the samples look like; `refer`: the training samples with a place on the page."""
-    d, frame, classes = decisions, _frame(decisions, k, refer), _classes(decisions)
+    d, frame, classes = decisions, _frame(decisions, length, refer), _classes(decisions)
     shown, points, y = frame.shown, frame.points, d.test.y.cpu()
     said = d.logits.argmax(1).cpu()
     return {
@@ -68,7 +66,7 @@ def content(decisions: Decisions, k: int, refer: Tensor) -> Content:
             "right": pack.bits((said == y)[points]),
             "network": pack.floats(odds_of(d.logits, d.test.y)[points]),
         },
-        "views": [_view(d, view, frame) for view in d.views],
+        "views": [_view(d, explanation, frame) for explanation in d.explanations],
     }
 
 
@@ -76,7 +74,7 @@ def content(decisions: Decisions, k: int, refer: Tensor) -> Content:
 class Frame:
     """What is shown, for all kernels alike: numbers of samples and of classes."""
 
-    k: int
+    length: int  # of the lists of training samples
     refer: Tensor  # training samples with a place on the page
     shown: Tensor  # test samples that are explained
     points: Tensor  # test samples in the scatter plot
@@ -85,17 +83,19 @@ class Frame:
     counts: Tensor  # training samples of each class
 
 
-def _frame(d: Decisions, k: int, refer: Tensor) -> Frame:
+def _frame(d: Decisions, length: int, refer: Tensor) -> Frame:
     c, shown = len(_classes(d)), d.shown.cpu()
     counts = torch.bincount(d.train.y.cpu(), minlength=c)
-    return Frame(k, refer, shown, _points(d), _kept(d, shown), _confused(d, c), counts)
+    return Frame(length, refer, shown, _points(d), _kept(d, shown), _confused(d, c), counts)
 
 
 def _probability(logits: Tensor, frame: Frame) -> Tensor:
+    """Of the classes that are kept, for the samples that are explained, [s, p]."""
     return logits.cpu()[frame.shown].double().softmax(1).gather(1, frame.kept)
 
 
-def _view(d: Decisions, view: View, frame: Frame) -> Content:
+def _view(d: Decisions, view: Explanation, frame: Frame) -> Content:
+    """What the page has of one kernel."""
     odds, network = odds_of(view.logits, d.test.y), odds_of(d.logits, d.test.y)
     shown, points, f, s = frame.shown, frame.points, view.faithfulness, view.surrogate
     ends = torch.stack(odds[points].aminmax())
@@ -111,7 +111,7 @@ def _view(d: Decisions, view: View, frame: Frame) -> Content:
                 "loss": s.loss,
                 "reg": s.reg,
                 "penalty": s.penalty,
-                "method": s.method,
+                "solver": s.solver,
                 "steps": s.steps,
                 "seconds": view.seconds,
             }
@@ -130,14 +130,15 @@ def _view(d: Decisions, view: View, frame: Frame) -> Content:
 
 
 def _faithful(f: Faithfulness) -> Content:
+    """The figures and their intervals."""
     intervals = {key: [v.low, v.high] for key, v in f.intervals.items()}
     numbers = {key: getattr(f, key) for key in ("tau", "tad", "pearson", "r2", "accuracy", "network_accuracy")}
     return plain({**numbers, "intervals": intervals, "level": f.level, "samples": f.samples})
 
 
-def _attribution(view: View, frame: Frame) -> Content:
+def _attribution(view: Explanation, frame: Frame) -> Content:
     """Lists of neighbours as places in `refer`; boxes of all classes, or of those with the largest sums."""
-    a, k = view.attribution, frame.k
+    a, k = view.attribution, frame.length
     boxes, fliers, outliers = (v.detach().cpu() for v in (a.boxes, a.fliers, a.outliers))
     t = boxes.shape[2]
     sums = (boxes[..., 5].double() * frame.counts[:t]).nan_to_num(0)
@@ -195,8 +196,9 @@ def _kept(d: Decisions, shown: Tensor) -> Tensor:
     c = d.logits.shape[1]
     if c <= CLASSES:
         return torch.arange(c).expand(len(shown), c).contiguous()
-    found = [v.cpu()[shown].double().softmax(1) for v in (d.logits, *(v.logits for v in d.views))]
-    weight = torch.stack(found).amax(0).scatter(1, d.test.y.cpu()[shown, None], 2.0)
+    logits = (d.logits, *(e.logits for e in d.explanations))
+    likeliest = torch.stack([z.cpu()[shown].double().softmax(1) for z in logits]).amax(0)
+    weight = likeliest.scatter(1, d.test.y.cpu()[shown, None], 2.0)  # above every probability
     return weight.topk(CHOSEN, 1).indices.sort(1).values
 
 
@@ -220,19 +222,22 @@ def _confusion(logits: Tensor, y: Tensor, classes: Tensor) -> pack.Packed:
     return pack.integers(counts.view(k, k + 1))
 
 
-def _gram(view: View) -> Content:
+def _gram(view: Explanation) -> Content:
+    """The picture of the Gram in shades, and where its classes end, as parts of its height."""
     picture, spans = view.picture.detach().cpu().double(), view.spans.cpu()
     ends = spans.cumsum(0).double() / max(1, len(picture))
-    some = picture.flatten()[:: max(1, picture.numel() // 100_000)]
-    some = some[some.isfinite()]
-    some = some if len(some) else torch.zeros(1, dtype=some.dtype)
-    low, high = (float(v) for v in torch.quantile(some, torch.tensor([0.01, 0.99], dtype=some.dtype)))
+    entries = picture.flatten()[:: max(1, picture.numel() // 100_000)]  # quantile() refuses very long ones
+    entries = entries[entries.isfinite()]
+    entries = entries if len(entries) else torch.zeros(1, dtype=entries.dtype)
+    # Not the extremes: a few large entries would leave all others one shade.
+    low, high = (float(v) for v in torch.quantile(entries, torch.tensor([0.01, 0.99], dtype=entries.dtype)))
     if len(picture) > ROWS:
         picture = torch.nn.functional.interpolate(picture[None, None], (ROWS, ROWS), mode="area")[0, 0]
     return {"shades": pack.shades(picture, low, high), "low": low, "high": high, "ends": ends.tolist()}
 
 
-def _spectrum(view: View) -> Content:
+def _spectrum(view: Explanation) -> Content:
+    """Eigenvalues at some places, evenly on the logarithmic axis that they are drawn on."""
     values = view.values.detach().cpu().double()
     above = int((values > 0).sum())
     place = _thinned(torch.arange(1, len(values) + 1).double(), VALUES, log=True).long()

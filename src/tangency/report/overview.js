@@ -173,7 +173,7 @@ function kernels() {
       el("td", {}, percent(f.accuracy)),
       el(
         "td",
-        { title: `${v.fit.method}, ${v.fit.penalty} penalty, reg ${num(v.fit.reg)}, ${plural(v.fit.steps, "step")}` },
+        { title: `${v.fit.solver}, ${v.fit.penalty} penalty, reg ${num(v.fit.reg)}, ${plural(v.fit.steps, "step")}` },
         num(v.fit.gradient, 2)
       ),
       el("td", {}, seconds(v.fit.seconds))

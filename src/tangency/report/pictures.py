@@ -9,7 +9,6 @@ import math
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,8 @@ from . import pack
 
 # Pixels on a side of a sheet, at most: phones refuse larger ones.
 SHEET = 4096
-BLOCK = 16
+# Pixels on a side of what WebP and JPEG compress together.
+LOSSY_BLOCK = 16
 # The best lossy quality: at this one the eye finds no difference (heuristic).
 BEST = 88
 NAMES = {"webp": "WebP", "jpeg": "JPEG"}
@@ -36,15 +36,33 @@ class Level:
 
     @property
     def exact(self) -> bool:
+        """Whether every pixel is as it was, but for size."""
         return self.quality == 100 and self.shades == 256
 
     def words(self, encoder: str, size: tuple[int, int]) -> str:
+        """What becomes of pictures of this height and width, for the page's notes."""
         parts = [f"{NAMES[encoder]} at quality {self.quality}"] if self.quality < 100 else []
         parts += [f"PNG with {self.shades} shades a colour"] if self.shades < 256 else []
         parts += ["PNG, every pixel as it is"] if self.exact else []
-        small = fitted(size, self.side)
+        small = scaled_size(size, self.side)
         shrunk = f", made smaller from {size[1]} × {size[0]} to {small[1]} × {small[0]} pixels" if small != size else ""
         return parts[0] + shrunk
+
+
+@dataclass(frozen=True)
+class Sheets:
+    """Pictures side by side on few files."""
+
+    size: tuple[int, int]  # height and width of a picture
+    cell: tuple[int, int]  # and of the room that it takes
+    across: int  # pictures in a row
+    per: int  # pictures on a sheet
+    files: tuple[tuple[str, str], ...]  # MIME type, and what is in it in base64
+
+    def content(self) -> pack.Content:
+        """As data.js reads it."""
+        files = [{"mime": mime, "data": data} for mime, data in self.files]
+        return {"size": self.size, "cell": self.cell, "across": self.across, "per": self.per, "files": files}
 
 
 def encoder() -> str:
@@ -59,22 +77,22 @@ def encoder() -> str:
 def levels(side: int) -> tuple[Level, ...]:
     """From the best to the smallest. A picture of `side` pixels is made smaller only where quality does not help."""
     if encoder() == "png":
-        found = [Level(side), *(Level(side, shades=s) for s in (64, 32, 16, 8))]
-        return tuple(found + [Level(s, shades=16) for s in (64, 48, 32) if s < side])
-    found = [Level(side), *(Level(side, quality) for quality in (BEST, 80, 70, 60, 50, 40))]
-    return tuple(found + [Level(s, 40) for s in (64, 48, 32) if s < side])
+        shaded = [Level(side), *(Level(side, shades=s) for s in (64, 32, 16, 8))]
+        return tuple(shaded + [Level(s, shades=16) for s in (64, 48, 32) if s < side])
+    lossy = [Level(side), *(Level(side, quality) for quality in (BEST, 80, 70, 60, 50, 40))]
+    return tuple(lossy + [Level(s, 40) for s in (64, 48, 32) if s < side])
 
 
-def fitted(size: tuple[int, int], side: int) -> tuple[int, int]:
+def scaled_size(size: tuple[int, int], side: int) -> tuple[int, int]:
     """Height and width of a picture that is to have at most `side` pixels either way, its shape kept."""
     part = min(1.0, side / max(size))
     return max(1, round(size[0] * part)), max(1, round(size[1] * part))
 
 
-def sheets(images: Tensor, level: Level) -> dict[str, Any]:
-    """Images [n, 1 or 3, h, w], uint8 or float in [0, 1], side by side on sheets; `cell`: the room that each takes."""
-    size = fitted((images.shape[2], images.shape[3]), level.side)
-    h, w = size if level.quality == 100 else (-(-s // BLOCK) * BLOCK for s in size)
+def sheets(images: Tensor, level: Level) -> Sheets:
+    """Images [n, 1 or 3, h, w], uint8 or float in [0, 1], side by side on sheets."""
+    size = scaled_size((images.shape[2], images.shape[3]), level.side)
+    h, w = size if level.quality == 100 else (-(-s // LOSSY_BLOCK) * LOSSY_BLOCK for s in size)
     most = max(1, SHEET // h) * max(1, SHEET // w)
     across = min(max(1, SHEET // w), max(1, math.ceil(math.sqrt(min(len(images), most) * h / w))))
     per = across * max(1, SHEET // h)
@@ -82,8 +100,8 @@ def sheets(images: Tensor, level: Level) -> dict[str, Any]:
     for start in range(0, len(images), per):
         sheet = _sheet(_bytes(images[start : start + per], size, level), (h, w), across)
         mime, data = _encoded(sheet, level)
-        files.append({"mime": mime, "data": pack.coded(data)})
-    return {"size": list(size), "cell": [h, w], "across": across, "per": per, "files": files}
+        files.append((mime, pack.coded(data)))
+    return Sheets(size, (h, w), across, per, tuple(files))
 
 
 def _bytes(images: Tensor, size: tuple[int, int], level: Level) -> Tensor:
@@ -101,7 +119,7 @@ def _bytes(images: Tensor, size: tuple[int, int], level: Level) -> Tensor:
 
 
 def _sheet(images: Tensor, cell: tuple[int, int], across: int) -> np.ndarray:
-    """Bytes [high, wide] or [high, wide, 3]; the room beside a picture repeats its edge, which costs least."""
+    """Bytes [height, width] or [height, width, 3]; the room beside a picture repeats its edge, which costs least."""
     n, c, h, w = images.shape
     down = -(-n // across)
     padded = F.pad(images.float(), (0, cell[1] - w, 0, cell[0] - h), mode="replicate") if cell != (h, w) else images
@@ -112,6 +130,7 @@ def _sheet(images: Tensor, cell: tuple[int, int], across: int) -> np.ndarray:
 
 
 def _encoded(sheet: np.ndarray, level: Level) -> tuple[str, bytes]:
+    """Its MIME type and the file."""
     if level.quality == 100:
         return "image/png", png(sheet)
     from PIL import Image

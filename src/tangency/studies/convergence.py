@@ -8,22 +8,35 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from .._base import checks, tree
 from .._base.progress import bar
+from .._base.results import Result
 from .._base.types import Float, Inputs
-from ..dynamics.bounds import lazy_bounds
-from ..dynamics.flow import max_learning_rate
-from ..dynamics.train import train as descend
+from ..dynamics.bounds import Bound, lazy_bounds
+from ..dynamics.gradient_flow import max_learning_rate
+from ..dynamics.training import train as descend
 from ..errors import InputError
-from ..infinite.finite import Scaled, check_variances, draw, empirical_ntk, forward, materialized, readout_nngp, scales
+from ..infinite.finite import (
+    Scaled,
+    check_variances,
+    draw,
+    empirical_ntk,
+    materialized,
+    network_outputs,
+    readout_nngp,
+    scales,
+)
 from ..infinite.layers.twin import Twin
 from ..infinite.layers.weights import Number, Parametrization
 from ..infinite.make import infinite_ntk
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MEANING = {
     "ntk": "‖Θ_m − Θ‖/‖Θ‖ at the start",
@@ -35,8 +48,8 @@ MEANING = {
 }
 
 
-@dataclass(frozen=True)
-class Slope:
+@dataclass(frozen=True, repr=False)
+class Slope(Result):
     """log(value) = slope·log(width) + const by least squares, value a root mean square over seeds; `error`: standard.
 
     >>> str(Slope(-0.5012, 0.0211))
@@ -51,17 +64,17 @@ class Slope:
 
 
 @dataclass(frozen=True, eq=False)
-class Training:
+class GradientDescent:
     """Gradient descent on ½ Σ_i (f(x_i) − y_i)² in the parameters of the chosen parametrisation, `steps` of size `lr`.
 
     lr=None: 1/λ_max(Θ), half of the largest stable one and within Cagnetta et al. 2023 (18)'s. `every`: at which steps
     the kernel is looked at. twin=True: (f − copy of f)/√2, zero at the start as Cagnetta et al. 2023, §2.2 supposes.
 
-    >>> Training(torch.ones(4), steps=10).every
+    >>> GradientDescent(torch.ones(4), steps=10).every
     20
     """
 
-    y: Tensor
+    y: Tensor = field(repr=False)
     steps: int = 200
     lr: float | None = None
     every: int = 20
@@ -81,8 +94,8 @@ class Training:
         return y.double().reshape(n, 1)
 
 
-@dataclass(frozen=True, eq=False)
-class Trained:
+@dataclass(frozen=True, eq=False, repr=False)
+class Trained(Result):
     """What training did, by width and seed, in the parameters θ of the parametrisation; norms of matrices Frobenius's.
 
     `bounds`: the largest measured/bound over training of Cagnetta et al. 2023 (18), with λ_min of the limit and K as
@@ -102,8 +115,8 @@ class Trained:
     bounds: Mapping[str, Float[Tensor, "w s"]]
 
 
-@dataclass(frozen=True, eq=False)
-class Convergence:
+@dataclass(frozen=True, eq=False, repr=False)
+class Convergence(Result):
     """‖Θ_m − Θ‖_F/‖Θ‖_F and the same of the NNGP, by width and seed; `training` if it was asked. Prints as a table.
 
     `slopes` fits each against the width on logarithmic axes. Expected: −½ for what fluctuates as a mean over m units
@@ -112,7 +125,7 @@ class Convergence:
     For `drift`, (18) bounds it by m^-½; random signs of the last layer cancel, and then it falls as m^-1. `moved_part`:
     −½ with one hidden layer, −1 with more, whose parameters are m² in number.
 
-    >>> from tangency.infinite import Convergence
+    >>> from tangency.studies import Convergence
     >>> fall = torch.tensor([[0.2], [0.1]])
     >>> print(str(Convergence((16, 64), (0,), torch.eye(2), fall, fall).slopes["ntk"]))
     -0.500 ± nan
@@ -125,17 +138,19 @@ class Convergence:
     nngp: Float[Tensor, "w s"]
     training: Trained | None = None
 
+    MEANING: ClassVar[Mapping[str, str]] = MEANING  # what each measured quantity is, for tables and pictures
+
     def measured(self) -> dict[str, Tensor]:
         """Everything that has a slope, [widths, seeds] each."""
-        found = {"ntk": self.ntk, "nngp": self.nngp}
+        measured = {"ntk": self.ntk, "nngp": self.nngp}
         if self.training is not None:
-            found |= {name: getattr(self.training, name) for name in ("sup", "drift", "moved", "moved_part")}
-        return found
+            measured |= {name: getattr(self.training, name) for name in ("sup", "drift", "moved", "moved_part")}
+        return measured
 
     @property
     def slopes(self) -> dict[str, Slope]:
         """The fitted exponents of the width."""
-        return {name: fitted(self.widths, values) for name, values in self.measured().items()}
+        return {name: fit_slope(self.widths, values) for name, values in self.measured().items()}
 
     def table(self) -> str:
         """Root mean squares over seeds by width, the slopes below."""
@@ -150,6 +165,12 @@ class Convergence:
                 lines.append(f"Cagnetta et al. (18), {name}: measured at most {float(ratio.max()):.3g} of the bound")
         return "\n".join(lines)
 
+    def plot(self) -> "Figure":
+        """Distances to the limit over the width with their slopes, and what training did."""
+        from ..plots import draw_convergence
+
+        return draw_convergence(self)
+
     def __str__(self) -> str:
         return self.table()
 
@@ -163,13 +184,13 @@ def typical(values: Float[Tensor, "w s"]) -> Float[Tensor, " w"]:
     return values.square().mean(1).sqrt()
 
 
-def fitted(widths: Sequence[int], values: Float[Tensor, "w s"]) -> Slope:
+def fit_slope(widths: Sequence[int], values: Float[Tensor, "w s"]) -> Slope:
     """slope = Cov(log m, log v)/Var(log m), v the root mean square over seeds; nan where a value is not above 0.
 
     Its standard error from the spread over seeds, pooled over widths; with one seed from the residuals.
 
-    >>> fitted([4, 16, 64], torch.tensor([[0.5], [0.25], [0.125]]))
-    Slope(value=-0.5, error=0.0)
+    >>> fit_slope([4, 16, 64], torch.tensor([[0.5], [0.25], [0.125]]))
+    Slope(value=-0.5, error=0)
     """
     v = values.double().cpu()
     if not bool((v > 0).all()):
@@ -194,22 +215,22 @@ def convergence(
     b_var: Number = 0.0,
     parametrization: Parametrization = "ntk",
     seeds: int | Sequence[int] = 8,
-    train: Training | None = None,
+    train: GradientDescent | None = None,
     progress: bool = True,
 ) -> Convergence:
     """‖Θ_m − Θ‖ ~ m^-½: networks `module_factory(m)` of growing widths m against their limit, at the start and trained.
 
     Each network's weights are drawn anew (`draw`) for each seed; the NNGP is the covariance of the outputs over the
-    last layer's weights (`readout_nngp`). `seeds`: how many, or which. `train=Training(y, …)` trains each and measures
-    sup_t ‖Θ_t − Θ‖, ‖Θ_t − Θ_0‖ and the parameters' movement, beside the bounds of Cagnetta et al. 2023 (18). In
-    float64.
+    last layer's weights (`readout_nngp`). `seeds`: how many, or which. `train=GradientDescent(y, …)` trains each and
+    measures sup_t ‖Θ_t − Θ‖, ‖Θ_t − Θ_0‖ and the parameters' movement, beside the bounds of Cagnetta et al. 2023 (18).
+    In float64.
     Cost: per width and seed, a tangent kernel; with training, `steps` passes and one kernel more at each look.
-    Cagnetta et al. 2023 (12)–(18); Jacot et al. 2018; Lee et al. 2019. `plots.convergence` draws it.
+    Cagnetta et al. 2023 (12)–(18); Jacot et al. 2018; Lee et al. 2019.
 
     >>> import tangency as tg
     >>> net = lambda m: nn.Sequential(nn.Linear(3, m), nn.Tanh(), nn.Linear(m, 1))
-    >>> found = tg.studies.convergence(net, [64, 256, 1024], torch.randn(5, 3), w_var=1.5)
-    >>> -0.7 < found.slopes["ntk"].value < -0.3
+    >>> study = tg.studies.convergence(net, [64, 256, 1024], torch.randn(5, 3), w_var=1.5)
+    >>> -0.7 < study.slopes["ntk"].value < -0.3
     True
     """
     check_variances(w_var, b_var, parametrization)
@@ -219,7 +240,7 @@ def convergence(
             f"module_factory is a {type(module_factory).__name__}; needed: a function of the width that returns a "
             "module. Write lambda width: nn.Sequential(…)."
         )
-    checks.inputs(x)
+    tree.check(x)
     x = tree.cast(x, torch.float64)
     study = _Study(x, w_var, b_var, parametrization, train, None if train is None else train.checked(tree.size(x)))
     before = 0
@@ -234,22 +255,22 @@ def convergence(
     return study.result(sizes, chosen)
 
 
-def _widths(widths: Any) -> tuple[int, ...]:
-    given = list(widths) if isinstance(widths, (Sequence, Tensor)) else [widths]
-    whole = all(isinstance(m, int) and not isinstance(m, bool) and m > 0 for m in given)
-    if len(given) < 2 or not whole or any(b <= a for a, b in pairwise(given)):
+def _widths(widths: object) -> tuple[int, ...]:
+    sizes = list(widths) if isinstance(widths, (Sequence, Tensor)) else [widths]
+    whole = [m for m in sizes if isinstance(m, int) and not isinstance(m, bool) and m > 0]
+    if len(sizes) < 2 or len(whole) < len(sizes) or any(b <= a for a, b in pairwise(whole)):
         raise InputError(
             f"widths={widths!r}; needed: two or more whole numbers, each larger than the one before, such as "
             "[64, 256, 1024]: a slope is fitted through them."
         )
-    return tuple(given)
+    return tuple(whole)
 
 
-def _seeds(seeds: Any) -> tuple[int, ...]:
-    given = range(seeds) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
-    if not isinstance(given, Sequence) or not len(given) or not all(isinstance(s, int) for s in given):
+def _seeds(seeds: object) -> tuple[int, ...]:
+    every = range(seeds) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
+    if not isinstance(every, Sequence) or not len(every) or not all(isinstance(s, int) for s in every):
         raise InputError(f"seeds={seeds!r}; needed: how many, at least 1, or a list of seeds.")
-    return tuple(given)
+    return tuple(every)
 
 
 def _grown(module: nn.Module, width: int, before: int) -> int:
@@ -270,7 +291,7 @@ class _Study:
     w_var: Number
     b_var: Number
     parametrization: Parametrization
-    train: Training | None
+    train: GradientDescent | None
     y: Tensor | None
     nngp: Tensor = field(default_factory=lambda: torch.zeros(0))
     limit: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -301,27 +322,29 @@ class _Study:
     def measure(self, module: nn.Module, width: int, seed: int) -> None:
         """One network: drawn, its kernels at the start, then trained if that was asked."""
         draw(module, w_var=self.w_var, b_var=self.b_var, seed=seed * 1_000_003 + width)
-        options: dict[str, Any] = {"w_var": self.w_var, "b_var": self.b_var}
-        start = empirical_ntk(module, self.x, **options, parametrization=self.parametrization)
-        row = {"ntk": _off(start, self.limit), "nngp": _off(readout_nngp(module, self.x, **options), self.nngp)}
+        w_var, b_var = self.w_var, self.b_var
+        ntk = empirical_ntk(module, self.x, w_var=w_var, b_var=b_var, parametrization=self.parametrization)
+        nngp = readout_nngp(module, self.x, w_var=w_var, b_var=b_var)
+        row = {"ntk": _distance(ntk, self.limit), "nngp": _distance(nngp, self.nngp)}
         if self.train is not None and self.y is not None:
             run = _Run(Twin(copy.deepcopy(module)) if self.train.twin else module, self, width)
             row |= run.go()
         self.rows.append(row)
 
     def result(self, widths: tuple[int, ...], seeds: tuple[int, ...]) -> Convergence:
+        """The rows as [widths, seeds]."""
         shape = (len(widths), len(seeds))
-        found = {name: torch.tensor([row[name] for row in self.rows]).reshape(shape) for name in self.rows[0]}
-        ntk, nngp = found.pop("ntk"), found.pop("nngp")
+        columns = {name: torch.tensor([row[name] for row in self.rows]).reshape(shape) for name in self.rows[0]}
+        ntk, nngp = columns.pop("ntk"), columns.pop("nngp")
         if self.train is None:
             return Convergence(widths, seeds, self.limit, ntk, nngp)
-        bounds = {name.partition(" ")[2]: found.pop(name) for name in list(found) if name.startswith("bound ")}
-        trained = Trained(self.lr, self.smallest, **found, bounds=bounds)
+        bounds = {name.partition(" ")[2]: columns.pop(name) for name in list(columns) if name.startswith("bound ")}
+        trained = Trained(self.lr, self.smallest, **columns, bounds=bounds)
         return Convergence(widths, seeds, self.limit, ntk, nngp, trained)
 
 
-def _off(found: Tensor, limit: Tensor) -> float:
-    return float((found - limit).norm() / limit.norm())
+def _distance(kernel: Tensor, limit: Tensor) -> float:
+    return float((kernel - limit).norm() / limit.norm())
 
 
 @dataclass(frozen=True)
@@ -341,7 +364,7 @@ class _Run:
     """One network in training: its parameters and its kernel against those of the start."""
 
     def __init__(self, module: nn.Module, study: _Study, width: int) -> None:
-        outputs = forward(module, tree.take(study.x, slice(0, 1)))
+        outputs = network_outputs(module, tree.take(study.x, slice(0, 1)))
         if outputs.numel() != 1:
             raise InputError(f"the network has {outputs.numel()} outputs; needed for training: one, as y has.")
         self.module, self.study, self.width = module, study, width
@@ -366,7 +389,7 @@ class _Run:
         error = (past.train.reshape(len(past.steps), -1, 1) - s.y).flatten(1).norm(dim=1).cpu()
         last = self.seen[-1].moved
         lipschitz = max(max(v.jacobian, self.width**0.5 * v.change / v.moved if v.moved else 0.0) for v in self.seen)
-        found = {
+        numbers = {
             "sup": max(v.away_part for v in self.seen),
             "drift": max(v.near_part for v in self.seen),
             "moved": last,
@@ -375,7 +398,7 @@ class _Run:
             "lipschitz": lipschitz,
         }
         bounded = s.smallest and s.parametrization == "ntk"
-        return found | (self._bounds(s.lr * past.steps.cpu(), error, lipschitz) if bounded else {})
+        return numbers | (self._bounds(s.lr * past.steps.cpu(), error, lipschitz) if bounded else {})
 
     def look(self, step: int) -> None:
         """‖J − J_0‖² = tr(JJᵀ) + tr(J_0J_0ᵀ) − 2 tr(JJ_0ᵀ): no Jacobian is formed."""
@@ -389,12 +412,14 @@ class _Run:
         self.seen.append(_Look(moved, change, float(now.trace()) ** 0.5, *spectral, *parts))
 
     def _bounds(self, time: Tensor, error: Tensor, lipschitz: float) -> dict[str, float]:
+        """The largest measured/bound over training, each under its name with "bound " before it."""
         columns = [[v.moved, v.near, v.away] for v in self.seen]
         moved, near, away = torch.tensor(columns, dtype=torch.float64).unbind(1)
-        pairs = lazy_bounds(time, error, moved, near, self.study.smallest, lipschitz, self.width)
-        pairs = {name: (value[1:], bound[1:]) for name, (value, bound) in pairs.items()}  # at t = 0 all are equal
-        pairs["limit"] = (away, (pairs["kernel"][1][0]).expand_as(away))
-        return {f"bound {name}": float((value / bound).max()) for name, (value, bound) in pairs.items()}
+        bounds = lazy_bounds(time, error, moved, near, self.study.smallest, lipschitz, self.width)
+        # At t = 0 measured and limit are equal, whatever comes later
+        bounds = {name: Bound(bound.measured[1:], bound.limit[1:]) for name, bound in bounds.items()}
+        bounds["limit"] = Bound(away, bounds["kernel"].limit[0].expand_as(away))
+        return {f"bound {name}": float((bound.measured / bound.limit).max()) for name, bound in bounds.items()}
 
     def _norm(self, module: nn.Module, other: nn.Module | None = None) -> float:
         """‖θ‖, or ‖θ − other‖, in the parametrisation: each parameter over the root of its scale."""

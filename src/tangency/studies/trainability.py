@@ -1,24 +1,28 @@
 """Order and chaos: which depths and weight variances a network can be trained and generalise at, by its limit alone.
 
 Poole et al. 2016, "Exponential expressivity…"; Schoenholz et al. 2017, "Deep information propagation"; Xiao, Pennington
-and Schoenholz 2020, "Disentangling trainability and generalization in deep neural networks". 002, "Useful signal for
-trainability". Networks are fully connected, f = W φ(… φ(W x + b) …) + b with `depth` activations.
+and Schoenholz 2020, "Disentangling trainability and generalization in deep neural networks". Networks are fully
+connected, f = W φ(… φ(W x + b) …) + b with `depth` activations.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .._base import checks
 from .._base.progress import bar
+from .._base.results import Result, text_table
 from .._base.types import Float
 from ..errors import InputError
 from ..infinite.activations.duals import Dual
-from ..infinite.activations.quadrature import recognize
+from ..infinite.activations.recognize import recognize
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Activation = Dual | nn.Module | Callable[[Tensor], Tensor] | str
 # Variances looked through for a fixed point: 1 multiplied or divided by this factor, step by step; what comes to none
@@ -30,8 +34,8 @@ CRITICAL = 1e-6
 LOST = 64
 
 
-@dataclass(frozen=True)
-class Phase:
+@dataclass(frozen=True, repr=False)
+class Phase(Result):
     """Where a deep network's signals go: q* = σ_w² E[φ(√q* z)²] + σ_b², χ₁ = σ_w² E[φ'(√q* z)²], and c*.
 
     `q`: the variance that they reach (inf: they grow without end). `c`: the correlation of two inputs' signals (nan
@@ -41,7 +45,7 @@ class Phase:
 
     >>> import tangency as tg
     >>> tg.studies.phase("relu", w_var=1.0, b_var=0.5)
-    Phase(w_var=1.0, b_var=0.5, q=1.0, c=1.0, chi=0.5, chi_c=0.5, phase='ordered')
+    Phase(w_var=1, b_var=0.5, q=1, c=1, chi=0.5, chi_c=0.5, phase='ordered')
     """
 
     w_var: float
@@ -55,15 +59,16 @@ class Phase:
     @property
     def depth(self) -> float:
         """ξ = 1/|log χ_c*|."""
-        return _scale(self.chi_c)
+        return _depth_scale(self.chi_c)
 
     @property
     def gradient_depth(self) -> float:
         """1/|log χ₁|."""
-        return _scale(self.chi)
+        return _depth_scale(self.chi)
 
 
-def _scale(chi: float) -> float:
+def _depth_scale(chi: float) -> float:
+    """Layers in which what is multiplied by χ in each changes by a factor e."""
     if chi <= 0:
         return 0.0
     return math.inf if abs(chi - 1) < CRITICAL else 1 / abs(math.log(chi))
@@ -104,9 +109,10 @@ def phase(activation: Activation, *, w_var: float, b_var: float = 0.0) -> Phase:
     `activation`: one of `tangency.infinite` (`Erf()`, `Quadrature(torch.tanh)`), or torch's (`nn.Tanh()`, "relu"). q*
     is the fixed point that the variance comes to from 1. Cost: some hundred evaluations of the activation's moments.
 
-    >>> from tangency.infinite import Erf, phase
-    >>> found = phase(Erf(), w_var=2.0, b_var=0.0)
-    >>> found.phase, round(found.c, 3)
+    >>> from tangency.infinite import Erf
+    >>> from tangency.studies import phase
+    >>> deep = phase(Erf(), w_var=2.0, b_var=0.0)
+    >>> deep.phase, round(deep.c, 3)
     ('chaotic', 0.0)
     """
     layers = _layers(activation, w_var, b_var)
@@ -164,7 +170,8 @@ def boundary(activation: Activation, b_vars: Sequence[float] | Tensor) -> Float[
     A fixed point q on it has σ_w² = 1/E[φ'(√q z)²] and σ_b² = q − σ_w² E[φ(√q z)²], so one pass over q finds all. The
     fixed point must be stable; of several, that with the smallest σ_w² counts.
 
-    >>> from tangency.infinite import Erf, Relu, boundary
+    >>> from tangency.infinite import Erf, Relu
+    >>> from tangency.studies import boundary
     >>> boundary(Relu(), [0.0, 1.0]).tolist()
     [2.0, 2.0]
     >>> float(boundary(Erf(), [0.0])[0])  # π/4
@@ -192,8 +199,8 @@ def _edge(dual: Dual, q: Tensor, edge: Tensor, target: float) -> float:
     points = [LEAST] if target == 0 and float(edge[0]) == 0 else []  # φ(0) = 0: signals that die are a fixed point
     for k in (above[1:] & ~above[:-1] & ~edge[:-1].isnan()).nonzero().flatten().tolist():
         points.append(_bisect(lambda v: target - bias(v), float(q[k]), float(q[k + 1])))
-    found = [(1 / Layers(dual, 1.0, 0.0).chi(at), at) for at in points]
-    stable = [w for w, at in found if _stable(Layers(dual, w, target), at)]
+    variances = [(1 / Layers(dual, 1.0, 0.0).chi(at), at) for at in points]
+    stable = [w for w, at in variances if _stable(Layers(dual, w, target), at)]
     return min(stable) if stable else math.nan
 
 
@@ -203,8 +210,8 @@ def _stable(layers: Layers, q: float) -> bool:
     return layers.variance(q + off) - layers.variance(q) <= off * (1 + 1e-6)
 
 
-@dataclass(frozen=True, eq=False)
-class Condition:
+@dataclass(frozen=True, eq=False, repr=False)
+class Condition(Result):
     """κ(Θ^(l)) = λ_max/λ_min and the mean predictor's size by depth l.
 
     κ is inf and the predictor nan where λ_min is lost in float64's rounding (below 64 n·ε·λ_max); both are nan where
@@ -221,12 +228,19 @@ class Condition:
     kappa: Float[Tensor, " d"]
     predictor: Float[Tensor, " d"]
 
+    UNITS: ClassVar[Mapping[str, str]] = {"depths": "activations"}
 
-@dataclass(frozen=True, eq=False)
-class Trainability:
+    def table(self) -> str:
+        """A line for each depth: λ_max, λ_min, κ and the mean predictor's size."""
+        columns = (v.tolist() for v in (self.largest, self.smallest, self.kappa, self.predictor))
+        return text_table(["depth", "λ_max", "λ_min", "κ", "predictor"], zip(self.depths, *columns, strict=True))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trainability(Result):
     """κ(Θ^(l)) [depths, w_vars] and the mean predictor's size, beside the phase of each σ_w² and the boundary.
 
-    `critical`: σ_w² of the boundary at this σ_b²; `edge`: (σ_b², σ_w²) along it. `plots.phase` draws it.
+    `critical`: σ_w² of the boundary at this σ_b²; `edge`: (σ_b², σ_w²) along it.
     """
 
     activation: str
@@ -238,6 +252,20 @@ class Trainability:
     phases: tuple[Phase, ...]
     critical: float
     edge: tuple[Tensor, Tensor]
+
+    UNITS: ClassVar[Mapping[str, str]] = {"depths": "activations"}
+
+    def table(self) -> str:
+        """κ(Θ) by depth and σ_w², the phase of each σ_w² below."""
+        rows = [[str(depth), *row.tolist()] for depth, row in zip(self.depths, self.kappa, strict=True)]
+        rows.append(["phase", *(p.phase for p in self.phases)])
+        return text_table(["depth", *(f"σ_w²={w:g}" for w in self.w_vars)], rows)
+
+    def plot(self) -> "Figure":
+        """Order and chaos in the plane of variances, κ(Θ) and the mean predictor over depth and σ_w²."""
+        from ..plots import draw_phase
+
+        return draw_phase(self)
 
 
 def condition(
@@ -259,14 +287,15 @@ def condition(
     κ ~ 1/(l χ₁^l) and P stays; critical, κ → (n + 2)/2 and P ~ 1/l; chaotic, κ → 1 and P ~ l (χ_c*/χ₁)^l.
     Cost: one pass over the depth, O((n + m) n) a layer, an eigendecomposition at each of `depths`.
 
-    >>> from tangency.infinite import Erf, condition
+    >>> from tangency.infinite import Erf
+    >>> from tangency.studies import condition
     >>> x = torch.nn.functional.normalize(torch.randn(8, 20)) * 20**0.5
     >>> float(condition(x, [60], w_var=4.0, activation=Erf()).kappa[0])  # chaotic
     1.0000...
     """
-    found = _walk(x, depths, [w_var], b_var, _dual(activation), x_test, y, progress)
-    largest, smallest, kappa, predictor = (v[:, 0] for v in found)
-    return Condition(tuple(depths), largest, smallest, kappa, predictor)
+    dual, samples = _dual(activation), _Samples.checked(x, x_test, y)
+    spectra = _deepen(samples, depths, [w_var], b_var, dual, progress)
+    return Condition(tuple(depths), *(v[:, 0] for v in spectra))
 
 
 def trainability(
@@ -284,58 +313,72 @@ def trainability(
 
     Options and cost as for `condition`, all σ_w² in the same pass.
 
-    >>> from tangency.infinite import Erf, trainability
-    >>> found = trainability(torch.randn(6, 9), [1, 8, 16], [0.5, 2.0], b_var=0.05, activation=Erf())
-    >>> found.kappa.shape, [p.phase for p in found.phases]
+    >>> from tangency.infinite import Erf
+    >>> from tangency.studies import trainability
+    >>> grid = trainability(torch.randn(6, 9), [1, 8, 16], [0.5, 2.0], b_var=0.05, activation=Erf())
+    >>> grid.kappa.shape, [p.phase for p in grid.phases]
     (torch.Size([3, 2]), ['ordered', 'chaotic'])
     """
     dual = _dual(activation)
     if not len(w_vars):
         raise InputError("w_vars is empty; needed: one weight variance or more.")
     phases = tuple(phase(dual, w_var=w, b_var=b_var) for w in w_vars)
-    *_, kappa, predictor = _walk(x, depths, w_vars, b_var, dual, x_test, y, progress)
+    spectra = _deepen(_Samples.checked(x, x_test, y), depths, w_vars, b_var, dual, progress)
     high = max(2 * float(b_var), 1.0)
     at = high * torch.linspace(0, 1, 41, dtype=torch.float64) ** 3  # it begins as a cube root
     critical = float(boundary(dual, [b_var])[0])
     name = str(dual.spec().get("name", type(dual).__name__))
     edge = (at, boundary(dual, at))
     return Trainability(
-        name, float(b_var), tuple(map(float, w_vars)), tuple(depths), kappa, predictor, phases, critical, edge
+        activation=name,
+        b_var=float(b_var),
+        w_vars=tuple(map(float, w_vars)),
+        depths=tuple(depths),
+        kappa=spectra.kappa,
+        predictor=spectra.predictor,
+        phases=phases,
+        critical=critical,
+        edge=edge,
     )
 
 
-def _walk(
-    x: Tensor, depths: Sequence[int], w_vars: Any, b_var: float, dual: Dual, x_test: Any, y: Any, progress: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """λ_max, λ_min, κ and the predictor's size, [depths, w_vars] each: one recursion for all."""
-    x, test, y = _samples(x, x_test, y)
-    wanted = _depths(depths)
-    n = len(x)
+class _Spectra(NamedTuple):
+    """What is said of Θ at each depth and σ_w², [depths, w_vars] each (or [w_vars], at one depth)."""
+
+    largest: Tensor
+    smallest: Tensor
+    kappa: Tensor
+    predictor: Tensor
+
+
+def _deepen(
+    samples: "_Samples", depths: Sequence[int], w_vars: Sequence[float], b_var: float, dual: Dual, progress: bool
+) -> _Spectra:
+    """One recursion over the depth for all σ_w²."""
+    wanted, x = _depths(depths), samples.x
     w = torch.tensor([checks.nonnegative(v, "w_var") for v in w_vars], dtype=x.dtype, device=x.device)[:, None]
     b = checks.nonnegative(b_var, "b_var")
-    points = x if test is None else torch.cat([x, test])
+    points = x if samples.test is None else torch.cat([x, samples.test])
     own = w * points.square().mean(1) + b  # [w, n + m]: each sample with itself
-    gram = _Grams(w[:, :, None] * (points @ x.T / x.shape[1]) + b, own, own)
-    gram.ntk = _diagonal(gram.cov, own)
-    gram.cov = gram.ntk
-    found: dict[int, tuple[Tensor, ...]] = {}
+    gram = _Grams(_with_diagonal(w[:, :, None] * (points @ x.T / x.shape[1]) + b, own), own)
+    at: dict[int, _Spectra] = {}
     with bar(wanted[-1], "depth", "layer", show=progress) as tick:
         for depth in range(wanted[-1] + 1):
             if depth:
-                gram.deeper(dual, w, b)
+                gram.deepen(dual, w, b)
                 tick()
             if depth in wanted:
-                found[depth] = _judged(gram.ntk, n, y)
-    return tuple(torch.stack([found[d][k] for d in depths]) for k in range(4))  # type: ignore[return-value]
+                at[depth] = _spectra(gram.ntk, len(x), samples.y)
+    return _Spectra(*(torch.stack([at[d][k] for d in depths]) for k in range(4)))
 
 
 class _Grams:
     """K and Θ of all samples [w, n + m] with the training samples [n], at one depth; own values beside them."""
 
-    def __init__(self, cov: Tensor, own: Tensor, own_ntk: Tensor) -> None:
-        self.cov, self.ntk, self.own, self.own_ntk = cov, cov, own, own_ntk
+    def __init__(self, cov: Tensor, own: Tensor) -> None:
+        self.cov, self.ntk, self.own, self.own_ntk = cov, cov, own, own  # of a linear layer both are the same
 
-    def deeper(self, dual: Dual, w: Tensor, b: float) -> None:
+    def deepen(self, dual: Dual, w: Tensor, b: float) -> None:
         """K ← σ_w² E[φφ] + σ_b², Θ ← K + σ_w² E[φ'φ'] Θ."""
         n = self.cov.shape[-1]
         value, slope = dual.both(self.cov, self.own[:, :, None], self.own[:, None, :n])
@@ -344,11 +387,11 @@ class _Grams:
         assert own_slope is not None
         self.own, before = w * own_value + b, self.own_ntk
         self.own_ntk = self.own + w * own_slope * before
-        self.cov = _diagonal(w[:, :, None] * value + b, self.own)
-        self.ntk = _diagonal(self.cov + w[:, :, None] * slope * self.ntk, self.own_ntk)
+        self.cov = _with_diagonal(w[:, :, None] * value + b, self.own)
+        self.ntk = _with_diagonal(self.cov + w[:, :, None] * slope * self.ntk, self.own_ntk)
 
 
-def _diagonal(gram: Tensor, own: Tensor) -> Tensor:
+def _with_diagonal(gram: Tensor, own: Tensor) -> Tensor:
     """The same with each training sample's own value on the diagonal."""
     n = gram.shape[-1]
     gram = gram.clone()
@@ -356,7 +399,7 @@ def _diagonal(gram: Tensor, own: Tensor) -> Tensor:
     return gram
 
 
-def _judged(ntk: Tensor, n: int, y: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _spectra(ntk: Tensor, n: int, y: Tensor | None) -> _Spectra:
     """λ_max, λ_min, κ and the predictor's size of each Θ in [w, n + m, n]."""
     finite = ntk.isfinite().flatten(1).all(1)
     ntk = torch.where(finite[:, None, None], ntk, 0.0)
@@ -367,11 +410,11 @@ def _judged(ntk: Tensor, n: int, y: Tensor | None) -> tuple[Tensor, Tensor, Tens
     size = torch.full_like(largest, math.nan)
     if ntk.shape[1] > n:
         inverse = (vectors / torch.where(sound[:, None], values, 1.0)[:, None]) @ vectors.mT
-        size = torch.where(sound, _size(ntk[:, n:] @ inverse, y), size)
-    return largest, smallest, kappa, size
+        size = torch.where(sound, _predictor_size(ntk[:, n:] @ inverse, y), size)
+    return _Spectra(largest, smallest, kappa, size)
 
 
-def _size(predictor: Tensor, y: Tensor | None) -> Tensor:
+def _predictor_size(predictor: Tensor, y: Tensor | None) -> Tensor:
     """The root mean square of P y over that of y; of the worst centred y where none is given."""
     m, n = predictor.shape[1:]
     if y is None:
@@ -380,38 +423,52 @@ def _size(predictor: Tensor, y: Tensor | None) -> Tensor:
     return (predictor @ y).flatten(1).norm(dim=1) / y.norm() * (n / m) ** 0.5
 
 
-def _samples(x: Any, x_test: Any, y: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    if not isinstance(x, Tensor) or x.dim() != 2 or len(x) < 2:
-        raise InputError(f"x is {_shape(x)}; needed: a tensor [n, i] of two samples or more. Flatten images.")
-    if x_test is not None and (not isinstance(x_test, Tensor) or x_test.shape[1:] != x.shape[1:] or not len(x_test)):
-        raise InputError(f"x_test is {_shape(x_test)}; needed: a tensor [m, {x.shape[1]}], as x has.")
-    for name, value in (("x", x), ("x_test", x_test)):
-        if value is not None:
-            checks.finite(value, name)
-    test = None if x_test is None else x_test.to(x.device, torch.float64)
-    if y is None:
-        return x.double(), test, None
-    labels = torch.as_tensor(y).to(x.device, torch.float64)
+@dataclass(frozen=True, eq=False)
+class _Samples:
+    """Training samples x [n, i] in float64, test samples [m, i] and centred labels y [n, c], where there are any."""
+
+    x: Tensor
+    test: Tensor | None
+    y: Tensor | None
+
+    @classmethod
+    def checked(cls, x: object, x_test: object, y: object) -> "_Samples":
+        """Refuse what Θ cannot be computed or judged for."""
+        if not isinstance(x, Tensor) or x.dim() != 2 or len(x) < 2:
+            raise InputError(f"x is {_shape(x)}; needed: a tensor [n, i] of two samples or more. Flatten images.")
+        checks.finite(x, "x")
+        test: Tensor | None = None
+        if x_test is not None:
+            if not isinstance(x_test, Tensor) or x_test.shape[1:] != x.shape[1:] or not len(x_test):
+                raise InputError(f"x_test is {_shape(x_test)}; needed: a tensor [m, {x.shape[1]}], as x has.")
+            checks.finite(x_test, "x_test")
+            test = x_test.to(x.device, torch.float64)
+        return cls(x.double(), test, None if y is None else _centred_labels(torch.as_tensor(y), x))
+
+
+def _centred_labels(y: Tensor, x: Tensor) -> Tensor:
+    labels = y.to(x.device, torch.float64)
     if len(labels) != len(x) or labels.dim() > 2:
         raise InputError(f"y is {_shape(labels)}; needed: [{len(x)}] or [{len(x)}, c], a row for each sample of x.")
     labels = labels.reshape(len(x), -1)
     labels = labels - labels.mean(0)
     if float(labels.norm()) == 0:
         raise InputError("y is constant; needed: labels that differ, since they are centred. Give one-hot rows or ±1.")
-    return x.double(), test, labels
+    return labels
 
 
-def _shape(value: Any) -> str:
+def _shape(value: object) -> str:
     return f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-def _depths(depths: Any) -> list[int]:
-    given = list(depths) if isinstance(depths, Sequence) else []
-    if not given or not all(isinstance(d, int) and not isinstance(d, bool) and d >= 0 for d in given):
+def _depths(depths: object) -> list[int]:
+    """The depths in rising order, each once."""
+    counts = list(depths) if isinstance(depths, Sequence) else []
+    if not counts or not all(isinstance(d, int) and not isinstance(d, bool) and d >= 0 for d in counts):
         raise InputError(
             f"depths={depths!r}; needed: a list of numbers of activations, at least 0, such as [1, 10, 100]."
         )
-    return sorted(set(given))
+    return sorted(set(counts))
 
 
 def _layers(activation: Activation, w_var: float, b_var: float) -> Layers:

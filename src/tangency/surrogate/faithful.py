@@ -1,16 +1,21 @@
 """How faithful a surrogate is to its network: Kendall's τ, accuracies, correlation, and the best increasing map."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from .._base import checks
-from .._base.types import Float
+from .._base.results import Result
+from .._base.types import Array, Float
 from ..engine.outputs import NEARLY, Kind, check_kind, sums_to_one
 from ..errors import InputError, TangencyWarning
-from ..regress.model import Array
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Numbers that are ranked at a time when bootstrapping (heuristic: some 10 arrays of this many must fit a cache or so).
 BATCH = 2_000_000
@@ -43,6 +48,7 @@ def kendall(a: Array, b: Array, *, ties: float = 0.0) -> Tensor:
             raise InputError(f"{name}[{', '.join(map(str, where))}] is NaN; needed: numbers that can be ordered.")
     a, b = levelled(a, ties), levelled(b, ties)
     n, shape = a.shape[-1], a.shape[:-1]
+    # Whole numbers below n, so that x·n + y orders pairs (and no sum below rounds).
     x, y = _ranks(a.reshape(-1, n)), _ranks(b.reshape(-1, n))
     # In order of a, and of b where a is tied: a pair of different a is out of order if and only if its b falls.
     order = (x * n + y).argsort(-1)
@@ -115,25 +121,25 @@ def _inversions(v: Tensor, n: int) -> Tensor:
     that this bit decides. Each bit then parts every group stably, as a radix sort does.
     """
     count, here = torch.zeros_like(v[:, 0]), torch.arange(n, device=v.device).expand_as(v)
+    # All of [k, n]: rows are counted side by side, and no step depends on the numbers, so that a GPU need not wait.
     edge = torch.ones_like(v[:, :1], dtype=torch.bool)
     for bit in reversed(range(max(1, (n - 1).bit_length()))):
-        group, one = v >> (bit + 1), (v >> bit) & 1
+        group, digit = v >> (bit + 1), (v >> bit) & 1
         differs = group[:, 1:] != group[:, :-1]
         start = torch.where(torch.cat([edge, differs], 1), here, 0).cummax(-1).values  # of each number's group
-        ones = one.cumsum(-1) - one  # before it
+        ones = digit.cumsum(-1) - digit  # before it
         ones_here = ones - ones.gather(-1, start)  # and in its group
-        count = count + torch.where(one == 0, ones_here, 0).sum(-1)
-        ends = torch.where(
-            torch.cat([differs, edge], 1), here - ones - one, n
-        )  # zeros before the group's last, with it
+        count = count + torch.where(digit == 0, ones_here, 0).sum(-1)
+        # Zeros before the last number of the group, with it.
+        ends = torch.where(torch.cat([differs, edge], 1), here - ones - digit, n)
         zeros = ends.flip(-1).cummin(-1).values.flip(-1) - (start - ones.gather(-1, start)) + 1
-        to = start + torch.where(one == 0, here - start - ones_here, zeros + ones_here)
+        to = start + torch.where(digit == 0, here - start - ones_here, zeros + ones_here)
         v = torch.empty_like(v).scatter_(-1, to, v)
     return count
 
 
-@dataclass(frozen=True, eq=False)
-class MonotoneMap:
+@dataclass(frozen=True, eq=False, repr=False)
+class MonotoneMap(Result):
     """An increasing, piecewise linear map of log-odds, straight on beyond its first and last knot; so invertible.
 
     With a single knot nothing increases: the map is constant.
@@ -150,12 +156,14 @@ class MonotoneMap:
         return _interpolate(u, self.knots, self.values)
 
     def inverse(self, v: Tensor) -> Tensor:
+        """The u with m(u) = v; refuses a constant map."""
         if len(self.knots) < 2:
             raise InputError("the map is constant (the surrogate does not follow the network), so it has no inverse.")
         return _interpolate(v, self.values, self.knots)
 
 
 def _interpolate(u: Tensor, knots: Tensor, values: Tensor) -> Tensor:
+    """Piecewise linear through (knots, values), with the first and last slope beyond them."""
     if len(knots) < 2:
         return torch.full_like(u, float(values[0]))
     at = torch.searchsorted(knots, u.contiguous()).clamp(1, len(knots) - 1)
@@ -193,22 +201,22 @@ def monotone(u: Tensor, v: Tensor, bins: int = 30) -> MonotoneMap:
         pools.append((total_u / k, total_v / k, k))
         while len(pools) > 1 and (pools[-1][1] <= pools[-2][1] or pools[-1][0] <= pools[-2][0]):
             (u1, v1, k1), (u0, v0, k0) = pools.pop(), pools.pop()
-            both = k0 + k1
-            pools.append(((k0 * u0 + k1 * u1) / both, (k0 * v0 + k1 * v1) / both, both))
+            total = k0 + k1
+            pools.append(((k0 * u0 + k1 * u1) / total, (k0 * v0 + k1 * v1) / total, total))
     knots, values, _ = zip(*pools, strict=True)
     return MonotoneMap(u.new_tensor(knots), v.new_tensor(values))
 
 
-@dataclass(frozen=True)
-class Interval:
-    """Holds `levelled` of the bootstrap's resamples, an equal share of the rest on either side."""
+@dataclass(frozen=True, repr=False)
+class Interval(Result):
+    """Holds the part `Faithfulness.level` of the bootstrap's resamples, an equal share of the rest on either side."""
 
     low: float
     high: float
 
 
-@dataclass(frozen=True, eq=False)
-class Faithfulness:
+@dataclass(frozen=True, eq=False, repr=False)
+class Faithfulness(Result):
     """How a surrogate's probability of the correct class follows the network's, over test samples.
 
     `tau`: Kendall's τ_K. `tad`: the surrogate's accuracy less the network's. `pearson`: of the probabilities, for
@@ -229,6 +237,25 @@ class Faithfulness:
     samples: int
     ties: float = 0.0
 
+    UNITS: ClassVar[Mapping[str, str]] = {
+        "tad": "fraction", "accuracy": "fraction", "network_accuracy": "fraction", "level": "fraction",
+    }  # fmt: skip
+
+    def table(self) -> str:
+        """A line for each figure, with its interval where there is one."""
+        lines = [f"{'':20s}{'value':>9s}{f'{self.level:.0%} interval':>20s}"]
+        for name in ("tau", "tad", "pearson", "r2", "accuracy", "network_accuracy"):
+            ends = self.intervals.get(name)
+            between = "" if ends is None else f"[{ends.low:.3f}, {ends.high:.3f}]"
+            lines.append(f"{name.replace('_', ' '):20s}{getattr(self, name):9.3f}{between:>20s}".rstrip())
+        return "\n".join(lines)
+
+    def plot(self) -> "Figure":
+        """A figure: the figures with their intervals, and the map from the surrogate's log-odds to the network's."""
+        from ..plots import draw_faithfulness
+
+        return draw_faithfulness(self)
+
     def __repr__(self) -> str:
         low, high = self.intervals["tau"].low, self.intervals["tau"].high
         return (
@@ -248,7 +275,8 @@ def log_odds(outputs: Tensor, y: Tensor, *, outputs_are: Kind = "probabilities")
     >>> log_odds(torch.tensor([[1000.0, 0.0]]), torch.tensor([0]), outputs_are="logits")
     tensor([1000.])
     """
-    check_kind(outputs_are)
+    if outputs_are != "logits":
+        check_kind(outputs_are)
     z = outputs.log() if outputs_are == "probabilities" else outputs
     return z.gather(1, y[:, None])[:, 0] - z.scatter(1, y[:, None], -torch.inf).logsumexp(1)
 
@@ -291,7 +319,7 @@ def faithfulness(
     if not 0 < level < 1 or resamples < 2:
         raise InputError(f"level={level}, resamples={resamples}; needed: 0 < level < 1, and two resamples or more.")
     y = y.long()
-    near = rounding(*(torch.as_tensor(given).dtype for given in (network, surrogate))) if ties is None else ties
+    near = rounding(*(torch.as_tensor(v).dtype for v in (network, surrogate))) if ties is None else ties
     odds = levelled(torch.stack([log_odds(z, y, outputs_are="logits") for z in (u, v)]), near)
     if outputs_are != "logits" and (lost := int(odds.isinf().any(0).sum())):
         warnings.warn(
@@ -299,13 +327,14 @@ def faithfulness(
             "and these samples tie. Give logits, with outputs_are='logits', to have them in their order.",
             TangencyWarning, stacklevel=2,
         )  # fmt: skip
-    own = torch.stack([each.gather(1, y[:, None])[:, 0] for each in (p, q)])
-    right = torch.stack([each.argmax(1) == y for each in (u, v)]).double()
-    found, r2 = _mapped(odds[1], odds[0])
-    intervals = _bootstrap(odds, own, right, resamples, level, seed)
+    # The network's first, then the surrogate's, [2, m] each.
+    correct = torch.stack([chances.gather(1, y[:, None])[:, 0] for chances in (p, q)])
+    right = torch.stack([logits.argmax(1) == y for logits in (u, v)]).double()
+    increasing, r2 = _mapped(odds[1], odds[0])
+    intervals = _bootstrap(odds, correct, right, resamples, level, seed)
     return Faithfulness(
-        float(kendall(odds[0], odds[1])), float((right[1] - right[0]).mean()), float(_pearson(own[0], own[1])), r2,
-        found, float(right[1].mean()), float(right[0].mean()), intervals, level, len(y), near,
+        float(kendall(odds[0], odds[1])), float((right[1] - right[0]).mean()), float(_pearson(correct[0], correct[1])),
+        r2, increasing, float(right[1].mean()), float(right[0].mean()), intervals, level, len(y), near,
     )  # fmt: skip
 
 
@@ -324,16 +353,17 @@ def _mapped(u: Tensor, v: Tensor) -> tuple[MonotoneMap, float]:
     if not bool(finite.any()):
         return MonotoneMap(u.new_zeros(1), v.new_zeros(1)), float("nan")
     u, v = u[finite], v[finite]
-    found = monotone(u, v)
+    increasing = monotone(u, v)
     if bool((v == v[0]).all()):  # nothing to explain
-        return found, float("nan")
-    return found, 1 - float((v - found(u)).square().sum() / (v - v.mean()).square().sum())
+        return increasing, float("nan")
+    return increasing, 1 - float((v - increasing(u)).square().sum() / (v - v.mean()).square().sum())
 
 
-def _read(given: Array, name: str, kind: Kind) -> tuple[Tensor, Tensor]:
+def _read(outputs: Array, name: str, kind: Kind) -> tuple[Tensor, Tensor]:
     """Probabilities and logits [m, c] in float64, checked."""
-    check_kind(kind)
-    v = torch.as_tensor(given).detach()
+    if kind != "logits":
+        check_kind(kind)
+    v = torch.as_tensor(outputs).detach()
     if v.dim() != 2 or v.shape[1] < 2 or len(v) < 2:
         raise InputError(
             f"{name} has shape {tuple(v.shape)}; needed: {kind} [m, c] of two samples and two classes or more (of a "
@@ -366,22 +396,23 @@ def _pearson(a: Tensor, b: Tensor) -> Tensor:
     for v in (a, b):
         constant |= v.amax(-1) - v.amin(-1) <= 8 * torch.finfo(v.dtype).eps * v.abs().amax(-1)
     a, b = a - a.mean(-1, keepdim=True), b - b.mean(-1, keepdim=True)
-    found = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
-    return torch.where(constant, torch.nan, found)
+    r = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
+    return torch.where(constant, torch.nan, r)
 
 
 def _bootstrap(
-    odds: Tensor, own: Tensor, right: Tensor, resamples: int, level: float, seed: int
+    odds: Tensor, correct: Tensor, right: Tensor, resamples: int, level: float, seed: int
 ) -> dict[str, Interval]:
-    """Percentiles over resamples of the test samples, drawn with replacement."""
+    """Percentiles over resamples of the test samples, drawn with replacement, the same for network and surrogate."""
     m = odds.shape[1]
     generator = torch.Generator().manual_seed(seed)
     taus, tads, pearsons = [], [], []
+    # Drawn on the CPU, so that a GPU gives the same intervals.
     for count in torch.ones(resamples).split(max(1, BATCH // m)):
         pick = torch.randint(m, (len(count), m), generator=generator).to(odds.device)
         taus.append(kendall(odds[0][pick], odds[1][pick]))
         tads.append((right[1] - right[0])[pick].mean(1))
-        pearsons.append(_pearson(own[0][pick], own[1][pick]))
+        pearsons.append(_pearson(correct[0][pick], correct[1][pick]))
     tail = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64, device=odds.device)
     ends = {
         name: torch.nanquantile(torch.cat(values), tail).tolist()

@@ -1,8 +1,8 @@
 """The kernel generalised linear model: logits W κ(x, X) + b, fitted to the labels that the network was trained on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -10,55 +10,63 @@ from torch import Tensor
 from .._base import checks
 from .._base.memory import batch_budget
 from .._base.progress import bar
-from .._base.types import Float
+from .._base.results import Result
+from .._base.types import Array, Float
 from ..errors import DidNotConverge, InputError
 from ..gram.gram import DenseGram, Gram
-from ..linalg.eigen import spectrum, top
+from ..linalg.eigen import Spectrum, spectrum, top
 from ..linalg.matrix import Matrix, square
-from ..regress.logistic import LogisticModel, both_columns, every_class, logistic, one_hot_labels
-from ..regress.model import Array, apply, sample_weights
-from ..regress.newton import Answer, Chances, Design, Lead, Task, losses
+from ..regress.logistic_loss import LogisticModel, logistic
+from ..regress.model import apply
+from ..regress.newton import Answer, Chances, GramDesign, Objective, logistic_loss
+from ..regress.samples import SampleWeights, both_columns, one_hot_labels, weigh_labels
 
 Penalty = Literal["weights", "norm"]
-Method = Literal["newton", "sgd"]
+SolverName = Literal["newton", "sgd"]
 # A Gram in float32 is widened once if that takes no more than this, on a GPU no more than a third of what is free
 # (heuristics); else in parts at every product.
 WIDEN = 4 << 30
 # Below this many samples all eigenvectors lead the search, above it the largest 512 (heuristic).
 RANK = 512
-ABSENT = "Leave the class out (number the others from 0 on: Labelled.only), or add samples of it."
+LEAVE_OUT = "Leave the class out (number the others from 0 on: Labelled.only), or add samples of it."
+# "sgd" stops after this many epochs in which the loss fell by less than this part of itself.
+IDLE_EPOCHS, LEAST_FALL = 5, 1e-3
 
 
-@dataclass(frozen=True, eq=False)
-class Surrogate:
+@dataclass(frozen=True, eq=False, repr=False)
+class Surrogate(Result):
     """kGLM(x) = W κ(x, X) + b, class probabilities by softmax. Engel et al. 2024, (1).
 
-    `weights`: Wᵀ [n, c]; two classes have W_1 = −W_0, so that their softmax is the sigmoid of 2·W_1 κ. `loss`:
+    `coefficients`: Wᵀ [n, c]; two classes have W_1 = −W_0, so that their softmax is the sigmoid of 2·W_1 κ. `loss`:
     Σ_i w_i loss_i. `gradient`: the norm of the objective's gradient at the answer, relative to that at W = 0. Where the
     objective is flat (separated classes, a small reg) a small gradient may be far from the optimum, so the certificate
     is `distance`: how long the next Newton step would be, in the kernel's norm and in the logits of the training
     samples, relative to where it starts (logits below one count as one). None where no such step was made ("sgd").
     """
 
-    weights: Float[Tensor, "n c"]
+    coefficients: Float[Tensor, "n c"]
     bias: Float[Tensor, " c"]
     reg: float
     penalty: str
-    method: str
+    solver: str
     steps: int
     gradient: float
     loss: float
     distance: float | None = None
 
+    UNITS: ClassVar[Mapping[str, str]] = {"loss": "nat"}
+
     @property
     def classes(self) -> int:
+        """How many there are."""
         return len(self.bias)
 
     def logits(self, cross: Matrix) -> Float[Tensor, "m c"]:
         """From the Gram of the new samples with the training samples [m, n], which may stream from disk."""
-        return apply(cross, self.weights, full=False) + self.bias
+        return apply(cross, self.coefficients, full=False) + self.bias
 
     def probabilities(self, cross: Matrix) -> Float[Tensor, "m c"]:
+        """Of each class, for each new sample."""
         return torch.softmax(self.logits(cross), 1)
 
     def predict(self, cross: Matrix) -> Tensor:
@@ -66,9 +74,9 @@ class Surrogate:
         return self.logits(cross).argmax(1)
 
     def __repr__(self) -> str:
-        n, c = self.weights.shape
+        n, c = self.coefficients.shape
         return (
-            f"Surrogate({n} samples, {c} classes, reg {self.reg:g} on {self.penalty}, {self.method}: {self.steps} "
+            f"Surrogate({n} samples, {c} classes, reg {self.reg:g} on {self.penalty}, {self.solver}: {self.steps} "
             f"steps, gradient {self.gradient:.1e})"
         )
 
@@ -79,9 +87,9 @@ def fit(
     *,
     reg: float | None = None,
     penalty: Penalty = "weights",
-    weights: Any = None,
+    sample_weights: SampleWeights | str = None,
     classes: int | None = None,
-    method: Method = "newton",
+    solver: SolverName = "newton",
     tol: float | None = None,
     max_steps: int | None = None,
     rank: int = RANK,
@@ -93,8 +101,8 @@ def fit(
     Two classes have one logit, v·κ, and (reg/2)·‖v‖²; then W = (−v/2, v/2).
 
     `K`: the Gram of the training samples, in memory or on disk, of any kernel. `reg`: default `default_reg(K)`.
-    `penalty`: "weights" for ‖W‖², as published; "norm" for the kernel's own norm, tr(W K Wᵀ). `weights`: of the
-    samples, or "balanced" (each class counts alike). `method`: "newton" reaches `tol` (1e-6) in `gradient` and, down to
+    `penalty`: "weights" for ‖W‖², as published; "norm" for the kernel's own norm, tr(W K Wᵀ). `sample_weights`: of the
+    samples, or "balanced" (each class counts alike). `solver`: "newton" reaches `tol` (1e-6) in `gradient` and, down to
     1e-6, in `distance`, or raises; preconditioned by the `rank` largest eigenvectors. "sgd" steps on random rows,
     holding few of them at a time, until the loss falls by less than 1e-3 of itself in five epochs, or for `max_steps`
     (100) of them. It stops before the optimum, as the published surrogates do; with a `gradient` above `tol` (0.1;
@@ -107,16 +115,18 @@ def fit(
     (True, torch.Size([5, 3]))
     """
     gram = _pairs(K)
-    if penalty not in ("weights", "norm") or method not in ("newton", "sgd") or (penalty, method) == ("norm", "sgd"):
+    if penalty not in ("weights", "norm") or solver not in ("newton", "sgd") or (penalty, solver) == ("norm", "sgd"):
         raise InputError(
-            f"penalty={penalty!r}, method={method!r}; needed: penalty 'weights' with method 'newton' or 'sgd', or "
-            "penalty 'norm' with method 'newton'."
+            f"penalty={penalty!r}, solver={solver!r}; needed: penalty 'weights' with solver 'newton' or 'sgd', or "
+            "penalty 'norm' with solver 'newton'."
         )
     if (max_steps is not None and max_steps < 1) or (tol is not None and not tol > 0):
         raise InputError(f"max_steps={max_steps}, tol={tol}; needed: at least 1, above 0.")
     labels = one_hot_labels(y, torch.Size(gram.shape[:1]), classes, gram.device)
-    w = _sample_weights(weights, labels)
-    every_class(labels, w, ABSENT)
+    if isinstance(sample_weights, str):
+        w = _balanced(labels, sample_weights)
+    else:
+        w = weigh_labels(labels, sample_weights, LEAVE_OUT)
     if reg is None:
         reg = default_reg(gram, penalty)
     if not checks.nonnegative(reg, "reg") > 0:
@@ -126,9 +136,12 @@ def fit(
     if penalty == "norm":
         return _by_norm(gram, y, reg, w, classes, tol or 1e-6, max_steps or 200)
     gram = _widened(gram)
-    if method == "sgd":
-        return _descend(gram, labels, w, reg, tol or 0.1, max_steps or 100, seed, progress)
-    return _newton(gram, labels, w, reg, tol or 1e-6, max_steps or 100, rank, progress)
+    if solver == "newton":
+        return _newton(gram, labels, w, reg, tol or 1e-6, max_steps or 100, rank, progress)
+    # No eigenvectors: nothing leads the steps on rows.
+    design = GramDesign(gram, labels.new_zeros(len(labels), 0), labels.new_zeros(0))
+    objective = Objective(design, labels, torch.zeros_like(labels), w, reg, True)
+    return _descend(gram, objective, tol or 0.1, max_steps or 100, seed, progress)
 
 
 def default_reg(K: Matrix, penalty: Penalty = "weights", alpha: float = 1e-4) -> float:
@@ -145,6 +158,7 @@ def default_reg(K: Matrix, penalty: Penalty = "weights", alpha: float = 1e-4) ->
 
 
 def _pairs(K: Matrix) -> Gram:
+    """K as a Gram [n, n]; refuses full kernels."""
     gram = square(K)
     if len(gram.shape) != 2:
         raise InputError(
@@ -154,15 +168,13 @@ def _pairs(K: Matrix) -> Gram:
     return gram
 
 
-def _sample_weights(weights: Any, labels: Tensor) -> Tensor:
-    if isinstance(weights, str):
-        if weights != "balanced":
-            raise InputError(f"weights={weights!r}; needed: a weight for each sample, or 'balanced'.")
-        both = both_columns(labels)
-        every_class(labels, torch.ones_like(labels[:, :1]), ABSENT)
-        return (both @ (len(both) / (both.shape[1] * both.sum(0))))[:, None]
-    given = sample_weights(weights, len(labels), labels)
-    return torch.ones_like(labels[:, :1]) if given is None else given[:, None]
+def _balanced(labels: Tensor, sample_weights: str) -> Tensor:
+    """Weights [n, 1] with which each class counts alike, as scikit-learn has them: n / (classes · samples of it)."""
+    if sample_weights != "balanced":
+        raise InputError(f"sample_weights={sample_weights!r}; needed: a weight for each sample, or 'balanced'.")
+    weigh_labels(labels, None, LEAVE_OUT)  # before the division by a class's count
+    columns = both_columns(labels)
+    return (columns @ (len(columns) / (columns.shape[1] * columns.sum(0))))[:, None]
 
 
 def _widened(gram: Gram) -> Gram:
@@ -175,149 +187,105 @@ def _widened(gram: Gram) -> Gram:
     return gram
 
 
-def _basis(gram: Gram, rank: int, progress: bool) -> tuple[Tensor, Tensor]:
-    """The largest eigenpairs, good enough to lead a search."""
-    n = gram.shape[0]
-    if rank < 0:
-        raise InputError(f"rank={rank}; needed: how many eigenvectors lead the search, at least 0.")
-    if n <= max(2 * rank, 16):
-        found = spectrum(gram, dtype=torch.float64)
-        count = min(n, max(rank, 1)) if n > 2 * rank else n
-        return found.vectors[:, :count], found.values[:count]
-    where = gram.device or torch.device("cpu")
-    if rank == 0:
-        return torch.zeros(n, 0, dtype=torch.float64, device=where), torch.zeros(0, dtype=torch.float64, device=where)
-    try:
-        found = top(gram, rank, tol=1e-3, progress=progress)
-    except DidNotConverge as e:  # what was found leads, too
-        found = e.solution  # type: ignore[assignment]
-    return found.vectors.double(), found.values.double()
-
-
-@dataclass(frozen=True, eq=False)
-class _KernelDesign(Design):
-    """Logits K θ. The Hessian K D K + reg is inverted exactly on the span of `vectors`, and taken for reg elsewhere."""
-
-    gram: Gram
-    vectors: Tensor  # [n, r]
-    values: Tensor  # [r]
-
-    def zeros(self, q: int) -> Tensor:
-        return self.vectors.new_zeros(self.gram.shape[0], q)
-
-    def forward(self, theta: Tensor) -> Tensor:
-        return self.gram @ theta
-
-    def adjoint(self, g: Tensor) -> Tensor:
-        return self.gram @ g
-
-    def bound(self) -> float:
-        return float(self.gram.diag().double().abs().sum())
-
-    def norm(self, theta: Tensor, image: Tensor) -> float:
-        return float((theta * image).sum().abs().sqrt())
-
-    def preconditioner(self, bends: Tensor, reg: float) -> Lead:
-        r = len(self.values)
-        image = torch.cat([self.vectors * self.values, torch.ones_like(bends[:, :1])], 1)  # the bias sees ones
-        ridge = torch.full_like(image[0], reg)
-        factors = image.new_empty(bends.shape[1], r + 1, r + 1)
-        for c in range(bends.shape[1]):  # the coupling between classes is left to the iteration
-            small = image.T @ (image * bends[:, c, None])
-            ridge[-1] = 1e-10 * small.diagonal()[-1] + torch.finfo(small.dtype).tiny
-            factors[c] = _factor(small, ridge)
-
-        def lead(theta: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-            inside = self.vectors.T @ theta
-            both = torch.cat([inside, b[None]])
-            solved = torch.cholesky_solve(both.T[..., None], factors)[..., 0].T
-            return self.vectors @ (solved[:r] - inside / reg) + theta / reg, solved[r]
-
-        return lead
-
-
-def _factor(small: Tensor, ridge: Tensor) -> Tensor:
-    """The Cholesky factor of a matrix with a diagonal added; a larger one where rounding asks for it."""
-    for more in (0.0, 1e-15, 1e-14, 1e-13, 1e-12, 1e-10):
-        lower, failed = torch.linalg.cholesky_ex(small + torch.diag(ridge + more * small.diagonal().max()))
-        if not failed:
-            return lower
-    return torch.diag((small.diagonal() + ridge).sqrt())
-
-
-def _surrogate(task: Task, answer: Answer, method: str, tol: float) -> Surrogate:
-    theta, b = answer.theta, answer.b
-    loss = float(task.losses(task.logits(theta, b)))
-    if theta.shape[1] == 1:  # one logit z of two classes: −z/2 and z/2
-        theta, b = torch.cat([-theta, theta], 1) / 2, torch.cat([-b, b]) / 2
-    found = Surrogate(theta, b, task.reg, "weights", method, answer.steps, answer.gradient, loss, answer.distance)
-    if short := answer.shortfall(tol):
-        raise DidNotConverge(
-            f"{method} reached {short}. Give a larger reg= (it was {task.reg:g}), more max_steps or a larger tol; "
-            ".solution holds what was found.",
-            found,
-        )
-    return found
-
-
 def _newton(
     gram: Gram, labels: Tensor, w: Tensor, reg: float, tol: float, max_steps: int, rank: int, progress: bool
 ) -> Surrogate:
     vectors, values = _basis(gram, rank, progress)
     # Where λ² w/4, the most that the losses bend, is below reg, the Hessian is reg to a factor of two.
     count = int((values.clamp_min(0).square() * float(w.max()) / 4 > reg).sum())
-    design = _KernelDesign(gram, vectors[:, :count].contiguous(), values[:count])
-    task = Task(design, labels, torch.zeros_like(labels), w, reg, True)
-    return _surrogate(task, task.newton(tol, max_steps, progress), "newton", tol)
+    design = GramDesign(gram, vectors[:, :count].contiguous(), values[:count])
+    objective = Objective(design, labels, torch.zeros_like(labels), w, reg, True)
+    return _surrogate(objective, objective.newton(tol, max_steps, progress), "newton", tol)
+
+
+def _basis(gram: Gram, rank: int, progress: bool) -> tuple[Tensor, Tensor]:
+    """The largest eigenpairs, vectors [n, r] and values [r], good enough to lead a search."""
+    n = gram.shape[0]
+    if rank < 0:
+        raise InputError(f"rank={rank}; needed: how many eigenvectors lead the search, at least 0.")
+    if n <= max(2 * rank, 16):  # then all of them cost no more than some
+        pairs = spectrum(gram, dtype=torch.float64)
+        count = min(n, max(rank, 1)) if n > 2 * rank else n
+        return pairs.vectors[:, :count], pairs.values[:count]
+    where = gram.device or torch.device("cpu")
+    if rank == 0:
+        return torch.zeros(n, 0, dtype=torch.float64, device=where), torch.zeros(0, dtype=torch.float64, device=where)
+    try:
+        pairs = top(gram, rank, tol=1e-3, progress=progress)
+    except DidNotConverge as e:  # what was found leads, too
+        if not isinstance(e.solution, Spectrum):
+            raise
+        pairs = e.solution
+    return pairs.vectors.double(), pairs.values.double()
+
+
+def _surrogate(objective: Objective, answer: Answer, solver: SolverName, tol: float) -> Surrogate:
+    """The answer as a surrogate; raises if it is not as exact as `tol` asks."""
+    theta, b = answer.theta, answer.b
+    loss = float(objective.loss(objective.logits(theta, b)))
+    if theta.shape[1] == 1:  # one logit z of two classes: −z/2 and z/2
+        theta, b = torch.cat([-theta, theta], 1) / 2, torch.cat([-b, b]) / 2
+    surrogate = Surrogate(
+        theta, b, objective.reg, "weights", solver, answer.steps, answer.gradient, loss, answer.distance
+    )
+    if short := answer.shortfall(tol):
+        raise DidNotConverge(
+            f"{solver} reached {short}. Give a larger reg= (it was {objective.reg:g}), more max_steps or a larger tol; "
+            ".solution holds what was found.",
+            surrogate,
+        )
+    return surrogate
 
 
 def _by_norm(gram: Gram, y: Array, reg: float, w: Tensor, classes: int | None, tol: float, max_steps: int) -> Surrogate:
-    def surrogate(found: LogisticModel) -> Surrogate:
-        a, b = found.model.coefficients, found.bias
-        if a.dim() == 1:
+    """Kernel logistic regression, whose penalty is the kernel's norm, in the form of a surrogate."""
+
+    def surrogate(model: LogisticModel) -> Surrogate:
+        a, b, core = model.model.coefficients, model.bias, model.model
+        if a.dim() == 1:  # one logit of two classes, as in `_surrogate`
             a, b = torch.stack([-a, a], 1) / 2, torch.stack([-b, b]) / 2
-        return Surrogate(a, b, reg, "norm", "newton", found.model.steps, found.gradient, found.loss, found.distance)
+        return Surrogate(a, b, reg, "norm", "newton", core.steps, model.gradient, model.loss, model.distance)
 
     try:
         return surrogate(
-            logistic(gram, y, reg=reg, bias=True, weights=w[:, 0], classes=classes, tol=tol, max_steps=max_steps)
+            logistic(gram, y, reg=reg, bias=True, sample_weights=w[:, 0], classes=classes, tol=tol, max_steps=max_steps)
         )
     except DidNotConverge as e:
-        raise DidNotConverge(str(e), surrogate(e.solution)) from None  # type: ignore[arg-type]
+        if not isinstance(e.solution, LogisticModel):
+            raise
+        raise DidNotConverge(str(e), surrogate(e.solution)) from None
 
 
-def _descend(
-    gram: Gram, labels: Tensor, w: Tensor, reg: float, tol: float, epochs: int, seed: int, progress: bool
-) -> Surrogate:
+def _descend(gram: Gram, objective: Objective, tol: float, epochs: int, seed: int, progress: bool) -> Surrogate:
     """Stochastic gradient descent on rows of K; the answer is a mean over steps in which the later ones weigh more."""
+    labels, w, reg = objective.labels, objective.w, objective.reg
     n, q = labels.shape
-    design = _KernelDesign(gram, labels.new_zeros(n, 0), labels.new_zeros(0))
-    task = Task(design, labels, torch.zeros_like(labels), w, reg, True)
     theta, b = labels.new_zeros(n, q), labels.new_zeros(q)
     mean, mean_b, best, idle, steps = theta, b, float("inf"), 0, 0
     # Curvature is at most ½ w (‖k_i‖² for W and 1 for b): the steps are as long as is safe.
     rate_b = 1 / float(w.max())
-    height = _height(gram)
+    height = _band_height(gram)
     rate = rate_b / max(float(k.square().sum(1).max()) for _, k in _batches(gram, height, seed))
     with bar(epochs, "surrogate", "epoch", show=progress) as step:
         for epoch in range(epochs):
             loss = 0.0
             for rows, k in _batches(gram, height, seed + epoch):
                 z = k @ theta + b
-                loss += float(losses(z, labels[rows], w[rows]))
+                loss += float(logistic_loss(z, labels[rows], w[rows]))
                 g = w[rows] * Chances.of(z).less(labels[rows]) / len(rows)
                 theta, b, steps = theta - rate * (k.T @ g + reg / n * theta), b - rate_b * g.sum(0), steps + 1
                 part = 4 / (steps + 3)  # polynomial decay averaging (Shamir & Zhang 2013, η = 3)
                 mean, mean_b = mean + part * (theta - mean), mean_b + part * (b - mean_b)
             step(note=f"loss {loss / n:.4f}")
-            idle = idle + 1 if loss > (1 - 1e-3) * best else 0
+            idle = idle + 1 if loss > (1 - LEAST_FALL) * best else 0
             best = min(best, loss)
-            if idle >= 5:
+            if idle >= IDLE_EPOCHS:
                 break
-    return _surrogate(task, Answer(mean, mean_b, steps, task.certificate(mean, mean_b), None), "sgd", tol)
+    answer = Answer(mean, mean_b, steps, objective.certificate(mean, mean_b), None)
+    return _surrogate(objective, answer, "sgd", tol)
 
 
-def _height(gram: Gram) -> int:
+def _band_height(gram: Gram) -> int:
     """Rows of K to be held at a time: of one on disk, a row of tiles."""
     if gram._in_memory:
         return gram.shape[0]

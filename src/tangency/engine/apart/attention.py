@@ -1,26 +1,22 @@
 """nn.MultiheadAttention taken apart into linear layers, so that their rules cover it."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def covers(given: Mapping[str, Any]) -> bool:
-    """What `forward` covers: everything but added key/value biases, zero attention and static keys."""
+def covers(
+    query: Tensor, dropout_p: float, training: bool, add_zero_attn: bool, arguments: Mapping[str, object]
+) -> bool:
+    """What `attend` covers: everything but added key/value biases, zero attention and static keys."""
     unusual = ("bias_k", "bias_v", "static_k", "static_v")
-    dropout = given["dropout_p"] > 0 and given["training"]
-    return (
-        given["query"].dim() == 3
-        and not given["add_zero_attn"]
-        and not dropout
-        and all(given[k] is None for k in unusual)
-    )
+    dropout = dropout_p > 0 and training
+    return query.dim() == 3 and not add_zero_attn and not dropout and all(arguments[k] is None for k in unusual)
 
 
-def forward(
+def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -38,7 +34,7 @@ def forward(
     v_proj_weight: Tensor | None,
     average_attn_weights: bool,
     is_causal: bool = False,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, Tensor | None]:
     """F.multi_head_attention_forward in terms of F.linear, so that its projections become taps. Tensors [t, n, e]."""
     t, n, e = query.shape
@@ -47,13 +43,15 @@ def forward(
         # The packed bias [3e] belongs to three products: read by each through the same tap as a broadcast sum.
         zero = query.new_zeros(3 * e)
         bias = zero if in_proj_bias is None else zero.expand(1, n, -1) + in_proj_bias
-        parts = [F.linear(v, w) for v, w in ((query, q_proj_weight), (key, k_proj_weight), (value, v_proj_weight))]  # type: ignore[arg-type]
-        q, k, v = (p + b for p, b in zip(parts, bias.split(e, -1), strict=True))
+        weights_of = ((query, q_proj_weight), (key, k_proj_weight), (value, v_proj_weight))
+        projected = [F.linear(v, w) for v, w in weights_of]  # type: ignore[arg-type]
+        q, k, v = (p + b for p, b in zip(projected, bias.split(e, -1), strict=True))
     elif query is key and key is value:
         q, k, v = F.linear(query, in_proj_weight, in_proj_bias).split(e, -1)  # type: ignore[arg-type]
     else:
-        each = (F.linear(v, in_proj_weight, in_proj_bias) for v in (query, key, value))  # type: ignore[arg-type]
-        q, k, v = (p[..., j * e : (j + 1) * e] for j, p in enumerate(each))
+        # All three projections of each, of which one is used: the weight then has one tap per input, not three slices.
+        packed = (F.linear(v, in_proj_weight, in_proj_bias) for v in (query, key, value))  # type: ignore[arg-type]
+        q, k, v = (p[..., j * e : (j + 1) * e] for j, p in enumerate(packed))
     q, k, v = (p.reshape(p.shape[0], n, heads, -1).permute(1, 2, 0, 3) for p in (q, k, v))
     mask = _mask(attn_mask, key_padding_mask, q, s, n, heads)
     if not need_weights:

@@ -15,17 +15,17 @@ from torch import Tensor
 from ..rules import NoRule
 
 Steps = Callable[[], Tensor]
-IsWeight = Callable[[Tensor], bool]
+IsWeight = Callable[[object], bool]
 
 
 def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """y[…, g, o] = Σ_i x[…, g, i] W[g, o, i]. It has a rule of its own (`structured.py`)."""
+    """y[…, g, o] = Σ_i x[…, g, i] W[g, o, i]. It has a rule of its own (`GroupedRule`)."""
     if torch.overrides.has_torch_function((x, weight)):
         return torch.overrides.handle_torch_function(grouped_linear, (x, weight), x, weight)
     return torch.einsum("...gi,goi->...go", x, weight)
 
 
-def contraction(data: Tensor, weight: Tensor, of_data: str, of_weight: str, of_out: str) -> Steps:
+def contraction_steps(data: Tensor, weight: Tensor, of_data: str, of_weight: str, of_out: str) -> Steps:
     """einsum("of_data,of_weight->of_out") as a linear layer, or one for each group."""
     for letters in (of_data, of_weight, of_out):
         if len(set(letters)) != len(letters):
@@ -54,8 +54,8 @@ def contraction(data: Tensor, weight: Tensor, of_data: str, of_weight: str, of_o
         else:
             y = F.linear(x.reshape(*lead, count(fan_in)), w.reshape(count(fan_out), count(fan_in)))
         y = y.reshape(*lead, *(size[v] for v in (*groups, *fan_out)))
-        made = [*positions, *groups, *fan_out]
-        return y.permute([made.index(v) for v in of_out])
+        of_y = [*positions, *groups, *fan_out]
+        return y.permute([of_y.index(v) for v in of_out])
 
     return steps
 
@@ -65,7 +65,8 @@ def _without_sums(letters: str, others: str) -> tuple[str, list[int]]:
     return "".join(v for v in letters if v in others), [k for k, v in enumerate(letters) if v not in others]
 
 
-def einsum(is_weight: IsWeight, equation: object, *operands: Tensor) -> Steps:
+def einsum_steps(is_weight: IsWeight, equation: object, *operands: Tensor) -> Steps:
+    """torch.einsum with one weight; the data are multiplied with each other first."""
     if not isinstance(equation, str):
         raise NoRule
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
@@ -73,19 +74,20 @@ def einsum(is_weight: IsWeight, equation: object, *operands: Tensor) -> Steps:
     terms, out = _letters(equation, [v.dim() for v in operands])
     weights = [(v, t) for v, t in zip(operands, terms, strict=True) if is_weight(v)]
     data = [(v, t) for v, t in zip(operands, terms, strict=True) if not is_weight(v)]
-    if len(weights) != 1:
+    if len(weights) != 1:  # not linear in its weights
         raise NoRule
     (weight, of_weight) = weights[0]
     if len(data) == 1:
-        return contraction(data[0][0], weight, data[0][1], of_weight, out)
+        return contraction_steps(data[0][0], weight, data[0][1], of_weight, out)
+    # Of the letters of the data, those that the weight or the result still need.
     kept = "".join(dict.fromkeys(v for _, t in data for v in t if v in of_weight + out))
     join = ",".join(t for _, t in data) + "->" + kept
 
     def steps() -> Tensor:
-        return contraction(torch.einsum(join, *(v for v, _ in data)), weight, kept, of_weight, out)()
+        return contraction_steps(torch.einsum(join, *(v for v, _ in data)), weight, kept, of_weight, out)()
 
     shape = torch.einsum(join, *(torch.empty(v.shape, device="meta") for v, _ in data))
-    contraction(shape, weight.detach(), kept, of_weight, out)  # NoRule before anything is computed
+    contraction_steps(shape, weight.detach(), kept, of_weight, out)  # NoRule before anything is computed
     return steps
 
 
@@ -103,12 +105,12 @@ def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
         out = ("..." if "..." in left else "") + "".join(once)
     full = []
     for t, rank in zip(terms, ranks, strict=True):
-        own = rank - len(t) + 3
-        full.append(t.replace("...", dots[len(dots) - own :] if own else "") if "..." in t else t)
+        count = rank - len(t) + 3  # dimensions that the dots of this term stand for
+        full.append(t.replace("...", dots[len(dots) - count :] if count else "") if "..." in t else t)
     return full, out.replace("...", dots)
 
 
-def matmul(is_weight: IsWeight, input: Tensor, other: Tensor) -> Steps:
+def matmul_steps(is_weight: IsWeight, input: Tensor, other: Tensor) -> Steps:
     """input @ other with one of them a weight, of any rank."""
     a, b = input, other
     if a.dim() < 1 or b.dim() < 1:
@@ -137,22 +139,24 @@ def _broadcast(is_weight: IsWeight, a: Tensor, b: Tensor, of_a: str, of_b: str, 
     def steps() -> Tensor:
         x, of_x = squeezed(data, of_data)
         w, of_w = squeezed(weight, of_weight)
-        return contraction(x, w, of_x, of_w, out)()
+        return contraction_steps(x, w, of_x, of_w, out)()
 
     x, of_x = squeezed(data.detach(), of_data)
     w, of_w = squeezed(weight.detach(), of_weight)
-    contraction(x, w, of_x, of_w, out)  # NoRule before anything is computed
+    contraction_steps(x, w, of_x, of_w, out)  # NoRule before anything is computed
     return steps
 
 
-def bmm(is_weight: IsWeight, input: Tensor, mat2: Tensor) -> Steps:
+def bmm_steps(is_weight: IsWeight, input: Tensor, mat2: Tensor) -> Steps:
+    """torch.bmm with one of them a weight."""
     return _broadcast(is_weight, input, mat2, "aXY", "aYZ", "aXZ")
 
 
-def baddbmm(
+def baddbmm_steps(
     is_weight: IsWeight, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Steps:
-    product = bmm(is_weight, batch1, batch2) if is_weight(batch1) or is_weight(batch2) else None
+    """torch.baddbmm: a product, and a sum."""
+    product = bmm_steps(is_weight, batch1, batch2) if is_weight(batch1) or is_weight(batch2) else None
 
     def steps() -> Tensor:
         y = torch.bmm(batch1, batch2) if product is None else product()
@@ -162,11 +166,11 @@ def baddbmm(
     return steps
 
 
-def linear(is_weight: IsWeight, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Steps:
+def linear_steps(is_weight: IsWeight, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Steps:
     """F.linear of a weight with data in the place of its weight."""
     if not is_weight(input):
         raise NoRule
-    matmul(lambda v: v is input, input, weight.t())  # NoRule before anything is computed
+    matmul_steps(lambda v: v is input, input, weight.t())  # NoRule before anything is computed
 
     def steps() -> Tensor:
         y = input @ weight.t()
@@ -175,7 +179,9 @@ def linear(is_weight: IsWeight, input: Tensor, weight: Tensor, bias: Tensor | No
     return steps
 
 
-def bilinear(is_weight: IsWeight, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Steps:
+def bilinear_steps(
+    is_weight: IsWeight, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Steps:
     """F.bilinear: a linear layer on x₁ ⊗ x₂."""
     if is_weight(input1) or is_weight(input2):
         raise NoRule
@@ -186,7 +192,8 @@ def bilinear(is_weight: IsWeight, input1: Tensor, input2: Tensor, weight: Tensor
     return steps
 
 
-def tensordot(is_weight: IsWeight, a: Tensor, b: Tensor, dims: object = 2) -> Steps:
+def tensordot_steps(is_weight: IsWeight, a: Tensor, b: Tensor, dims: object = 2) -> Steps:
+    """torch.tensordot with one of them a weight, its dimensions given letters."""
     if isinstance(dims, int):
         first, second = list(range(a.dim() - dims, a.dim())), list(range(dims))
     elif isinstance(dims, (list, tuple)) and len(dims) == 2:
@@ -201,4 +208,4 @@ def tensordot(is_weight: IsWeight, a: Tensor, b: Tensor, dims: object = 2) -> St
     data, weight = (
         ((b, "".join(of_b)), (a, "".join(of_a))) if is_weight(a) else ((a, "".join(of_a)), (b, "".join(of_b)))
     )
-    return contraction(data[0], weight[0], data[1], weight[1], "".join(out))
+    return contraction_steps(data[0], weight[0], data[1], weight[1], "".join(out))

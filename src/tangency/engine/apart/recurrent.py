@@ -1,15 +1,15 @@
 """Recurrent layers taken apart into linear ones that share their weights over the steps."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..rules import NoRule
+from .bilinear import IsWeight
 
-Weights = Sequence[Tensor | None]  # input to hidden, hidden to hidden, their biases, projection of the state
+CellWeights = Sequence[Tensor | None]  # input to hidden, hidden to hidden, their biases, projection of the state
 State = tuple[Tensor, ...]  # h, or (h, c)
 Cell = Callable[[Tensor, Tensor, State], State]  # what the input and the state give, and the state before
 
@@ -45,28 +45,28 @@ def _relu(x: Tensor, h: Tensor, state: State) -> State:
 CELLS: dict[str, Cell] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _tanh, "rnn_relu": _relu}
 
 
-def layers(kind: str) -> Callable[..., Any]:
+def layer_steps(kind: str) -> Callable[..., Callable[[], object]]:
     """torch.lstm, torch.gru, torch.rnn_tanh and torch.rnn_relu on batches that are not packed."""
     cell = CELLS[kind]
 
-    def plan(
-        is_weight: Any, input: Tensor, hx: Any, params: Any, has_biases: bool, num_layers: int, dropout: float,
-        train: bool, bidirectional: bool, batch_first: bool,
-    ) -> Callable[[], Any]:  # fmt: skip
+    def take_apart(
+        is_weight: IsWeight, input: Tensor, hx: Tensor | Sequence[Tensor], params: object, has_biases: bool,
+        num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    ) -> Callable[[], tuple[Tensor, ...]]:  # fmt: skip
         if not isinstance(params, (list, tuple)) or input.dim() != 3 or (train and dropout):
             raise NoRule
         start: State = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         directions = 2 if bidirectional else 1
-        each = len(params) // (num_layers * directions)
-        if any(is_weight(v) for v in start) or each not in ((4, 5) if has_biases else (2, 3)):
+        count = len(params) // (num_layers * directions)  # weights of one layer in one direction
+        if any(is_weight(v) for v in start) or count not in ((4, 5) if has_biases else (2, 3)):
             raise NoRule
 
-        def weights(k: int) -> Weights:
-            own = list(params[k * each : (k + 1) * each])
-            last = own.pop() if each % 2 else None
-            return [*own, *([] if has_biases else [None, None]), last]
+        def weights(k: int) -> CellWeights:
+            of_layer = list(params[k * count : (k + 1) * count])
+            projection = of_layer.pop() if count % 2 else None
+            return [*of_layer, *([] if has_biases else [None, None]), projection]
 
-        def steps() -> Any:
+        def steps() -> tuple[Tensor, ...]:
             x = input.transpose(0, 1) if batch_first else input
             ends: list[State] = []
             for layer in range(num_layers):
@@ -82,15 +82,17 @@ def layers(kind: str) -> Callable[..., Any]:
 
         return steps
 
-    return plan
+    return take_apart
 
 
-def _run(cell: Cell, x: Tensor, state: State, weights: Weights, reverse: bool) -> tuple[Tensor, State]:
+def _run(cell: Cell, x: Tensor, state: State, weights: CellWeights, reverse: bool) -> tuple[Tensor, State]:
     """One layer in one direction: x [t, n, i] → outputs [t, n, h] and the last state."""
     w_ih, w_hh, b_ih, b_hh, w_hr = weights
     assert w_ih is not None
     assert w_hh is not None
+    # All inputs at once: they do not depend on the state.
     rows = F.linear(x, w_ih, b_ih).unbind(0)
+    # Zeros, mostly: as constants, the first step's products with weights would be weights, and not taps like the rest.
     state = tuple(as_data(s) for s in state)
     outs = []
     for row in reversed(rows) if reverse else rows:
@@ -101,21 +103,27 @@ def _run(cell: Cell, x: Tensor, state: State, weights: Weights, reverse: bool) -
     return torch.stack(outs[::-1] if reverse else outs), state
 
 
-def one_step(kind: str) -> Callable[..., Any]:
+def cell_steps(kind: str) -> Callable[..., Callable[[], object]]:
     """torch.lstm_cell, torch.gru_cell, …"""
     cell = CELLS[kind]
 
-    def plan(
-        is_weight: Any, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
-    ) -> Callable[[], Any]:
+    def take_apart(
+        is_weight: IsWeight,
+        input: Tensor,
+        hx: Tensor | Sequence[Tensor],
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+    ) -> Callable[[], Tensor | State]:
         state: State = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         if any(is_weight(v) for v in state) or is_weight(input):
             raise NoRule
 
-        def steps() -> Any:
+        def steps() -> Tensor | State:
             new = cell(F.linear(input, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
             return new[0] if len(new) == 1 else new
 
         return steps
 
-    return plan
+    return take_apart

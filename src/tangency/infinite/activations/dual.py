@@ -1,12 +1,19 @@
-"""What a dual is: an activation φ and its Gaussian moments; and the arc that the functions with a kink at 0 share."""
+"""What a dual is: an activation φ and its Gaussian moments; and the duals of functions with a kink or a jump at 0.
+
+They share an arc: for (u, v) ~ N(0, [[p, c], [c, q]]) with cos θ = c/√(pq), the probability of equal signs is 1 − θ/π
+(Cho and Saul 2009, "Kernel methods for deep learning").
+"""
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from ..._base.types import Spec
 
 Pair = tuple[Tensor, Tensor | None]
 HALF_PI, TWO_PI = math.pi / 2, 2 * math.pi
@@ -50,13 +57,22 @@ class Dual(ABC):
         """c with E[φ(z)²] = 1/c for z ~ N(0, 1)."""
         return 1.0 / float(self.own(torch.ones((), dtype=torch.float64), slope=False)[0])
 
-    def spec(self) -> dict[str, Any]:
+    def centered(self) -> bool:
+        """Whether E φ(u) = 0 (an odd function)."""
+        return _centered(self)
+
+    def spec(self) -> Spec:
         """Name and fields, for JSON."""
         return {"name": type(self).__name__, **asdict(self)}  # type: ignore[call-overload]
 
     def gap(self, g: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """From g = (p + q)/2 − c: the new gap, E[φφ] and E[φ'φ'] without cancellation; None where not known."""
         return None
+
+
+@lru_cache(maxsize=256)
+def _centered(dual: Dual) -> bool:
+    return float(dual.mean(torch.ones((), dtype=torch.float64)).abs()) < 1e-12
 
 
 class Pointwise(nn.Module):
@@ -67,9 +83,11 @@ class Pointwise(nn.Module):
         self.dual = dual
 
     def forward(self, x: Tensor) -> Tensor:
+        """φ(x)."""
         return self.dual(x)
 
     def extra_repr(self) -> str:
+        """The dual."""
         return repr(self.dual)
 
 
@@ -81,7 +99,7 @@ def root(x: Tensor) -> Tensor:
 
 def recording(*tensors: Tensor) -> bool:
     """Whether autograd follows an operation on these."""
-    return torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def attach(value: Tensor, slope: Tensor, c: Tensor, p: Tensor, q: Tensor) -> Tensor:
@@ -93,12 +111,13 @@ def attach(value: Tensor, slope: Tensor, c: Tensor, p: Tensor, q: Tensor) -> Ten
         return value
     still = slope.detach()
     value = value + still * (c - c.detach())
-    for each in (p, q):
-        value = value - still * c.detach() * (each - each.detach()) / (2 * torch.where(each > 0, each, 1.0).detach())
+    for variance in (p, q):
+        live = torch.where(variance > 0, variance, 1.0).detach()
+        value = value - still * c.detach() * (variance - variance.detach()) / (2 * live)
     return value
 
 
-def choose(mask: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+def where_number(mask: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
     """torch.where of two numbers, in the precision of `like` (torch itself would round them to float32)."""
     return torch.where(mask, torch.full_like(like, yes), torch.full_like(like, no))
 
@@ -141,15 +160,18 @@ class _Arc(torch.autograd.Function):
 
     @staticmethod
     def forward(c: Tensor, p: Tensor, q: Tensor, dead: Tensor | None, a: float, f: float) -> tuple[Tensor, Tensor]:
+        """The two values."""
         return _arc_values(c, p, q, dead, a, f)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep the inputs for `backward`."""
         c, p, q, dead, ctx.a, ctx.f = inputs
         ctx.save_for_backward(c, p, q, dead)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """By ∂value/∂c = slope and ∂slope/∂c = f/s; both vanish where s does."""
         (c, p, q, dead), (by_value, by_slope), f = ctx.saved_tensors, grads, ctx.f
         s = root(p * q - c * c)
         live = s > 0 if dead is None else (s > 0) & ~dead
@@ -202,14 +224,17 @@ class Rectifier(Dual):
         return (negative**2 + positive**2) / 2, (positive - negative) ** 2 / TWO_PI
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """By the arc: a = (n² + m²)/2, f = (m − n)²/2π for slopes n and m."""
         value, second = arc(c, p, q, *self._constants)
         return value, second if slope else None
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """a·p, and a: the angle is 0."""
         a, f = self._constants
-        return a * p.clamp(min=0.0), choose(p > 0, a, at_rest(a, f), p) if slope else None
+        return a * p.clamp(min=0.0), where_number(p > 0, a, at_rest(a, f), p) if slope else None
 
     def mean(self, p: Tensor) -> Tensor:
+        """(m − n)√(p/2π)."""
         negative, positive = self.sides
         return (positive - negative) / math.sqrt(TWO_PI) * root(p)
 
@@ -218,6 +243,7 @@ class Rectifier(Dual):
         return negative * x.clamp(max=0.0) + positive * x.clamp(min=0.0)
 
     def gap(self, g: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From 1 − cos θ, which the gap gives without cancellation."""
         a, f = self._constants
         scale, total = root(p * q), root(p) + root(q)
         apart = (p - q) ** 2 / torch.where(total > 0, total, 1.0) ** 2  # (√p − √q)²
@@ -227,3 +253,111 @@ class Rectifier(Dual):
         bend = _sine_gap(theta)
         value = scale * (a * (1 - versine) + f * bend)
         return a * apart / 2 + scale * (a * versine - f * bend), value, a - f * theta
+
+
+@dataclass(frozen=True)
+class ABRelu(Rectifier):
+    """negative·min(x, 0) + positive·max(x, 0)."""
+
+    negative: float
+    positive: float
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        """As given."""
+        return self.negative, self.positive
+
+
+@dataclass(frozen=True)
+class Relu(Rectifier):
+    """max(x, 0): the arc-cosine kernel of order 1 (Cho and Saul 2009)."""
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        """0 and 1."""
+        return 0.0, 1.0
+
+    def module(self) -> nn.Module:
+        """torch's own."""
+        return nn.ReLU()
+
+
+@dataclass(frozen=True)
+class LeakyRelu(Rectifier):
+    """max(x, 0) + negative_slope·min(x, 0)."""
+
+    negative_slope: float = 0.01
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        """The negative slope, and 1."""
+        return self.negative_slope, 1.0
+
+    def module(self) -> nn.Module:
+        """torch's own."""
+        return nn.LeakyReLU(self.negative_slope)
+
+
+@dataclass(frozen=True)
+class Abs(Rectifier):
+    """|x|."""
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        """−1 and 1."""
+        return -1.0, 1.0
+
+
+class Jump(Dual):
+    """A function with one value left of 0, one at 0 and one right of it; its slope is 0 almost everywhere."""
+
+    exact: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def levels(self) -> tuple[float, float, float]:
+        """The values left of 0, at 0, right of 0."""
+
+    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """By the probability of equal signs, and 0."""
+        left, _, right = self.levels
+        value = arc(c, p, q, (left**2 + right**2) / 2, (right - left) ** 2 / TWO_PI)[1]
+        dead = dead_pairs(p, q)
+        if dead is not None:  # u is 0 and v alone varies; both 0: the square of the middle level
+            value = torch.where(dead, self.mean(p) * self.mean(q), value)
+        return value, torch.zeros_like(value) if slope else None
+
+    def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """The mean square of the levels, and 0."""
+        left, middle, right = self.levels
+        value = where_number(p > 0, (left**2 + right**2) / 2, middle**2, p)
+        return value, torch.zeros_like(p) if slope else None
+
+    def mean(self, p: Tensor) -> Tensor:
+        """The mean of the levels."""
+        left, middle, right = self.levels
+        return where_number(p > 0, (left + right) / 2, middle, p)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        left, middle, right = self.levels
+        return torch.where(x > 0, torch.full_like(x, right), where_number(x < 0, left, middle, x))
+
+
+@dataclass(frozen=True)
+class Sign(Jump):
+    """−1, 0 or 1."""
+
+    @property
+    def levels(self) -> tuple[float, float, float]:
+        """−1, 0, 1."""
+        return -1.0, 0.0, 1.0
+
+
+@dataclass(frozen=True)
+class Step(Jump):
+    """1 where x > 0, else 0: the arc-cosine kernel of order 0."""
+
+    @property
+    def levels(self) -> tuple[float, float, float]:
+        """0, 0, 1."""
+        return 0.0, 0.0, 1.0

@@ -9,12 +9,30 @@ cosines), Williams 1997 (erf), Daniely et al. 2016 (duals, Hermite), Tsuchida et
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from .dual import HALF_PI, TWO_PI, Dual, Pair, Rectifier, arc, choose, dead_pairs, determinant, root
+from .dual import (
+    HALF_PI,
+    TWO_PI,
+    ABRelu,
+    Abs,
+    Dual,
+    Jump,
+    LeakyRelu,
+    Pair,
+    Rectifier,
+    Relu,
+    Sign,
+    Step,
+    arc,
+    dead_pairs,
+    determinant,
+    root,
+    where_number,
+)
 
 __all__ = [
     "ABRelu",
@@ -46,53 +64,6 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class ABRelu(Rectifier):
-    """negative·min(x, 0) + positive·max(x, 0)."""
-
-    negative: float
-    positive: float
-
-    @property
-    def sides(self) -> tuple[float, float]:
-        return self.negative, self.positive
-
-
-@dataclass(frozen=True)
-class Relu(Rectifier):
-    """max(x, 0): the arc-cosine kernel of order 1 (Cho and Saul 2009)."""
-
-    @property
-    def sides(self) -> tuple[float, float]:
-        return 0.0, 1.0
-
-    def module(self) -> nn.Module:
-        return nn.ReLU()
-
-
-@dataclass(frozen=True)
-class LeakyRelu(Rectifier):
-    """max(x, 0) + negative_slope·min(x, 0)."""
-
-    negative_slope: float = 0.01
-
-    @property
-    def sides(self) -> tuple[float, float]:
-        return self.negative_slope, 1.0
-
-    def module(self) -> nn.Module:
-        return nn.LeakyReLU(self.negative_slope)
-
-
-@dataclass(frozen=True)
-class Abs(Rectifier):
-    """|x|."""
-
-    @property
-    def sides(self) -> tuple[float, float]:
-        return -1.0, 1.0
-
-
-@dataclass(frozen=True)
 class Identity(Dual):
     """x."""
 
@@ -100,21 +71,26 @@ class Identity(Dual):
     homogeneous: ClassVar[bool] = True
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """c and 1."""
         return c, torch.ones_like(c) if slope else None
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """p and 1."""
         return p, torch.ones_like(p) if slope else None
 
     def mean(self, p: Tensor) -> Tensor:
+        """0."""
         return torch.zeros_like(p)
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
 
     def module(self) -> nn.Module:
+        """torch's own."""
         return nn.Identity()
 
     def gap(self, g: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same gap."""
         return g, (p + q) / 2 - g, torch.ones_like(g)
 
 
@@ -127,15 +103,18 @@ class Erf(Dual):
     c: float = 0.0
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """By the arc sine of the scaled correlation (Williams 1997)."""
         c, p, q = 2 * self.b**2 * c, 2 * self.b**2 * p, 2 * self.b**2 * q
         s = (1 + (p + q) + determinant(c, p, q)).sqrt()
         value = self.a**2 * 2 / math.pi * torch.atan2(c, s) + self.c**2
         return value, 4 / math.pi * (self.a * self.b) ** 2 / s if slope else None
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """`both` at c = p = q, where the determinant is exactly 0."""
         return self.both(p, p, p, slope)
 
     def mean(self, p: Tensor) -> Tensor:
+        """c: erf is odd."""
         return torch.full_like(p, self.c)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -145,56 +124,6 @@ class Erf(Dual):
 def SigmoidLike() -> Erf:  # noqa: N802
     """½ erf(x/2.402…) + ½, the erf nearest to the sigmoid on [−5, 5]; the constant is neural-tangents'."""
     return Erf(0.5, 1 / 2.4020563531719796, 0.5)
-
-
-class Jump(Dual):
-    """A function with one value left of 0, one at 0 and one right of it; its slope is 0 almost everywhere."""
-
-    exact: ClassVar[bool] = True
-
-    @property
-    @abstractmethod
-    def levels(self) -> tuple[float, float, float]:
-        """The values left of 0, at 0, right of 0."""
-
-    def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
-        left, _, right = self.levels
-        value = arc(c, p, q, (left**2 + right**2) / 2, (right - left) ** 2 / TWO_PI)[1]
-        dead = dead_pairs(p, q)
-        if dead is not None:  # u is 0 and v alone varies; both 0: the square of the middle level
-            value = torch.where(dead, self.mean(p) * self.mean(q), value)
-        return value, torch.zeros_like(value) if slope else None
-
-    def own(self, p: Tensor, slope: bool = True) -> Pair:
-        left, middle, right = self.levels
-        value = choose(p > 0, (left**2 + right**2) / 2, middle**2, p)
-        return value, torch.zeros_like(p) if slope else None
-
-    def mean(self, p: Tensor) -> Tensor:
-        left, middle, right = self.levels
-        return choose(p > 0, (left + right) / 2, middle, p)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        left, middle, right = self.levels
-        return torch.where(x > 0, torch.full_like(x, right), choose(x < 0, left, middle, x))
-
-
-@dataclass(frozen=True)
-class Sign(Jump):
-    """−1, 0 or 1."""
-
-    @property
-    def levels(self) -> tuple[float, float, float]:
-        return -1.0, 0.0, 1.0
-
-
-@dataclass(frozen=True)
-class Step(Jump):
-    """1 where x > 0, else 0: the arc-cosine kernel of order 0."""
-
-    @property
-    def levels(self) -> tuple[float, float, float]:
-        return 0.0, 0.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -208,9 +137,10 @@ class RectifiedMonomial(Dual):
     degree: int
 
     def __post_init__(self) -> None:
-        _whole(self)
+        _check_whole(self)
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """By the recurrence above."""
         now, before = arc(c, p, q, 0.5, 1 / TWO_PI)
         if self.degree == 0:
             dead = dead_pairs(p, q)
@@ -222,11 +152,13 @@ class RectifiedMonomial(Dual):
         return now, self.degree**2 * before if slope else None
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """`both` at c = p = q, where θ is exactly 0."""
         return self.both(p, p, p, slope)
 
     def mean(self, p: Tensor) -> Tensor:
+        """Half of E|u|^degree."""
         if self.degree == 0:
-            return choose(p > 0, 0.5, 1.0, p)
+            return where_number(p > 0, 0.5, 1.0, p)
         return (
             2 ** (self.degree / 2 - 1) * math.gamma((self.degree + 1) / 2) / math.sqrt(math.pi) * root(p) ** self.degree
         )
@@ -235,7 +167,7 @@ class RectifiedMonomial(Dual):
         return torch.where(x >= 0, x.clamp(min=0.0) ** self.degree, 0.0)
 
 
-def _whole(dual: Any) -> None:
+def _check_whole(dual: "RectifiedMonomial | Monomial | Hermite") -> None:
     if dual.degree != int(dual.degree) or dual.degree < 0:
         raise ValueError(f"{type(dual).__name__}: the degree must be a whole number ≥ 0, not {dual.degree}")
 
@@ -257,6 +189,7 @@ class Powers(Dual):
         return total
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """By Horner's rule in c."""
         value = second = torch.zeros_like(c)
         for order in range(len(self.terms) - 1, -1, -1):
             product = self._factor(order, p) * self._factor(order, q)
@@ -266,9 +199,11 @@ class Powers(Dual):
         return value, second if slope else None
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """`both` at c = p = q."""
         return self.both(p, p, p, slope)
 
     def mean(self, p: Tensor) -> Tensor:
+        """R_0(p)."""
         return self._factor(0, p) if self.terms else torch.zeros_like(p)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -285,10 +220,11 @@ class Polynomial(Powers):
     coefficients: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "coefficients", tuple(float(each) for each in self.coefficients))
+        object.__setattr__(self, "coefficients", tuple(float(value) for value in self.coefficients))
 
     @property
     def terms(self) -> tuple[float, ...]:
+        """As given."""
         return self.coefficients
 
 
@@ -299,10 +235,11 @@ class Monomial(Powers):
     degree: int
 
     def __post_init__(self) -> None:
-        _whole(self)
+        _check_whole(self)
 
     @property
     def terms(self) -> tuple[float, ...]:
+        """1 at the degree."""
         return (0.0,) * self.degree + (1.0,)
 
 
@@ -313,15 +250,16 @@ class Hermite(Powers):
     degree: int
 
     def __post_init__(self) -> None:
-        _whole(self)
+        _check_whole(self)
 
     @property
     def terms(self) -> tuple[float, ...]:
-        n, found = self.degree, [0.0] * (self.degree + 1)
+        """The coefficients of the normalised polynomial."""
+        n, coefficients = self.degree, [0.0] * (self.degree + 1)
         for i in range(n // 2 + 1):
             ratio = math.factorial(n) // (math.factorial(i) * math.factorial(n - 2 * i) * 2**i)
-            found[n - 2 * i] = (-1) ** i * ratio / math.sqrt(math.factorial(n))
-        return tuple(found)
+            coefficients[n - 2 * i] = (-1) ** i * ratio / math.sqrt(math.factorial(n))
+        return tuple(coefficients)
 
 
 @dataclass(frozen=True)
@@ -329,6 +267,7 @@ class Gelu(Dual):
     """xΦ(x), the exact form (Tsuchida, Pearce et al. 2020). With d = √((1 + p)(1 + q) − c²), the slope is ∂/∂c."""
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """In closed form: ¼ + arctan(c/d)/2π and rational terms."""
         a, b = 1 / (1 + p), 1 / (1 + q)
         square = determinant(c, p, q).add(1 + p).add_(q)  # sums in place where autograd keeps no operand
         d = square.sqrt()
@@ -340,15 +279,18 @@ class Gelu(Dual):
         return value, (1 / square).add_(a).add_(b).mul(over).add_(quarter)
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """`both` at c = p = q."""
         return self.both(p, p, p, slope)
 
     def mean(self, p: Tensor) -> Tensor:
+        """p/√(2π(1 + p))."""
         return p / (TWO_PI * (1 + p)).sqrt()
 
     def __call__(self, x: Tensor) -> Tensor:
         return nn.functional.gelu(x)
 
     def module(self) -> nn.Module:
+        """torch's own."""
         return nn.GELU()
 
 
@@ -361,6 +303,7 @@ class Wave(Dual):
         """scale, frequency, phase."""
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """By E exp(ib(u ± v)), which is exp(−b²(p + q ± 2c)/2)."""
         scale, b, phase = self.wave
         half, middle = scale**2 / 2, (p + q) / 2
         apart = (b**2 * (c - middle)).exp()
@@ -368,12 +311,14 @@ class Wave(Dual):
         return half * (apart - along), half * b**2 * (apart + along) if slope else None
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """With expm1, so that small variances keep their digits."""
         scale, b, phase = self.wave
         half, along = scale**2 / 2, math.cos(2 * phase) * torch.expm1(-2 * b**2 * p)
         value = half * (2 * math.sin(phase) ** 2 - along)
         return value, half * b**2 * (2 * math.cos(phase) ** 2 + along) if slope else None
 
     def mean(self, p: Tensor) -> Tensor:
+        """scale·sin(phase)·exp(−b²p/2)."""
         scale, b, phase = self.wave
         return scale * math.sin(phase) * (-(b**2) / 2 * p).exp()
 
@@ -392,6 +337,7 @@ class Sin(Wave):
 
     @property
     def wave(self) -> tuple[float, float, float]:
+        """As given."""
         return self.a, self.b, self.c
 
 
@@ -405,6 +351,7 @@ class Cos(Wave):
 
     @property
     def wave(self) -> tuple[float, float, float]:
+        """A quarter of a turn ahead of the sine."""
         return self.a, self.b, self.c + HALF_PI
 
 
@@ -416,9 +363,11 @@ class Rbf(Wave):
 
     @property
     def wave(self) -> tuple[float, float, float]:
+        """√2, √(2γ), π/4."""
         return math.sqrt(2), math.sqrt(2 * self.gamma), math.pi / 4
 
     def gap(self, g: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """1 − exp(−2γg), with expm1."""
         value = (-2 * self.gamma * g).exp()
         return -torch.expm1(-2 * self.gamma * g), value, 2 * self.gamma * value
 
@@ -431,13 +380,16 @@ class Exp(Dual):
     b: float = 1.0
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """a² exp(b²(p + q + 2c)/2), and b² times that."""
         value = self.a**2 * (self.b**2 * ((p + q) / 2 + c)).exp()
         return value, self.b**2 * value if slope else None
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """`both` at c = p = q."""
         return self.both(p, p, p, slope)
 
     def mean(self, p: Tensor) -> Tensor:
+        """a·exp(b²p/2)."""
         return self.a * (self.b**2 / 2 * p).exp()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -458,14 +410,17 @@ class Gaussian(Dual):
             )
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """By the determinant of I − 2bΣ."""
         square = 1 - 2 * self.b * (p + q) + 4 * self.b**2 * determinant(c, p, q)
         value = self.a**2 / square.sqrt()
         return value, 4 * self.b**2 * c * value / square if slope else None
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """`both` at c = p = q."""
         return self.both(p, p, p, slope)
 
     def mean(self, p: Tensor) -> Tensor:
+        """a/√(1 − 2bp)."""
         return self.a / (1 - 2 * self.b * p).sqrt()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -477,6 +432,7 @@ class Gabor(Dual):
     """exp(−x²)·sin x."""
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """As for sines, under the density that exp(−u² − v²) narrows."""
         four = 4 * determinant(c, p, q)
         top, below = p + q + four, 1 + 2 * (p + q) + four
         minus, plus = (top - 2 * c) / below, (top + 2 * c) / below
@@ -487,9 +443,11 @@ class Gabor(Dual):
         return value, (apart * (0.5 + 4 * c - 2 * c * minus) + along * (0.5 - 4 * c + 2 * c * plus)) / below**1.5
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """`both` at c = p = q."""
         return self.both(p, p, p, slope)
 
     def mean(self, p: Tensor) -> Tensor:
+        """0: it is odd."""
         return torch.zeros_like(p)
 
     def __call__(self, x: Tensor) -> Tensor:

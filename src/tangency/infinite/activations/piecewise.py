@@ -1,8 +1,8 @@
 """The dual of a continuous, piecewise linear function (ReLU6, Hardtanh, clamp …); and of one that is straight far out.
 
 Tanh, SiLU, ELU are straight lines but for a stretch around 0. At a large variance that stretch is a narrow one, where
-neither an expansion nor a rule made for the normal density sees it. `split` takes the lines away, whose moments are
-known; the rest is integrated where it lives, on points that do not depend on the variance.
+neither an expansion nor a rule made for the normal density sees it. `split_lines` takes the lines away, whose moments
+are known; the rest is integrated where it lives, on points that do not depend on the variance.
 """
 
 import functools
@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .dual import TWO_PI, Dual, Pair, attach, choose, recording, root
-from .polar import angle, derivative, nested, pieces
+from .dual import TWO_PI, Dual, Pair, attach, recording, root, where_number
+from .rules import angle, composite_rule, derivative, nested
 
 # Points, and how they crowd (like y³) to the end ρ. Measured for E[φ'φ'] of Hardtanh at worst: 3e-10 up to the variance
 # 4 with the first, which leaves 2e-7 at 1e4; the second 2e-10 up to there.
 _RULE, _WIDE_RULE, _USUAL = (64, 3), (96, 5), 4.0
-_PAIRS = 8192
+_CACHED_PAIRS = 8192
 _BATCH = 2**17  # values of the density at once: 1 MB
 _STEPS = (0.8, 0.6, 0.45, 0.35, 0.25, 0.18, 0.125)  # of the trapezoidal rule for a smooth rest
 _NARROW = (2.0, 1.0, 0.5)  # standard deviations with a rule of their own; below, `nested` is as fast
@@ -65,30 +65,32 @@ class PiecewiseLinear(Dual):
         return self.slopes[0] + sum((k * _above(h) for k, h in self._turns(p)), torch.zeros_like(p))
 
     def mean(self, p: Tensor) -> Tensor:
+        """E[φ(u)], by the normal density and distribution at the kinks."""
         total, sd = torch.full_like(p, self.start - self.slopes[0] * self.kinks[0]), root(p)
         for (k, h), t in zip(self._turns(p), self.kinks, strict=True):
             total = total + k * (sd * torch.exp(-h * h / 2) / math.sqrt(TWO_PI) - t * _above(h))
         return total
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """By the integrals over c above."""
         shape = torch.broadcast_shapes(c.shape, p.shape, q.shape)
-        usual = all(bool((each <= _USUAL).all()) for each in (p, q))
+        usual = all(bool((variance <= _USUAL).all()) for variance in (p, q))
         rule = _RULE if usual else _WIDE_RULE
         if recording(c, p, q):
             value, second = self._pairs(rule, c, p, q)
         else:  # in parts that stay in the cache
-            flat = (each.expand(shape).reshape(-1).split(_PAIRS) for each in (c, p, q))
-            parts = [self._pairs(rule, *each) for each in zip(*flat, strict=True)]
-            value, second = (torch.cat(each).reshape(shape) for each in zip(*parts, strict=True))
+            flat = (v.expand(shape).reshape(-1).split(_CACHED_PAIRS) for v in (c, p, q))
+            parts = [self._pairs(rule, *part) for part in zip(*flat, strict=True)]
+            value, second = (torch.cat(part).reshape(shape) for part in zip(*parts, strict=True))
         return value, second if slope else None
 
     def _pairs(self, rule: tuple[int, int], c: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         scale = root(p * q)  # not √p√q: exactly p for p = q
         live = scale > 0
         size, safe = c.abs().minimum(scale), torch.where(live, scale, 1.0)
-        sign = choose(c < 0, -1.0, 1.0, c)
+        sign = where_number(c < 0, -1.0, 1.0, c)
         end = root(safe * safe - size * size) / (safe + size)  # tan of half the angle between ρ and ±1
-        end = torch.where(live & (size < scale), end, choose(live, 0.0, 1.0, scale))
+        end = torch.where(live & (size < scale), end, where_number(live, 0.0, 1.0, scale))
         bend, slide = self._integrals(rule, sign, end, p, q)
         if recording(c, p, q):
             slide = self._integrals(rule, sign, end.detach(), p, q)[1]
@@ -122,6 +124,7 @@ class PiecewiseLinear(Dual):
         return bend, slide
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """`both` at c = p = q: the integrals are then complete."""
         return self.both(p, p, p, slope)
 
 
@@ -134,7 +137,7 @@ def _above(h: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class FarLines:
     """f(x) = A + Bx + C·sign*(x) + D·|x|* + r(x); * is the mean over x + ξ, ξ ~ N(0, 1), and r ends at |x| ≈ 60.
 
     The moments of the lines are those of sign and |x| at variances larger by 1. `points` and `rest` (r times weights)
@@ -153,7 +156,7 @@ class Split:
     def moment(self, c: Tensor, p: Tensor, q: Tensor) -> Tensor:
         """E[f(u)f(v)] for flat c, p, q. Cost: len(product) exponentials per pair, some thousand."""
         size = max(1, _BATCH // max(1, len(self.product)))
-        parts = [self._part(*each) for each in zip(c.split(size), p.split(size), q.split(size), strict=True)]
+        parts = [self._part(*part) for part in zip(c.split(size), p.split(size), q.split(size), strict=True)]
         return torch.cat(parts) if parts else torch.zeros_like(c)
 
     def _part(self, c: Tensor, p: Tensor, q: Tensor) -> Tensor:
@@ -187,7 +190,7 @@ def _lines(lines: tuple[float, float, float, float], x: Tensor, noise: Tensor) -
     return level + rise * x + jump * sign + bend * size
 
 
-def split(f: Callable[[Tensor], Tensor], kinks: tuple[float, ...], narrow: float) -> Split | None:
+def split_lines(f: Callable[[Tensor], Tensor], kinks: tuple[float, ...], narrow: float) -> FarLines | None:
     """Lines and rest of f, which may have kinks (given), for standard deviations down to `narrow` or less.
 
     None if it is not straight beyond ±60.
@@ -196,7 +199,7 @@ def split(f: Callable[[Tensor], Tensor], kinks: tuple[float, ...], narrow: float
     y = f(far)
     right, left = (y[1] - y[0]) / 100, (y[2] - y[3]) / 100
     above, below = y[0] - 100 * right, y[2] + 100 * left
-    lines = tuple(float(each) / 2 for each in (above + below, right + left, above - below, right - left))
+    lines = tuple(float(v) / 2 for v in (above + below, right + left, above - below, right - left))
     level, rise, jump, bend = lines
     one = torch.ones((), dtype=torch.float64)
 
@@ -214,7 +217,7 @@ def split(f: Callable[[Tensor], Tensor], kinks: tuple[float, ...], narrow: float
     return _rule((level, rise, jump, bend), points, rest(points) * weights, narrowest)
 
 
-def _rule(lines: tuple[float, float, float, float], x: Tensor, rest: Tensor, narrowest: float) -> Split:
+def _rule(lines: tuple[float, float, float, float], x: Tensor, rest: Tensor, narrowest: float) -> FarLines:
     """The rule for one and for two variables from points that are symmetric about 0, without 0."""
     mirror, right = rest.flip(0), x > 0
     product = rest[right, None] * rest + mirror[right, None] * mirror
@@ -222,7 +225,7 @@ def _rule(lines: tuple[float, float, float, float], x: Tensor, rest: Tensor, nar
     keep = product.abs() > 1e-12 * product.abs().max()
     form = torch.stack([(u * u)[keep], (u * v)[keep], (v * v)[keep]])
     live = rest.abs() > 1e-15 * rest.abs().max()
-    return Split(lines, x[live], rest[live], form, product[keep], narrowest)
+    return FarLines(lines, x[live], rest[live], form, product[keep], narrowest)
 
 
 def _even(rest: Callable[[Tensor], Tensor], reach: float, narrow: float) -> tuple[Tensor, Tensor, float]:
@@ -245,22 +248,24 @@ def _graded(kinks: tuple[float, ...], reach: float, narrow: float) -> tuple[Tens
     while breaks[-1] < reach:
         breaks.append(breaks[-1] + narrowest * max(1.5, 0.5 * (breaks[-1] - 3.0)))
     side = sorted({*breaks, *(abs(t) for t in kinks if abs(t) < breaks[-1])})
-    both = sorted({*side, *(-each for each in side)})
-    return *pieces(torch.tensor(both, dtype=torch.float64), 8), narrowest
+    mirrored = sorted({*side, *(-t for t in side)})
+    return *composite_rule(torch.tensor(mirrored, dtype=torch.float64), 8), narrowest
 
 
 @functools.lru_cache(maxsize=256)
-def _splits(fn: Callable[[Tensor], Tensor], kinks: tuple[float, ...], narrow: float) -> tuple[Split, Split] | None:
+def _splits(
+    fn: Callable[[Tensor], Tensor], kinks: tuple[float, ...], narrow: float
+) -> tuple[FarLines, FarLines] | None:
     """Of φ and φ'."""
     with torch.no_grad():
-        value, slope = split(fn, kinks, narrow), split(functools.partial(derivative, fn), kinks, narrow)
+        value, slope = split_lines(fn, kinks, narrow), split_lines(functools.partial(derivative, fn), kinks, narrow)
     return None if value is None or slope is None else (value, slope)
 
 
-def integrate(
+def integrate_pairs(
     fn: Callable[[Tensor], Tensor], kinks: tuple[float, ...], nodes: int, slope: bool, c: Tensor, p: Tensor, q: Tensor
 ) -> Pair:
-    """Flat pairs by quadrature, at any variance: by `Split` where φ is straight far out, but `nested` near ρ = ±1."""
+    """Flat pairs by quadrature, at any variance: `FarLines` where φ is straight far out, but `nested` near ρ = ±1."""
     kind, c, p, q = c.dtype, c.double(), p.double(), q.double()
     with torch.no_grad():
         wide = torch.minimum(p, q) * angle(c, p, q).sin().square()  # the smaller conditional variance
@@ -268,7 +273,7 @@ def integrate(
     for narrow in _NARROW:
         if not bool((left & (wide >= _NARROW[-1] ** 2)).any()) or (rules := _splits(fn, kinks, narrow)) is None:
             break
-        at = (left & (wide >= max(each.narrowest for each in rules) ** 2)).nonzero().squeeze(-1)
+        at = (left & (wide >= max(rule.narrowest for rule in rules) ** 2)).nonzero().squeeze(-1)
         left[at] = False
         value = value.index_put((at,), rules[0].moment(c[at], p[at], q[at]))
         second = second.index_put((at,), rules[1].moment(c[at], p[at], q[at])) if slope else second

@@ -1,31 +1,30 @@
-"""The dual of any elementwise function, by numbers; and which torch activation has which dual.
+"""The dual of any elementwise function, by numbers.
 
 A smooth function is expanded in Hermite polynomials once per variance (Mehler): with a_k(p) = E[φ(√p z)h_k(z)],
 E[φ(u)φ(v)] = Σ a_k(p)a_k(q)ρᵏ. That costs three passes over the pairs per term, needs φ on O(n) points only, and is
 positive definite by construction. A function with kinks has coefficients that fall too slowly, above all near ρ = 1,
 where kernels live, and so has tanh(√p z) for large p. What the coefficients leave out is known, so each pair for which
-it is too much goes to `piecewise.py` if φ is straight far out, or to `polar.py`.
+it is too much goes to `piecewise.py` if φ is straight far out, or to `rules.py`.
 """
 
 import copy
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..._base.types import Spec
 from ...errors import InputError
 from .dual import TWO_PI, Dual, Pair, Pointwise, recording, root
-from .duals import Abs, Cos, Erf, Exp, Gelu, Identity, LeakyRelu, Monomial, Relu, Sign, Sin
-from .piecewise import PiecewiseLinear, integrate
-from .polar import derivative, interpolate, line, nested, pieces
+from .kink_table import interpolate
+from .piecewise import integrate_pairs
+from .rules import composite_rule, derivative, line, nested
 
-_CHUNK = 2**21  # values of φ at once in an expansion: 16 MB
+_VALUES = 2**21  # values of φ at once in an expansion: 16 MB
 _ROWS = 64  # rows summed at once: 64 × 256 pairs stay in the cache
 _TABLE = 16.0  # the largest variance in a table
 _WORST = 1e-6  # a larger error is refused
@@ -44,7 +43,7 @@ def _hermite(
     if graded:
         near = [0.0, *(0.5 / 3**k for k in range(1 + math.ceil(math.log(4 * fine, 3))))]
         right = torch.tensor(sorted({*near, *np.arange(0.5, end + 0.5, 0.5).tolist()}), dtype=torch.float64)
-        points, widths = pieces(torch.cat([-right[1:].flip(0), right]), 16)
+        points, widths = composite_rule(torch.cat([-right[1:].flip(0), right]), 16)
         z, weight = points.numpy(), widths.numpy()
     else:
         count = round(end * 12 * fine)
@@ -70,7 +69,7 @@ def find_kinks(fn: Callable[[Tensor], Tensor], reach: float = 10.0) -> tuple[flo
 
     Jumps below 1e-3 of the largest value, and two in one interval of 1/64, may be missed.
     """
-    found: list[float] = []
+    kinks: list[float] = []
     stages: list[Callable[[Tensor], Tensor]] = [fn, functools.partial(derivative, fn)]
     stages.append(functools.partial(derivative, stages[1]))
     for stage in stages:
@@ -89,8 +88,8 @@ def find_kinks(fn: Callable[[Tensor], Tensor], reach: float = 10.0) -> tuple[flo
             left, low = torch.where(first, left, middle), torch.where(first, low, at)
             right, high = torch.where(first, middle, right), torch.where(first, at, high)
         jump = (high - low).abs() > 1e-3 * value.abs().max().clamp(min=1e-12)
-        found += [round(float(x), 9) + 0.0 for x in ((left + right) / 2)[jump]]
-    return tuple(sorted(set(found)))
+        kinks += [round(float(x), 9) + 0.0 for x in ((left + right) / 2)[jump]]
+    return tuple(sorted(set(kinks)))
 
 
 def _plain(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -100,7 +99,7 @@ def _plain(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def _level(p: Tensor, q: Tensor) -> float:
     """The power of 4 that holds both variances, at least 1: it alone decides on degree and table, not the tile."""
-    top = max(float(each.detach().max()) if each.numel() else 0.0 for each in (p, q))
+    top = max(float(v.detach().max()) if v.numel() else 0.0 for v in (p, q))
     return 4.0 ** max(0, math.ceil(math.log(top, 4) - 1e-12)) if top > 0 else 1.0
 
 
@@ -136,7 +135,7 @@ class Quadrature(Dual):
 
     def __post_init__(self) -> None:
         name = self.name or getattr(self.fn, "__name__", type(self.fn).__name__)
-        kinks = find_kinks(self.fn) if self.kinks is None else tuple(sorted(float(each) for each in self.kinks))
+        kinks = find_kinks(self.fn) if self.kinks is None else tuple(sorted(float(t) for t in self.kinks))
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "kinks", kinks)
 
@@ -149,18 +148,22 @@ class Quadrature(Dual):
         return self.fn(x)
 
     def module(self) -> nn.Module:
+        """A copy of the module that it is of, or one that applies the function."""
         return copy.deepcopy(self.fn) if isinstance(self.fn, nn.Module) else Pointwise(self)
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
+        """By expansion, table or quadrature, whatever is good enough for each pair."""
         p, q = _narrow(p), _narrow(q)
         return _moments(self, c, p, q, slope, check=True)
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
+        """By a rule in one dimension."""
         x, w = line(self.kinks or (), p, 2 * self.nodes)
         value = (w * self.fn(x) ** 2).sum(-1)
         return value, (w * derivative(self.fn, x) ** 2).sum(-1) if slope else None
 
     def mean(self, p: Tensor) -> Tensor:
+        """By a rule in one dimension."""
         x, w = line(self.kinks or (), p, 2 * self.nodes)
         return (w * self.fn(x)).sum(-1)
 
@@ -168,12 +171,13 @@ class Quadrature(Dual):
         """The stated error, relative to √(E[φ(u)²]E[φ(v)²]), for variances up to p_max; the larger of φ and φ'."""
         return _stated(self, float(p_max))
 
-    def spec(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"name": self.name, "method": self.method, "kinks": list(self.kinks or ())}
+    def spec(self) -> Spec:
+        """Name, method, kinks, options and the stated error, for JSON."""
+        facts: Spec = {"name": self.name, "method": self.method, "kinks": list(self.kinks or ())}
         if isinstance(self.fn, functools.partial):
-            found["options"] = self.fn.keywords
+            facts["options"] = self.fn.keywords
         rule = {"degree": self.degree, "nodes": self.nodes, "tolerance": self.tolerance, "refine": self.refine}
-        return found | rule | {"error": self.error(), "error_p_max": 4.0}
+        return facts | rule | {"error": self.error(), "error_p_max": 4.0}
 
 
 def HermiteExpansion(fn: Callable[[Tensor], Tensor], degree: int = 512, name: str = "") -> Quadrature:  # noqa: N802
@@ -201,7 +205,7 @@ def _off(dual: Quadrature, p_max: float, moments: Callable[..., Pair]) -> float:
     worst, ends = 0.0, p_max * torch.tensor([1e-3, 0.03, 0.5, 1.0], dtype=torch.float64)
     i, j = torch.triu_indices(4, 4).unbind()
     rho = torch.tensor([-1.0, -0.6, 0.3, 0.97, 0.9999], dtype=torch.float64)[:, None]
-    c, p, q = (each.reshape(-1) for each in torch.broadcast_tensors(rho * (ends[i] * ends[j]).sqrt(), ends[i], ends[j]))
+    c, p, q = (v.reshape(-1) for v in torch.broadcast_tensors(rho * (ends[i] * ends[j]).sqrt(), ends[i], ends[j]))
     with torch.no_grad():
         fine = nested(dual.fn, dual.kinks or (), 2 * dual.nodes, c, p, q, True)
         for coarse, better, a, b in zip(moments(c, p, q, True), fine, dual.own(p), dual.own(q), strict=True):
@@ -233,20 +237,20 @@ def _tail(dual: Quadrature, p_max: float, level: float) -> float:
 
 
 def _moments(dual: Quadrature, c: Tensor, p: Tensor, q: Tensor, slope: bool, check: bool) -> Pair:
-    """What is fast for all pairs, then `integrate` for those where it is not good enough."""
+    """What is fast for all pairs, then `integrate_pairs` for those where it is not good enough."""
     level, hard = _level(p, q), None
-    found: Pair | None = None
+    moments: Pair | None = None
     if _tabled(dual, level):
-        found = interpolate(dual.fn, dual.nodes, level, c, p, q, slope)
+        moments = interpolate(dual.fn, dual.nodes, level, c, p, q, slope)
     elif dual.method != "quadrature":
-        found, hard = _expanded(dual, level, c, p, q, slope)
+        moments, hard = _expanded(dual, level, c, p, q, slope)
         small = torch.maximum(p, q).broadcast_to(c.shape) <= _TABLE
         if dual.method == "table" and hard is not None and bool((hard & small).any()) and _tabled(dual, _TABLE):
             table = interpolate(dual.fn, dual.nodes, _TABLE, c, p, q, slope)
-            second = None if table[1] is None or found[1] is None else torch.where(small, table[1], found[1])
-            found, hard = (torch.where(small, table[0], found[0]), second), hard & ~small
-    if found is not None and hard is None:
-        return found
+            second = None if table[1] is None or moments[1] is None else torch.where(small, table[1], moments[1])
+            moments, hard = (torch.where(small, table[0], moments[0]), second), hard & ~small
+    if moments is not None and hard is None:
+        return moments
     if check and (error := _stated(dual, level)) > _WORST:
         raise InputError(
             f"The moments of {dual.name} at a variance of {float(torch.maximum(p.max(), q.max())):.3g} are right to "
@@ -254,26 +258,26 @@ def _moments(dual: Quadrature, c: Tensor, p: Tensor, q: Tensor, slope: bool, che
             "LayerNorm before it, or lower w_var."
         )
     full = torch.broadcast_tensors(c, p, q)
-    if found is None or hard is None:
-        value, second = integrate(dual.fn, dual.kinks or (), dual.nodes, slope, *(each.reshape(-1) for each in full))
+    if moments is None or hard is None:
+        value, second = integrate_pairs(dual.fn, dual.kinks or (), dual.nodes, slope, *(t.reshape(-1) for t in full))
         return value.reshape(full[0].shape), None if second is None else second.reshape(full[0].shape)
     if not bool(hard.any()):
-        return found
-    better = integrate(dual.fn, dual.kinks or (), dual.nodes, slope, *(each.masked_select(hard) for each in full))
-    value = found[0].masked_scatter(hard, better[0])
-    return value, None if found[1] is None or better[1] is None else found[1].masked_scatter(hard, better[1])
+        return moments
+    better = integrate_pairs(dual.fn, dual.kinks or (), dual.nodes, slope, *(t.masked_select(hard) for t in full))
+    value = moments[0].masked_scatter(hard, better[0])
+    return value, None if moments[1] is None or better[1] is None else moments[1].masked_scatter(hard, better[1])
 
 
 def _coefficients(dual: Quadrature, p: Tensor, level: float, terms: int, order: bool) -> tuple[Tensor, Tensor]:
     """a_k(p), k < terms, of φ (or of φ') in a new last dimension; and E[φ²] by the same rule."""
     z, table = _hermite(terms, level, bool(dual.kinks) or level > 256.0, p.dtype, p.device)
-    found, energy = [], []
-    for part in p.reshape(-1).split(max(1, _CHUNK // len(z))):
+    coefficients, energy = [], []
+    for part in p.reshape(-1).split(max(1, _VALUES // len(z))):
         x = root(part)[:, None] * z
         y = derivative(dual.fn, x) if order else dual.fn(x)
-        found.append(y @ table)
+        coefficients.append(y @ table)
         energy.append(y.detach() ** 2 @ table[:, 0])
-    return torch.cat(found).reshape(*p.shape, terms), torch.cat(energy).reshape(p.shape)
+    return torch.cat(coefficients).reshape(*p.shape, terms), torch.cat(energy).reshape(p.shape)
 
 
 @functools.lru_cache(maxsize=256)
@@ -286,10 +290,10 @@ def _terms(dual: Quadrature, level: float) -> tuple[int, bool]:
     with torch.no_grad():
         full = [_coefficients(dual, p, level, dual.degree, order) for order in (False, True)]
     tails = [(1 - a.square().cumsum(-1) / energy.clamp(min=1e-300)[:, None]).amax(0) for a, energy in full]
-    found = next((k for k in rungs if max(float(tail[k - 1]) for tail in tails) < dual.tolerance), None)
+    enough = next((k for k in rungs if max(float(tail[k - 1]) for tail in tails) < dual.tolerance), None)
     pairs = zip(full, dual.own(p), strict=True)
     right = all(bool(((a[1] - b).abs() <= 1e-8 * b).all()) for a, b in pairs if b is not None)  # as another rule
-    return found or dual.degree, right and found is not None
+    return enough or dual.degree, right and enough is not None
 
 
 def _expanded(
@@ -301,7 +305,7 @@ def _expanded(
     rho = torch.where(scale > 0, c / torch.where(scale > 0, scale, 1.0), 0.0).clamp(-1.0, 1.0)
     factors, hard = [], None
     for order in (False, True)[: 1 + slope]:
-        (a, first), (b, second) = (_coefficients(dual, each, level, terms, order) for each in (p, q))
+        (a, first), (b, second) = (_coefficients(dual, v, level, terms, order) for v in (p, q))
         factors.append((a, b))
         if dual.refine and not enough:  # Cauchy–Schwarz
             tails = [1 - x.detach().square().sum(-1) / own.clamp(min=1e-300) for x, own in ((a, first), (b, second))]
@@ -321,13 +325,13 @@ def _expanded(
 
 def _rows(start: int, rho: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     cut = slice(start, start + _ROWS)
-    a, b = (each[..., cut, :, :] if each.ndim > 2 and each.shape[-3] > 1 else each for each in (a, b))
+    a, b = (x[..., cut, :, :] if x.ndim > 2 and x.shape[-3] > 1 else x for x in (a, b))
     return rho[..., cut, :], a, b
 
 
 def _series(rho: Tensor, a: Tensor, b: Tensor, start: int, stride: int) -> Tensor:
     """Σ_k a[k]b[k]ρᵏ over k = start, start + stride, …"""
-    a, b = (each[..., start::stride].movedim(-1, 0).contiguous() for each in (a, b))
+    a, b = (x[..., start::stride].movedim(-1, 0).contiguous() for x in (a, b))
     power, step = torch.ones_like(rho) if start == 0 else rho.clone(), rho if stride == 1 else rho * rho
     total = torch.zeros_like(rho)
     if recording(rho, a, b):
@@ -349,149 +353,3 @@ def _parity(fn: Callable[[Tensor], Tensor]) -> int:
         right, left = fn(x), fn(-x)
     bound = 1e-15 * right.abs().max()
     return 1 if bool(((right - left).abs() <= bound).all()) else -int(bool(((right + left).abs() <= bound).all()))
-
-
-def _smooth(fn: Callable[..., Tensor], name: str) -> Callable[..., Dual]:
-    return lambda **options: Quadrature(functools.partial(fn, **options) if options else fn, name, kinks=())
-
-
-def _kinked(fn: Callable[..., Tensor], name: str, kinks: Callable[..., tuple[float, ...]]) -> Callable[..., Dual]:
-    def make(**options: Any) -> Dual:
-        return Quadrature(functools.partial(fn, **options) if options else fn, name, kinks(**options))
-
-    return make
-
-
-def _at_zero(**options: Any) -> tuple[float, ...]:
-    return (0.0,)
-
-
-def _gelu(approximate: str) -> Dual:
-    return Gelu() if approximate == "none" else _smooth(F.gelu, "GELU")(approximate=approximate)
-
-
-def _clamp(min: float | None, max: float | None) -> Dual | None:
-    ends = [each for each in (min, max) if each is not None]
-    if not ends or not all(isinstance(each, int | float) for each in ends):
-        return None
-    if ends == [min]:
-        return Relu() if min == 0 else PiecewiseLinear((float(ends[0]),), (0.0, 1.0), float(ends[0]))
-    if ends == [max]:
-        return PiecewiseLinear((float(ends[0]),), (1.0, 0.0), float(ends[0]))
-    low, high = float(ends[0]), float(ends[1])
-    return PiecewiseLinear((low, high), (0.0, 1.0, 0.0), low) if low < high else None
-
-
-def _power(exponent: Any) -> Dual | None:
-    whole = isinstance(exponent, int | float) and exponent >= 0 and exponent == int(exponent)
-    return Monomial(int(exponent)) if whole else None
-
-
-def _threshold(threshold: float | None, value: float | None) -> Dual | None:
-    if threshold is None or value is None:
-        return None
-    if value == threshold:
-        return Relu() if value == 0 else PiecewiseLinear((threshold,), (0.0, 1.0), value)
-    return _kinked(F.threshold, "Threshold", lambda threshold, value: (threshold,))(threshold=threshold, value=value)
-
-
-# Name of torch's function: its options after the input with their defaults, and what makes the dual of them.
-_ACTIVATIONS: dict[str, tuple[dict[str, Any], Callable[..., Dual | None]]] = {
-    "abs": ({}, Abs),
-    "celu": ({"alpha": 1.0}, _kinked(F.celu, "CELU", _at_zero)),
-    "clamp": ({"min": None, "max": None}, _clamp),
-    "cos": ({}, Cos),
-    "elu": ({"alpha": 1.0}, _kinked(F.elu, "ELU", _at_zero)),
-    "erf": ({}, Erf),
-    "exp": ({}, Exp),
-    "gelu": ({"approximate": "none"}, _gelu),
-    "hardshrink": ({"lambd": 0.5}, _kinked(F.hardshrink, "Hardshrink", lambda lambd: (-lambd, lambd))),
-    "hardsigmoid": ({}, lambda: PiecewiseLinear((-3.0, 3.0), (0.0, 1 / 6, 0.0), 0.0)),
-    "hardswish": ({}, _kinked(F.hardswish, "Hardswish", lambda: (-3.0, 3.0))),
-    "hardtanh": ({"min_val": -1.0, "max_val": 1.0}, lambda min_val, max_val: _clamp(min_val, max_val)),
-    "identity": ({}, Identity),
-    "leaky_relu": ({"negative_slope": 0.01}, LeakyRelu),
-    "logsigmoid": ({}, _smooth(F.logsigmoid, "LogSigmoid")),
-    "mish": ({}, _smooth(F.mish, "Mish")),
-    "pow": ({"exponent": None}, _power),
-    "relu": ({}, Relu),
-    "relu6": ({}, lambda: _clamp(0.0, 6.0)),
-    "selu": ({}, _kinked(F.selu, "SELU", _at_zero)),
-    "sigmoid": ({}, _smooth(torch.sigmoid, "Sigmoid")),
-    "sign": ({}, Sign),
-    "silu": ({}, _smooth(F.silu, "SiLU")),
-    "sin": ({}, Sin),
-    "softplus": ({"beta": 1.0, "threshold": 20.0}, _smooth(F.softplus, "Softplus")),
-    "softshrink": ({"lambd": 0.5}, lambda lambd: _softshrink(lambd)),
-    "softsign": ({}, _kinked(F.softsign, "Softsign", _at_zero)),
-    "square": ({}, functools.partial(Monomial, 2)),
-    "tanh": ({}, _smooth(torch.tanh, "Tanh")),
-    "tanhshrink": ({}, _smooth(F.tanhshrink, "Tanhshrink")),
-    "threshold": ({"threshold": None, "value": None}, _threshold),
-}
-_MODULES = {"LeakyReLU": "leaky_relu", "LogSigmoid": "logsigmoid"}  # others: the class's name in small letters
-_ALIASES = {"absolute": "abs", "clip": "clamp", "sgn": "sign"}
-
-
-def _softshrink(lambd: float) -> Dual:
-    return PiecewiseLinear((-lambd, lambd), (1.0, 0.0, 1.0), 0.0) if lambd > 0 else Identity()
-
-
-@functools.lru_cache(maxsize=256)
-def _made(name: str, options: tuple[tuple[str, Any], ...]) -> Dual | None:
-    """One object for the same activation, so that its tables are made once."""
-    return _ACTIVATIONS[name][1](**dict(options))
-
-
-def _from(name: str, args: Iterable[Any], options: dict[str, Any]) -> Dual | None:
-    defaults = _ACTIVATIONS[name][0]
-    given = dict(zip(defaults, args, strict=False)) | {key: options[key] for key in options if key in defaults}
-    if {*options} - {*defaults, "inplace"} or any(isinstance(each, Tensor) for each in given.values()):
-        return None
-    return _made(name, tuple((defaults | given).items()))
-
-
-@functools.cache
-def _functions() -> dict[Callable[..., Any], str]:
-    """Every function of torch that is one of the activations, also in place and as a method."""
-    homes: tuple[Any, ...] = (Tensor, torch.special, torch, F)
-    found: dict[Callable[..., Any], str] = {}
-    for name, key in [*((each, each) for each in _ACTIVATIONS), *_ALIASES.items()]:
-        for home in homes:
-            found |= {getattr(home, each): key for each in (name, f"{name}_") if hasattr(home, each)}
-    return found
-
-
-def recognize(module: nn.Module | Callable[..., Any] | str, *args: Any, **options: Any) -> Dual | None:
-    """The dual of a torch activation; None if it is none of them (then `Quadrature` takes any elementwise function).
-
-    A module (`nn.ELU(2.0)`), a function of torch, torch.nn.functional or Tensor with the arguments that follow its
-    input (`F.elu, 2.0`), a `functools.partial` of one, or its name ("relu"). A PReLU counts as LeakyReLU with its
-    present slope if it has one slope only; an RReLU outside training as LeakyReLU with its mean slope.
-    """
-    if isinstance(module, Dual):
-        return module
-    if isinstance(module, functools.partial):
-        return None if module.args else recognize(module.func, *args, **(module.keywords | options))
-    if isinstance(module, nn.Module):
-        return _of_module(module)
-    if isinstance(module, str):
-        name: str | None = _ALIASES.get(module.removesuffix("_"), module.removesuffix("_"))
-    else:
-        name = _functions().get(module) if isinstance(module, Hashable) else None
-    return _from(name, args, options) if name in _ACTIVATIONS else None
-
-
-def _of_module(module: nn.Module) -> Dual | None:
-    if isinstance(module, Pointwise):
-        return module.dual
-    if isinstance(module, nn.PReLU):
-        slopes = module.weight.detach().double()
-        return LeakyRelu(float(slopes[0])) if bool((slopes == slopes[0]).all()) else None
-    if isinstance(module, nn.RReLU):
-        return None if module.training else LeakyRelu((module.lower + module.upper) / 2)
-    kind = type(module)
-    name = _MODULES.get(kind.__name__, kind.__name__.lower())
-    if name not in _ACTIVATIONS or kind is not getattr(nn, kind.__name__, None):
-        return None
-    return _from(name, (), {key: getattr(module, key) for key in _ACTIVATIONS[name][0]})

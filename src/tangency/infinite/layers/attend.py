@@ -1,24 +1,30 @@
-"""Self-attention as a layer: nn.MultiheadAttention, transformer blocks, and the limit with scores over d."""
+"""Self-attention with infinitely many heads: what it does to moments, and the layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..._base import checks
 from ...errors import InputError
-from ..activations.quadrature import recognize
-from ..moments import heads
+from ..moments.core import Here, Moments, Need, Op, RandomAffine
+from ..moments.draws import Sequences
 from ..moments.fields import Builder, Field
-from ..moments.ops import Affine, Op
-from ..moments.state import Here, Need, State
-from ..reading.faithful import check_leaf
-from ..reading.modules import convert, reads
-from .basic import Layer
-from .weights import Weights, dotted
+from ..moments.heads import (
+    AttentionLayer,
+    OutputMoments,
+    Projection,
+    SequencePairs,
+    linear_heads,
+    own_softmax_heads,
+    quadratic_heads,
+    softmax_heads,
+)
+from ..moments.shapes import regrid
+from .basic import Argument, Layer
+from .weights import Weights
 
 Mechanism = Literal["softmax", "identity", "relu", "abs"]
 Scaling = Literal["sqrt", "linear"]
@@ -28,10 +34,10 @@ Scaling = Literal["sqrt", "linear"]
 class Attend(Op):
     """Attention over the positions of a sequence, with infinitely many heads."""
 
-    q: Affine
-    k: Affine
-    v: Affine
-    o: Affine
+    q: RandomAffine
+    k: RandomAffine
+    v: RandomAffine
+    o: RandomAffine
     scaling: Scaling = "sqrt"
     mechanism: Mechanism = "softmax"
     causal: bool = False
@@ -41,42 +47,32 @@ class Attend(Op):
     own: ClassVar[Need] = Need.WHOLE
 
     def alone(self) -> bool:
+        """As `Op.alone`: heads of a sample with itself are drawn otherwise than with others."""
         return True
 
     def reads(self, asked: Need) -> Need:
+        """As `Op.reads`: every position attends to all."""
         return Need.WHOLE if asked else asked
 
-    def __call__(self, states: Sequence[State], here: Here) -> State:
+    def __call__(self, states: Sequence[Moments], here: Here) -> Moments:
         (s,) = states
-        left, right = (v.movedim(-1, 0) for v in here.own())
         masks = (None, None) if self.mask is None else tuple(v.movedim(-1, 0) for v in here.known(self.mask))
+        left, right = (Sequences(v.movedim(-1, 0), mask) for v, mask in zip(here.own(), masks, strict=True))
         last, first = ((-1,), (0,)) if here.pairs.zipped else ((-2, -1), (0, 1))  # heads takes the samples first
         ntk = None if s.ntk is None else s.ntk.movedim(last, first)
-        cov, tangent = self._moments(s.cov.movedim(last, first), ntk, left, right, masks, here)
+        pairs = SequencePairs(s.cov.movedim(last, first), ntk, left, right, here.tangent)
+        cov, tangent = self._moments(pairs, here.pairs.same)
         tangent = None if tangent is None else tangent.movedim(first, last)
-        return State(cov.movedim(first, last), tangent, s.grid, whole=True).at(here.asked)
+        return Moments(cov.movedim(first, last), tangent, s.grid, whole=True).at(here.asked)
 
-    def _moments(
-        self, cov: Tensor, ntk: Tensor | None, left: Tensor, right: Tensor, masks: Any, here: Here
-    ) -> heads.Moments:
-        rates: Any = tuple(a.w_rate / a.w_var if a.w_var else 0.0 for a in (self.q, self.k, self.v, self.o))
-        if self.scaling == "linear" or self.mechanism == "identity":
-            common: dict[str, Any] = {
-                "qk_var": self.q.w_var * self.k.w_var, "ov_var": self.o.w_var * self.v.w_var, "b_var": self.o.b_var,
-                "b_rate": self.o.b_rate, "rates": rates, "mask1": masks[0], "mask2": masks[1], "tangent": here.tangent,
-            }  # fmt: skip
-            if self.scaling == "linear":
-                return heads.linear(cov, ntk, left, right, mechanism=self.mechanism, **common)
-            return heads.quadratic(cov, ntk, left, right, **common)
-        four: Any = (self.q, self.k, self.v, self.o)
-        options: dict[str, Any] = {
-            "q_var": self.q.w_var, "k_var": self.k.w_var, "v_var": self.v.w_var, "o_var": self.o.w_var,
-            "samples": self.samples, "seed": self.seed, "rates": rates, "biases": tuple(a.b_var for a in four),
-            "bias_rates": tuple(a.b_rate for a in four), "causal": self.causal, "tangent": here.tangent,
-        }  # fmt: skip
-        if here.pairs.same:
-            return heads.own(cov, ntk, mask=masks[0], **options)
-        return heads.softmax(cov, ntk, left, right, mask1=masks[0], mask2=masks[1], **options)
+    def _moments(self, pairs: SequencePairs, same: bool) -> OutputMoments:
+        q, k, v, o = (Projection.of(affine) for affine in (self.q, self.k, self.v, self.o))
+        layer = AttentionLayer(q, k, v, o, self.causal, self.samples, self.seed)
+        if self.scaling == "linear":
+            return linear_heads(layer, pairs, self.mechanism)
+        if self.mechanism == "identity":
+            return quadratic_heads(layer, pairs)
+        return own_softmax_heads(layer, pairs) if same else softmax_heads(layer, pairs)
 
 
 @dataclass(frozen=True)
@@ -103,8 +99,10 @@ class SelfAttention(Layer):
                 "scaling='linear'."
             )
 
-    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Field:
+        """As `Layer.grow`."""
         f = build.field(value, self.channel)
+        # Only the products of variances are given: queries and keys, values and outputs share them equally.
         qk, ov = self.qk_var**0.5, self.ov_var**0.5
         q, k, v, o = (
             weights.layer(name, f.width, own=(var, b), names=(f"{part}.weight", f"{part}.bias"))
@@ -112,124 +110,16 @@ class SelfAttention(Layer):
         )
         slot = None if build.mask is None else build.slot(build.mask.flatten(1).movedim(0, -1))
         op = Attend(q, k, v, o, self.scaling, self.mechanism, False, build.samples, build.seed, slot)
-        line = build.regrid(f, (prod(f.grid), f.width), 1)  # all positions attend to all
-        return build.regrid(attended(build, line, op, f.width), f.shape, f.channel)
+        # Positions of a picture are one sequence here.
+        line = regrid(build, f, (prod(f.grid), f.width), 1)  # all positions attend to all
+        return regrid(build, attended(build, line, op, f.width), f.shape, f.channel)
 
     def module(self, width: int) -> nn.Module:
+        """Refused: torch has no such module."""
         raise InputError("attention's finite form is nn.MultiheadAttention(width, heads, batch_first=True).")
 
 
-def sequence(build: Builder, value: Any) -> Field:
-    f = build.field(value, -1)
-    if len(f.grid) != 1:
-        raise InputError(f"{build.where}: attention takes [batch, time, channels]; it was given {f.shape}.")
-    return f
-
-
 def attended(build: Builder, f: Field, op: Attend, width: int) -> Field:
+    """The field [*positions, width] after attention."""
     node = build.add(op, (f,), f.grid)
     return Field(node, (*f.grid, width), 1, gaussian=True, centered=True, sources=frozenset([node]))
-
-
-@reads(nn.MultiheadAttention)
-def _multihead(m: nn.MultiheadAttention, build: Builder, weights: Weights, name: str, args: Any) -> tuple[Field, None]:
-    named = dict(args.named)
-    given = [*args, *(named[k] for k in ("query", "key", "value") if k in named)][:3]
-    if any(v is not given[0] for v in given):
-        raise build.unsupported("attends from one sequence to another.", "Only self-attention has a rule: q = k = v.")
-    order = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
-    options = {**dict(zip(order, args[3:], strict=False)), **named}
-    found = attention(m, build, weights, name, given[0], options.get("key_padding_mask"), _is_causal(build, options))
-    return found, None
-
-
-def _is_causal(build: Builder, options: dict[str, Any]) -> bool:
-    mask = options.get("attn_mask", options.get("mask", options.get("src_mask")))
-    if mask is None:
-        return bool(options.get("is_causal", False))
-    blocked = mask if mask.dtype == torch.bool else torch.isneginf(mask)
-    if blocked.dim() == 2 and bool((blocked == torch.ones_like(blocked).triu(1)).all()):
-        return True
-    if not bool(blocked.any()) and (mask.dtype == torch.bool or not bool(mask.any())):
-        return False
-    raise build.unsupported("has an attention mask that is not causal.", "Use key_padding_mask, or a causal mask.")
-
-
-def attention(
-    m: nn.MultiheadAttention, build: Builder, weights: Weights, name: str, value: Any, padding: Any, causal: bool
-) -> Field:
-    if not m.batch_first:
-        raise build.unsupported("has its batch on axis 1.", "Use batch_first=True.")
-    if m.in_proj_weight is None or m.bias_k is not None or m.add_zero_attn or (m.training and m.dropout):
-        raise build.unsupported(
-            "has other sizes for keys or values, extra keys, or dropout at training.",
-            "Use plain self-attention, and dropout=0 or model.eval().",
-        )
-    f = sequence(build, value)
-    size = m.embed_dim
-    biased = m.in_proj_bias is not None
-    q, k, v = (
-        weights.layer(name, size, bias=biased, names=("in_proj_weight", "in_proj_bias"), tensors=(weight, bias))
-        for weight, bias in zip(
-            m.in_proj_weight.chunk(3), m.in_proj_bias.chunk(3) if biased else (None,) * 3, strict=True
-        )
-    )
-    out = m.out_proj
-    label = dotted(name, "out_proj")
-    o = weights.layer(label, size, bias=out.bias is not None, tensors=(out.weight, out.bias))
-    slot = None
-    if padding is not None:
-        valid = ~padding if padding.dtype == torch.bool else ~torch.isneginf(padding)
-        slot = build.slot(valid.movedim(0, -1))
-    return attended(
-        build, f, Attend(q, k, v, o, causal=causal, samples=build.samples, seed=build.seed, mask=slot), size
-    )
-
-
-@reads(nn.TransformerEncoderLayer)
-def _encoder_layer(m: nn.TransformerEncoderLayer, build: Builder, weights: Weights, name: str, args: Any) -> Any:
-    order = ("src_mask", "src_key_padding_mask", "is_causal")
-    options = {**dict(zip(order, args[1:], strict=False)), **args.named}
-    return block(m, build, weights, name, args[0], options.get("src_key_padding_mask"), _is_causal(build, options))
-
-
-def block(
-    m: nn.TransformerEncoderLayer, build: Builder, weights: Weights, name: str, value: Any, padding: Any, causal: bool
-) -> Any:
-    check_leaf(m, name)
-
-    def inner(part: str, x: Any) -> Any:
-        label = dotted(name, part)
-        build.name, build.where = label, f"{label} ({type(getattr(m, part)).__name__})"
-        return convert(getattr(m, part), build, weights, label, (x,), {})
-
-    def attend(x: Any) -> Any:
-        label = dotted(name, "self_attn")
-        build.name, build.where = label, f"{label} (MultiheadAttention)"
-        return inner("dropout1", attention(m.self_attn, build, weights, label, x, padding, causal))
-
-    def feed(x: Any) -> Any:
-        hidden = inner("linear1", x)
-        hidden = build.elementwise(hidden, m.activation, recognize(m.activation), "activation")
-        return inner("dropout2", inner("linear2", inner("dropout", hidden)))
-
-    if m.norm_first:
-        x = build.sum([value, attend(inner("norm1", value))])
-        return build.sum([x, feed(inner("norm2", x))])
-    x = inner("norm1", build.sum([value, attend(value)]))
-    return inner("norm2", build.sum([x, feed(x)]))
-
-
-@reads(nn.TransformerEncoder)
-def _encoder(m: nn.TransformerEncoder, build: Builder, weights: Weights, name: str, args: Any) -> Any:
-    order = ("mask", "src_key_padding_mask", "is_causal")
-    options = {**dict(zip(order, args[1:], strict=False)), **args.named}
-    causal, value = _is_causal(build, options), args[0]
-    for k, layer in enumerate(m.layers):
-        label = dotted(name, "layers", str(k))
-        value = block(layer, build, weights, label, value, options.get("src_key_padding_mask"), causal)
-    if m.norm is None:
-        return value
-    label = dotted(name, "norm")
-    build.name, build.where = label, f"{label} ({type(m.norm).__name__})"
-    return convert(m.norm, build, weights, label, (value,), {})

@@ -5,47 +5,53 @@ Each knows the finite module that it is the limit of. What is read from an nn.Mo
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from ..._base.fingerprint import describe, digest
+from ..._base.types import Json, Spec
 from ...errors import InputError
-from ...kernels.kernel import describe, digest
 from ..activations.duals import Dual
-from ..moments.fields import Builder, Field
-from ..moments.ops import Affine, Normalize, Weigh
-from ..moments.ops import Dropout as DropoutOp
-from ..moments.positions import Apart, Patch, Pool, Total
+from ..moments.core import RandomAffine
+from ..moments.fields import Builder, Field, Value
+from ..moments.ops import DropChannels, Normalize, Weigh
+from ..moments.positions import Apart, Pool, Total, Window
+from ..moments.shapes import flatten_positions
 from .weights import Weights
 
 Pair = int | tuple[int, ...]
+# What a layer is given: a known tensor or a random value; several of them where a Masked or an nn.Module comes first.
+Argument: TypeAlias = Any
 
 
 class Layer(ABC):
     """One layer: how it makes the moments of its output from those of its input, and its finite form."""
 
     @abstractmethod
-    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Value:
         """The value after this layer, its operations added to the plan."""
 
     @abstractmethod
     def module(self, width: int) -> nn.Module:
         """The finite network of this width (input sizes are found at the first call, as torch's lazy modules do)."""
 
-    def spec(self) -> Any:
+    def spec(self) -> Spec:
         """What decides its numbers besides the weights' options, as JSON values."""
-        own = {f.name: described(getattr(self, f.name)) for f in fields(self) if f.compare}  # type: ignore[arg-type]
-        return {"layer": type(self).__name__, **own}
+        # Fields that do not count for equality (the module that a layer was read from) do not count here either.
+        options = {f.name: _as_json(getattr(self, f.name)) for f in fields(self) if f.compare}  # type: ignore[arg-type]
+        return {"layer": type(self).__name__, **options}
 
-    def numbers(self, weights: Weights) -> dict[str, Any]:
+    def numbers(self, weights: Weights) -> dict[str, Json]:
         """Variances and rates by layer, where they can be told without an input."""
-        return {}
+        return {}  # a layer's own numbers are in its spec
 
 
-def described(value: Any) -> Any:
+def _as_json(value: object) -> Json:
     """A layer's field as a JSON value; functions by their code, tensors by their digest."""
     if isinstance(value, Layer):
         return value.spec()
@@ -53,23 +59,23 @@ def described(value: Any) -> Any:
         fn = getattr(value, "fn", None)
         return {**value.spec(), **({} if fn is None else {"fn": describe(fn)})}
     if isinstance(value, (tuple, list)):
-        return [described(v) for v in value]
+        return [_as_json(v) for v in value]
     if isinstance(value, Tensor):
         return digest({"": value})
     return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
 
 
-def each(value: Pair, dims: int, what: str = "size") -> tuple[int, ...]:
-    found = (value,) * dims if isinstance(value, int) else tuple(value)
-    if len(found) != dims:
+def per_axis(value: Pair, dims: int, what: str = "size") -> tuple[int, ...]:
+    """A number for each axis of positions; one number is that of all."""
+    numbers = (value,) * dims if isinstance(value, int) else tuple(value)
+    if len(numbers) != dims:
         raise InputError(f"{what}={value} for {dims} axes; needed: a number, or one for each axis.")
-    return found
+    return numbers
 
 
-def takes(build: Builder, needed: int | None, given: int) -> None:
-    """A module's own input size, if it is known."""
-    if needed is not None and needed != given:
-        raise InputError(f"{build.where}: takes {needed} features or channels; it was given {given}.")
+def _misfit(build: Builder, needed: int, given: int) -> InputError:
+    """The error of a module whose input has another size than its weights."""
+    return InputError(f"{build.where}: takes {needed} features or channels; it was given {given}.")
 
 
 @dataclass(frozen=True)
@@ -82,14 +88,18 @@ class Linear(Layer):
     width: int | None = None
     of: nn.Module | None = field(default=None, repr=False, compare=False)  # the module it was read from
 
-    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Field:
+        """As `Layer.grow`."""
         f = build.field(value, -1)
-        takes(build, getattr(self.of, "in_features", None), f.width)
+        needed: int = getattr(self.of, "in_features", f.width)
+        if f.width != needed:
+            raise _misfit(build, needed, f.width)
         tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
         op = weights.layer(name, f.width, bias=self.bias, own=(self.w_var, self.b_var), tensors=tensors)
         return build.affine(f, self.width or f.width, op)
 
     def module(self, width: int) -> nn.Module:
+        """As `Layer.module`."""
         return nn.LazyLinear(self.width or width, bias=self.bias)
 
 
@@ -111,54 +121,63 @@ class Conv(Layer):
     of: nn.Module | None = field(default=None, repr=False, compare=False)
 
     def _pads(self, dims: int) -> tuple[tuple[int, int], ...]:
+        """Zeros before and after each axis, as torch pads."""
         if isinstance(self.padding, str):
             if self.padding == "valid":
                 return ((0, 0),) * dims
-            if self.padding != "same" or each(self.stride, dims) != (1,) * dims:
+            if self.padding != "same" or per_axis(self.stride, dims) != (1,) * dims:
                 raise InputError(f"padding={self.padding!r}; needed: 'valid', 'same' (with stride 1), or numbers.")
-            reach = [d * (k - 1) for d, k in zip(each(self.dilation, dims), self.size, strict=True)]
+            # Where the window is even, torch has the odd zero after.
+            reach = [d * (k - 1) for d, k in zip(per_axis(self.dilation, dims), self.size, strict=True)]
             return tuple((r // 2, r - r // 2) for r in reach)
-        return tuple((p, p) for p in each(self.padding, dims, "padding"))
+        return tuple((p, p) for p in per_axis(self.padding, dims, "padding"))
 
     def grow(
-        self, build: Builder, value: Any, weights: Weights, name: str, names: tuple[str, str] = ("weight", "bias")
+        self, build: Builder, value: Argument, weights: Weights, name: str, names: tuple[str, str] = ("weight", "bias")
     ) -> Field:
+        """As `Layer.grow`; `names` are those of its parameters, within the layer `name`."""
         dims = len(self.size)
         f = build.field(value, 0)
-        takes(build, getattr(self.of, "in_channels", None), f.width)
+        needed: int = getattr(self.of, "in_channels", f.width)
+        if f.width != needed:
+            raise _misfit(build, needed, f.width)
         if len(f.grid) != dims:
             raise InputError(f"{build.where}: a convolution over {dims} axes was given values of shape {f.shape}.")
-        joined = ("parts", f.node) in build.made
+        # Channels that were put side by side (Concat) would fall into groups by the branch that they came from.
+        joined = f.node in build.memory.parts
         if self.groups > 1 and (isinstance(value, Tensor) or f.width == self.groups or joined):
             raise build.unsupported(
                 "has groups that see few channels each, so its outputs are not alike and Gaussian in the limit.",
                 "Give each group infinitely many channels (groups > 1 with several channels each, not on the input).",
             )
-        stride, dilation = each(self.stride, dims, "stride"), each(self.dilation, dims, "dilation")
-        op = Patch(self.size, stride, self._pads(dims), dilation, self.circular)
+        stride, dilation = per_axis(self.stride, dims, "stride"), per_axis(self.dilation, dims, "dilation")
+        op = Window(self.size, stride, self._pads(dims), dilation, self.circular)
         grid = op.grid(f.grid)
         if min(grid) < 1:
             raise InputError(f"{build.where}: windows of {self.size} do not fit into positions {f.grid}.")
-        patched = build.same(op, f, shape=(f.width, *grid))
-        build.mask = None if build.mask is None else centres(build.mask, op.size, op.stride, op.padding, grid)
+        # A convolution is the sum of moments over windows, then weights as in a dense layer of fan-in width·window.
+        patched = build.apply(op, f, shape=(f.width, *grid))
+        build.mask = None if build.mask is None else _mask_after(build.mask, op.size, op.stride, op.padding, grid)
         tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
         patch = prod(self.size)
         fan_in, own = f.width // self.groups * patch, (self.w_var, self.b_var)
         affine = weights.layer(name, fan_in, patch=patch, bias=self.bias, own=own, tensors=tensors, names=names)
-        found = build.affine(patched, self.width or f.width, affine)
-        return build.same(Apart(), found) if self.local else found
+        after = build.affine(patched, self.width or f.width, affine)
+        return build.apply(Apart(), after) if self.local else after  # weights of its own: positions are independent
 
     def module(self, width: int) -> nn.Module:
+        """As `Layer.module`."""
         if self.local:
             raise InputError("torch has no locally connected layer; build the finite one with unfold.")
-        kinds: tuple[Any, ...] = (nn.LazyConv1d, nn.LazyConv2d, nn.LazyConv3d)
+        # Lazy modules find the number of input channels at their first call.
+        kinds: tuple[Callable[..., nn.Module], ...] = (nn.LazyConv1d, nn.LazyConv2d, nn.LazyConv3d)
         mode = "circular" if self.circular else "zeros"
         return kinds[len(self.size) - 1](
             self.width or width, self.size, self.stride, self.padding, self.dilation, self.groups, self.bias, mode
         )
 
 
-def centres(
+def _mask_after(
     mask: Tensor,
     size: tuple[int, ...],
     stride: tuple[int, ...],
@@ -167,6 +186,7 @@ def centres(
 ) -> Tensor:
     """The mask after windows: that of the position at each window's place (k − 1)//2."""
     for axis, (k, s, p, m) in enumerate(zip(size, stride, pads, grid, strict=True)):
+        # The input's position at the middle of each window (the left one of two), as odd windows with padding keep it.
         at = torch.arange(m, device=mask.device) * s - p[0] + (k - 1) // 2
         inside = (at >= 0) & (at < mask.shape[axis + 1])
         taken = mask.index_select(axis + 1, at.clamp(0, mask.shape[axis + 1] - 1))
@@ -184,7 +204,8 @@ class Embedding(Layer):
     padding: int | None = None
     of: nn.Module | None = field(default=None, repr=False, compare=False)
 
-    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Field:
+        """As `Layer.grow`."""
         if not isinstance(value, Tensor) or value.is_floating_point():
             raise InputError(f"{build.where}: an Embedding takes integer inputs; it was given {_kind(value)}.")
         rows = self.count if self.count is not None else getattr(self.of, "num_embeddings", None)
@@ -193,11 +214,13 @@ class Embedding(Layer):
         f = build.table(value, self.width or 1, self.padding)
         tensor = getattr(self.of, "weight", None)
         if tensor is not None and self.padding is not None:
+            # That row is zero, not drawn: it would spoil the statistics that tell the initialisation.
             tensor = torch.cat([tensor[: self.padding], tensor[self.padding + 1 :]])
         op = weights.layer(name, 1, bias=False, own=(self.w_var, None), tensors=(tensor, None))
         return build.affine(f, self.width or 1, op)
 
     def module(self, width: int) -> nn.Module:
+        """As `Layer.module`."""
         if self.count is None:
             raise InputError("Embedding.module needs count=, the number of rows of its table.")
         return nn.Embedding(self.count, self.width or width, padding_idx=self.padding)
@@ -215,22 +238,24 @@ class AvgPool(Layer):
     ceil: bool = False
     mean: bool = True
 
-    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Value:
+        """As `Layer.grow`."""
         dims = len(self.size)
         f = build.field(value, 0)
         if len(f.grid) != dims:
             raise InputError(f"{build.where}: pooling over {dims} axes was given values of shape {f.shape}.")
-        stride = each(self.stride or self.size, dims, "stride")
-        pads = tuple((p, p) for p in each(self.padding, dims, "padding"))
+        stride = per_axis(self.stride or self.size, dims, "stride")
+        pads = tuple((p, p) for p in per_axis(self.padding, dims, "padding"))
         op = Pool(self.size, stride, pads, self.mean, self.edges, self.circular, self.ceil)
         grid = op.grid(f.grid)
-        build.mask = None if build.mask is None else centres(build.mask, self.size, stride, pads, grid)
-        return build.same(op, f, shape=(f.width, *grid))
+        build.mask = None if build.mask is None else _mask_after(build.mask, self.size, stride, pads, grid)
+        return build.apply(op, f, shape=(f.width, *grid))
 
     def module(self, width: int) -> nn.Module:
+        """As `Layer.module`."""
         if self.circular:
             raise InputError("torch has no pooling with circular borders; pad before it.")
-        kinds: tuple[Any, ...] = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+        kinds: tuple[Callable[..., nn.Module], ...] = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
         pool = kinds[len(self.size) - 1](self.size, self.stride, self.padding, self.ceil, not self.edges)
         return pool if self.mean else nn.Sequential(pool, Times(prod(self.size)))
 
@@ -249,18 +274,21 @@ class GlobalAvgPool(Layer):
     channel: int = 0
     mean: bool = True
 
-    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Field:
+        """As `Layer.grow`."""
         f = build.field(value, self.channel)
         axes = tuple(range(len(f.grid)))
         if build.mask is None:
-            return build.same(Total(axes, self.mean), f, shape=(f.width,), channel=0)
+            return build.apply(Total(axes, self.mean), f, shape=(f.width,), channel=0)
+        # Positions that are not real hold zeros, so the sum leaves them out; the mean is over the real ones of each sample.
         count, build.mask = build.mask.flatten(1).sum(1), None
         if bool((count == 0).any()):
             raise InputError(f"{build.where}: a sample has no real position left to pool.")
-        found = build.same(Total(axes, False), f, shape=(f.width,), channel=0)
-        return build.same(Weigh(build.slot(1 / count.double())), found) if self.mean else found
+        total = build.apply(Total(axes, False), f, shape=(f.width,), channel=0)
+        return build.apply(Weigh(build.slot(1 / count.double())), total) if self.mean else total
 
     def module(self, width: int) -> nn.Module:
+        """As `Layer.module`."""
         return Reduce(self.channel, self.mean)
 
 
@@ -273,14 +301,16 @@ def GlobalSumPool(channel: int = 0) -> GlobalAvgPool:  # noqa: N802
 class Flatten(Layer):
     """Positions become channels."""
 
-    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Value:
+        """As `Layer.grow`."""
         if isinstance(value, Tensor):
             return value.flatten(1)
         f = build.settled(value)
         build.mask = None
-        return build.flatten(f, tuple(range(len(f.grid))))
+        return flatten_positions(build, f, tuple(range(len(f.grid))))
 
     def module(self, width: int) -> nn.Module:
+        """As `Layer.module`."""
         return nn.Flatten()
 
 
@@ -290,7 +320,8 @@ class Dropout(Layer):
 
     rate: float
 
-    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Value:
+        """As `Layer.grow`."""
         if isinstance(value, Tensor):
             raise build.unsupported(
                 "drops inputs, which are not infinitely many.", "Put it after a layer with weights."
@@ -298,9 +329,10 @@ class Dropout(Layer):
         f = build.settled(value)
         if not 0 <= self.rate < 1:
             raise InputError(f"{build.where}: Dropout({self.rate}); needed: at least 0, below 1.")
-        return build.same(DropoutOp(1 - self.rate), f, gaussian=False) if self.rate else f
+        return build.apply(DropChannels(1 - self.rate), f, gaussian=False) if self.rate else f
 
     def module(self, width: int) -> nn.Module:
+        """As `Layer.module`."""
         return nn.Dropout(self.rate)
 
 
@@ -314,23 +346,28 @@ class LayerNorm(Layer):
     affine: bool = False
     shift: bool = True  # RMSNorm has a scale alone
 
-    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Any:
+    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Value:
+        """As `Layer.grow`."""
         f = build.field(value, self.channel)
+        # The mean over channels of what is not centred does not vanish, and the variance is not the second moment.
         if not f.gaussian:
             raise build.unsupported(
                 "normalises values that are not Gaussian in the limit.", "Put a Linear or Conv layer before the norm."
             )
         axes = tuple(range(len(f.grid))) if self.positions else ()
         mask = build.slot(build.mask.double().movedim(0, -1)) if axes and build.mask is not None else None
-        f = build.same(Normalize(axes, self.eps, mask), f)
+        f = build.apply(Normalize(axes, self.eps, mask), f)
         if not self.affine:
             return f
         scale, shift = weights.rates(name)
         shift = shift if self.shift else 0.0
-        f = build.same(Affine(1.0, 0.0, 0.0, shift), f) if shift else f
+        # At the start the scale is 1 and the shift 0: they enter the tangent kernel alone, with their rates.
+        f = build.apply(RandomAffine(1.0, 0.0, 0.0, shift), f) if shift else f
         return replace(f, gain=scale)
 
     def module(self, width: int) -> nn.Module:
+        """As `Layer.module`."""
+        # GroupNorm of one group normalises over channels and positions, its channels after the batch.
         if self.positions or self.channel != -1:
             return nn.GroupNorm(1, width, eps=self.eps, affine=self.affine)
         return nn.LayerNorm(width, eps=self.eps, elementwise_affine=self.affine)
@@ -344,6 +381,7 @@ class Times(nn.Module):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
+        """factor · x."""
         return x * self.factor
 
 
@@ -355,9 +393,11 @@ class Reduce(nn.Module):
         self.channel, self.mean = channel, mean
 
     def forward(self, x: Tensor) -> Tensor:
+        """[batch, *positions and channels] to [batch, channels]."""
         axes = [k for k in range(1, x.dim()) if k != 1 + self.channel % (x.dim() - 1)]
         return x.mean(axes) if self.mean else x.sum(axes)
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
+    """What a layer was given, in words."""
     return f"{value.dtype} values" if isinstance(value, Tensor) else "hidden values"

@@ -2,21 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import InputError
 from ..activations.duals import Dual, Relu
-from ..activations.facts import centered
-from ..activations.quadrature import recognize
-from ..moments.few import doubt
+from ..moments.core import Here, Moments, Need, Op, RandomAffine
 from ..moments.fields import Builder, Field
-from ..moments.ops import Affine, Dropout, Op
-from ..moments.state import Here, Need, State
-from ..reading.modules import reads
-from .basic import Layer
+from ..moments.joins import concat_channels
+from ..moments.nongaussian import find_doubt
+from .basic import Argument, Layer
 from .weights import Weights
 
 
@@ -28,18 +25,20 @@ class Recur(Op):
     """
 
     dual: Dual
-    inputs: Affine
-    hidden: Affine
+    inputs: RandomAffine
+    hidden: RandomAffine
     backward: bool = False
     own: ClassVar[Need] = Need.DIAGONAL
 
     def alone(self) -> bool:
+        """As `Op.alone`: where the dual rounds the angle of two equal inputs."""
         return not self.dual.exact
 
-    def __call__(self, states: Sequence[State], here: Here) -> State:
+    def __call__(self, states: Sequence[Moments], here: Here) -> Moments:
         (s,) = states
         s = self._turned(s)
         alone = here.pairs.same and not s.whole
+        # What is known of each side is its input's variance at every time; those of hidden values follow from them.
         left, right = (self._variances(v.flip(0) if self.backward else v) for v in here.own())
         covs: list[Tensor] = []
         ntks: list[Tensor] = []
@@ -60,7 +59,7 @@ class Recur(Op):
         return self._turned(replace(s, cov=joined, ntk=tangent, gap=None))
 
     def _before(
-        self, s: State, t: int, covs: list[Tensor], ntks: list[Tensor], tangent: bool
+        self, s: Moments, t: int, covs: list[Tensor], ntks: list[Tensor], tangent: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The moments before φ at time t, with all times t' (whole) or with t itself: [T' or 1, *pairs]."""
         i, h = self.inputs, self.hidden
@@ -70,6 +69,7 @@ class Recur(Op):
         cov = cov if last is None else cov + h.w_var * last
         if not tangent:
             return cov, None
+        # The layer's own weights at this time, then what comes through them: the inputs' tangent, and the time before's.
         ntk = x * i.w_rate + (i.b_rate + h.b_rate)
         if s.ntk is not None:
             ntk = ntk + i.w_var * (s.ntk[t] if s.whole else s.ntk[t : t + 1])
@@ -83,15 +83,16 @@ class Recur(Op):
 
     def _variances(self, own: Tensor) -> Tensor:
         """Of the values before φ: [T, n]."""
-        found: list[Tensor] = []
+        variances: list[Tensor] = []
         for x in own:
             v = x * self.inputs.w_var + (self.inputs.b_var + self.hidden.b_var)
-            if found:
-                v = v + self.hidden.w_var * self.dual.own(found[-1], slope=False)[0]
-            found.append(v)
-        return torch.stack(found)
+            if variances:
+                v = v + self.hidden.w_var * self.dual.own(variances[-1], slope=False)[0]
+            variances.append(v)
+        return torch.stack(variances)
 
-    def _turned(self, s: State) -> State:
+    def _turned(self, s: Moments) -> Moments:
+        """Times in the order in which they are gone through."""
         if not self.backward:
             return s
         return s.map(lambda v: v.flip((0, 1) if s.whole else (0,)))
@@ -110,67 +111,38 @@ class RNN(Layer):
     suffix: str = "_l0"
     of: nn.Module | None = field(default=None, repr=False, compare=False)
 
-    def grow(self, build: Builder, value: Any, weights: Weights, name: str) -> Field:
+    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Field:
+        """As `Layer.grow`."""
         f = build.field(value, -1)
         if len(f.grid) != 1:
             raise InputError(f"{build.where}: a recurrent layer takes [batch, time, channels]; it was given {f.shape}.")
         width = self.width or f.width
         ways = self.ways(build, f, weights, name, width)
-        return ways[0] if len(ways) == 1 else build.concat_channels(ways)
+        return ways[0] if len(ways) == 1 else concat_channels(build, ways)
 
     def ways(self, build: Builder, f: Field, weights: Weights, name: str, width: int) -> list[Field]:
         """The hidden values of each direction."""
-        both = (False, True) if self.bidirectional else (False,)
-        return [self._way(build, f, weights, name, width, back) for back in both]
+        directions = (False, True) if self.bidirectional else (False,)
+        return [self._way(build, f, weights, name, width, back) for back in directions]
 
     def _way(self, build: Builder, f: Field, weights: Weights, name: str, width: int, back: bool) -> Field:
+        """The hidden values of one direction."""
+        # torch's names of an RNN's parameters: weight_ih_l0, bias_hh_l1_reverse, …
         end = self.suffix + ("_reverse" if back else "")
         numbers = []
         for kind, fan_in in (("ih", f.width), ("hh", width)):
             names = (f"weight_{kind}{end}", f"bias_{kind}{end}")
             tensors = (getattr(self.of, names[0], None), getattr(self.of, names[1], None) if self.bias else None)
+            # Inputs and hidden values have weights and a bias each, as in torch; the variances of both biases add.
             own = (self.w_var, self.b_var)
             numbers.append(weights.layer(name, fan_in, bias=self.bias, own=own, tensors=tensors, names=names))
-        law = doubt(build.nodes, build.known, f.node, f.few, numbers[0], build.where)
-        build.doubted(replace(f, doubt=law))
+        law = find_doubt(build.nodes, build.known, f.node, f.few, numbers[0], build.where)
+        build.warn(replace(f, doubt=law))
         node = build.add(Recur(self.dual, numbers[0], numbers[1], back), (f,), f.grid)
-        return Field(node, (*f.grid, width), 1, gaussian=False, centered=centered(self.dual), sources=frozenset([node]))
+        return Field(
+            node, (*f.grid, width), 1, gaussian=False, centered=self.dual.centered(), sources=frozenset([node])
+        )
 
     def module(self, width: int) -> nn.Module:
+        """Refused: torch has no lazy RNN."""
         raise InputError("an RNN's finite form needs its input size: nn.RNN(inputs, width, batch_first=True).")
-
-
-@dataclass(frozen=True)
-class Finals:
-    """nn.RNN's second output: the last hidden values, by layer and direction."""
-
-    fields: tuple[Field, ...]
-
-    def __getitem__(self, k: int) -> Field:
-        return self.fields[k]
-
-    def squeeze(self, dim: int = 0) -> Field:
-        if len(self.fields) != 1 or dim != 0:
-            raise InputError(f"squeeze({dim}) of {len(self.fields)} final values; index them: h[-1].")
-        return self.fields[0]
-
-
-@reads(nn.RNN)
-def _rnn(m: nn.RNN, build: Builder, weights: Weights, name: str, args: Any) -> tuple[Any, Finals]:
-    if not m.batch_first:
-        raise build.unsupported("has its batch on axis 1.", "Use batch_first=True.")
-    if (len(args) > 1 and args[1] is not None) or args.named.get("hx") is not None:
-        raise build.unsupported("is given a first hidden value.", "Leave it out: it is zero.")
-    if getattr(m, "proj_size", 0):
-        raise build.unsupported("projects its hidden values.", "Use proj_size=0, and a Linear layer after it.")
-    dual = recognize(nn.ReLU() if m.nonlinearity == "relu" else nn.Tanh())
-    assert dual is not None
-    value, finals = args[0], []
-    for k in range(m.num_layers):
-        layer = RNN(dual, m.bidirectional, bias=m.bias, width=m.hidden_size, suffix=f"_l{k}", of=m)
-        ways = layer.ways(build, build.field(value, -1), weights, name, m.hidden_size)
-        finals += [build.take(w, 0, (0 if back else w.shape[0] - 1,), drop=True) for back, w in enumerate(ways)]
-        value = ways[0] if len(ways) == 1 else build.concat_channels(ways)
-        if m.dropout and m.training and k + 1 < m.num_layers:
-            value = build.same(Dropout(1 - m.dropout), value)
-    return value, Finals(tuple(finals))

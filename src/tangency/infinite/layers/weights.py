@@ -1,15 +1,16 @@
 """How weights are drawn and how fast they move: variances, parametrisation, what is trained, learning rates."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from torch import Tensor
 
 from ..._base import checks
+from ..._base.types import Json
 from ...errors import InputError
-from ..moments.ops import Affine
-from ..reading.initial import Detected, Law, detect
+from ..moments.core import Law, RandomAffine
+from .initial import detect_init
 
 Parametrization = Literal["ntk", "standard"]
 Number = float | Mapping[str, float]
@@ -26,10 +27,11 @@ class Weights:
     w_var: Number | Literal["init"] = 2.0
     b_var: Number = 0.0
     parametrization: Parametrization = "ntk"
-    trained: Callable[[str], bool] = field(default=lambda name: True)
+    trained: tuple[str, ...] | None = None  # names of parameters, or of layers that hold them; None: all
     lr: Number = 1.0
-    record: dict[str, Any] = field(default_factory=dict)
-    chosen: bool = False  # whether train= was given
+    record: dict[str, Json] = field(default_factory=dict)
+    chosen: bool = False  # whether trainable= was given
+    frozen: frozenset[str] = frozenset()  # parameters that modules among layers hold still
 
     def layer(
         self,
@@ -41,15 +43,17 @@ class Weights:
         own: tuple[float | None, float | None] = (None, None),
         tensors: tuple[Tensor | None, Tensor | None] = (None, None),
         names: tuple[str, str] = ("weight", "bias"),
-    ) -> Affine:
+    ) -> RandomAffine:
         """The numbers of one layer whose window of `patch` positions is summed before it."""
         w_name, b_name = (dotted(name, n) for n in names)
         w_var, b_var, note, laws = self._variances(w_name, b_name, fan_in, own, tensors, bias)
         lr_w, lr_b = self.rate(w_name), self.rate(b_name) if bias else 0.0
         standard = self.parametrization == "standard"
+        # The squared factor before a standard normal parameter, in units in which weights have variance w_var/fan-in:
+        # w_var in the NTK parametrisation; in the standard one the parameter is the weight, whose gradient grows by fan-in.
         w_rate, b_rate = (fan_in, 1.0) if standard else (w_var, b_var)
         self.record[name or names[0]] = {"w_var": w_var, "b_var": b_var, "lr": [lr_w, lr_b], "fan_in": fan_in, **note}
-        return Affine(w_var / patch, b_var, lr_w * w_rate / patch, lr_b * b_rate, laws)
+        return RandomAffine(w_var / patch, b_var, lr_w * w_rate / patch, lr_b * b_rate, laws)
 
     def _variances(
         self,
@@ -60,38 +64,42 @@ class Weights:
         tensors: tuple[Tensor | None, Tensor | None],
         bias: bool,
     ) -> tuple[float, float, dict[str, str], tuple[Law, Law]]:
+        """w_var, b_var, what they were taken for, and the laws of both; `own`: the layer's own numbers come first."""
         note: dict[str, str] = {}
         of_weight: Law = "normal"
         of_bias: Law = "normal"
         if self.w_var == "init":
             if tensors[0] is None:
                 raise InputError("w_var='init' reads a module's weights; layers have none. Give numbers.")
-            found: Detected = detect(tensors[0])
-            w_var, note["init"], of_weight = found.variance * fan_in, found.label, found.law
+            init = detect_init(tensors[0])
+            # The limit's w_var is of order 1: the weights' variance times the fan-in of the module at hand.
+            w_var, note["init"], of_weight = init.variance * fan_in, init.label, init.law
             b_var = 0.0
             if tensors[1] is not None:
-                other = detect(tensors[1], tensors[0])
-                b_var, note["bias init"], of_bias = other.variance, other.label, other.law
+                init = detect_init(tensors[1], tensors[0])
+                b_var, note["bias init"], of_bias = init.variance, init.label, init.law
         else:
             w_var = by_name(self.w_var, w_name, "w_var")
             b_var = by_name(self.b_var, b_name, "b_var") if bias else 0.0
+        # A layer's own numbers are of normal weights, whatever its tensors hold.
         if own[0] is not None:
             w_var, of_weight = own[0], "normal"
         if own[1] is not None:
             b_var, of_bias = own[1], "normal"
         return w_var, b_var if bias else 0.0, note, (of_weight, of_bias if bias else "normal")
 
-    def value(self, name: str, tensor: Tensor, factor: float = 1.0) -> Affine:
+    def value(self, name: str, tensor: Tensor, factor: float = 1.0) -> RandomAffine:
         """The numbers of a parameter, or a multiple of it, that is used as a value."""
-        found = detect(tensor)
+        init = detect_init(tensor)
         lr = self.rate(name)
-        rate = 1.0 if self.parametrization == "standard" else found.variance
-        self.record[name] = {"variance": found.variance, "lr": lr, "init": found.label}
-        return Affine(found.variance * factor**2, 0.0, lr * rate * factor**2, laws=(found.law, "normal"))
+        rate = 1.0 if self.parametrization == "standard" else init.variance
+        self.record[name] = {"variance": init.variance, "lr": lr, "init": init.label}
+        return RandomAffine(init.variance * factor**2, 0.0, lr * rate * factor**2, laws=(init.law, "normal"))
 
     def rate(self, name: str) -> float:
         """A parameter's learning rate, 0 if it is frozen: how fast one of order 1 moves (a norm's scale or shift)."""
-        return by_name(self.lr, name, "lr") if self.trained(name) else 0.0
+        moves = name not in self.frozen and (self.trained is None or any(within(name, key) for key in self.trained))
+        return by_name(self.lr, name, "lr") if moves else 0.0
 
     def rates(self, name: str) -> tuple[float, float]:
         """Those of a norm's scale and shift."""
@@ -108,10 +116,11 @@ def within(name: str, key: str) -> bool:
     return name == key or name.startswith(key + ".")
 
 
-def by_name(given: Any, name: str, what: str) -> float:
+def by_name(given: Number, name: str, what: str) -> float:
     """A number, or that of the longest name in a mapping which `name` begins with."""
     if not isinstance(given, Mapping):
         return float(given)
+    # "2" is for all parameters of layer 2, "2.weight" for one: the longest name is the most special.
     fits = [key for key in given if key == "" or within(name, key)]
     if not fits:
         raise InputError(
@@ -121,7 +130,7 @@ def by_name(given: Any, name: str, what: str) -> float:
     return float(given[max(fits, key=len)])
 
 
-def checked(w_var: Any, b_var: Any, parametrization: str | None, lr: Any) -> Parametrization:
+def checked(w_var: object, b_var: object, parametrization: str | None, lr: object) -> Parametrization:
     """The options, before any work; the parametrisation that they mean."""
     for what, given in (("w_var", w_var), ("b_var", b_var), ("lr", lr)):
         if isinstance(given, str) and what == "w_var":

@@ -21,7 +21,7 @@ from ...errors import InputError
 
 _STEP = 0.22  # of the trapezoidal rule; its error falls as e^{−c/step}, and is rounding here (tests halve it)
 _TAIL = 41.0  # what is smaller than the largest term by e^{−41} ≈ 2e-18 is left out
-_CHUNK = 2**21  # entries of the matrices that one step of the loop over nodes holds: a heuristic, 16 MB each
+_ENTRIES = 2**21  # entries of the matrices that one step of the loop over nodes holds: a heuristic, 16 MB each
 
 
 def normalized(
@@ -91,6 +91,7 @@ def _centred(cov: Tensor, eps: float) -> _Batch:
         raise InputError(f"eps={eps}; needed: a finite number ≥ 0, such as torch's 1e-5.")
     if not bool(cov.isfinite().all()):
         raise InputError("cov holds NaN or infinite entries. Check the layers before BatchNorm.")
+    # In float64 whatever the input: eigenvalues near 0 decide how many directions count.
     values, vectors = torch.linalg.eigh(_centre(_symmetric(cov.double())))
     lowest, highest = values.detach()[[0, -1]].tolist()
     noise = 8 * n * torch.finfo(cov.dtype).eps * float(cov.detach().diagonal().abs().max())  # of what should be 0
@@ -99,12 +100,14 @@ def _centred(cov: Tensor, eps: float) -> _Batch:
             f"cov is indefinite: the eigenvalues of GΣG go from {lowest:.3g} to {highest:.3g}, so it is no covariance. "
             "Check how it was made; in float32, compute it in float64."
         )
+    # Only the range: damped eigenvalues of 0 stay 0 and would only cost.
     kept = values > noise
     if not bool(kept.any()):
         raise InputError(
             f"the {n} samples have the same pre-activations up to rounding, so BatchNorm divides 0 by 0 (or by √eps). "
             "Give a batch of different samples."
         )
+    # Scaled to trace 1, so that the nodes below do not depend on the size of the inputs.
     values, vectors = values[kept], vectors[:, kept]
     scale = values.sum()
     here = ((vectors**2 * values).sum(1) > noise).double()
@@ -151,6 +154,7 @@ def _nodes(batch: _Batch, tangent: bool) -> tuple[Tensor, Tensor]:
     jump = tau + torch.log1p(torch.exp(t - high) + torch.exp(low - t)) + math.log(_STEP)
     s = tau.exp()
     log = jump - torch.log1p(2 * s[:, None] * batch.values).sum(1) / 2 - s * batch.eps
+    # The forward integrand has one more factor C, which falls as 1/s.
     size = log.detach() if tangent else log.detach() - torch.log1p(2 * s * values[-1])
     kept = size > size.max() - _TAIL
     return s[kept], log[kept].exp()
@@ -164,7 +168,7 @@ def _damped(batch: _Batch, s: Tensor) -> Tensor:
 def _chunks(batch: _Batch, tangent: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Nodes, weights [q, 1, 1] and damped eigenvalues [q, 1, k], a few nodes at a time."""
     s, weight = _nodes(batch, tangent)
-    size = max(1, _CHUNK // batch.alive.numel())
+    size = max(1, _ENTRIES // batch.alive.numel())
     for part, w in zip(s.split(size), weight.split(size), strict=True):
         yield part[:, None, None], w[:, None, None], _damped(batch, part)[:, None]
 
@@ -175,6 +179,7 @@ def _forward(batch: _Batch, relu: bool) -> Tensor:
     if not relu:
         s, weight = _nodes(batch, tangent=False)
         return _symmetric(n * (batch.vectors * (weight @ _damped(batch, s))) @ batch.vectors.mT)
+    # A loop over a few nodes at a time: all n² pairs of all nodes at once would not fit.
     total = torch.zeros_like(batch.alive)
     for _, weight, damped in _chunks(batch, tangent=False):
         root = batch.vectors * damped.sqrt()
@@ -206,12 +211,12 @@ def _relu_tangent(batch: _Batch, theta: Tensor) -> Tensor:
     inner = vectors.mT @ across
     total = torch.zeros_like(theta)
     for s, weight, damped in _chunks(batch, tangent=True):
-        both, positive, edge = _arccos(vectors * damped.sqrt())
+        product, positive, edge = _arccos(vectors * damped.sqrt())
         first = (vectors * damped) @ across.mT  # CΘ
         second = (vectors * damped) @ inner @ (vectors * damped).mT  # CΘC
         trace = (damped * inner.diagonal()).sum(-1, keepdim=True)
         once = first * positive + first.diagonal(dim1=-2, dim2=-1)[:, None] * edge
-        twice = trace / 2 * both + second * positive + second.diagonal(dim1=-2, dim2=-1)[:, None] * edge
+        twice = trace / 2 * product + second * positive + second.diagonal(dim1=-2, dim2=-1)[:, None] * edge
         total = total + (weight * (theta * positive - 2 * s * once + s**2 * twice)).sum(0)
     return len(theta) * total * batch.alive
 
@@ -222,8 +227,8 @@ def _arccos(root: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     size = root.norm(dim=-1)
     ahead = (math.pi - angle) / (2 * math.pi)
     edge = sine / (2 * math.pi)
-    both = size[..., :, None] * size[..., None, :] * (edge + ahead * cosine)
-    return both, ahead, edge * size[..., :, None] / torch.where(size > 0, size, torch.inf)[..., None, :]
+    product = size[..., :, None] * size[..., None, :] * (edge + ahead * cosine)
+    return product, ahead, edge * size[..., :, None] / torch.where(size > 0, size, torch.inf)[..., None, :]
 
 
 def _angles(root: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -246,8 +251,8 @@ def _gap(unit: Tensor, cosine: Tensor, where: tuple[Tensor, ...]) -> Tensor:
     """|u_i ∓ u_j|²/2 for the pairs listed in `where`, a bounded number at a time."""
     rows, columns = where[:-2] + where[-2:-1], where[:-2] + where[-1:]
     sign = cosine.detach()[where].sign()
-    found = []
-    for part in torch.arange(len(sign), device=sign.device).split(max(1, _CHUNK // unit.shape[-1])):
+    gaps = []
+    for part in torch.arange(len(sign), device=sign.device).split(max(1, _ENTRIES // unit.shape[-1])):
         u, v = unit[tuple(k[part] for k in rows)], unit[tuple(k[part] for k in columns)]
-        found.append((u - sign[part, None] * v).square().sum(-1) / 2)
-    return torch.cat(found)
+        gaps.append((u - sign[part, None] * v).square().sum(-1) / 2)
+    return torch.cat(gaps)

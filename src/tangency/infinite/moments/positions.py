@@ -10,27 +10,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .ops import Op
-from .state import Here, Need, State, embed
+from .core import Grid, Here, Moments, Need, Op, embed
 
 
 @dataclass(frozen=True)
 class PositionOp(Op):
     """Linear in the covariance, and the same for every pair of samples."""
 
-    def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
+    def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
+        """What becomes of a covariance [*grid, ...], or [*grid, *grid, ...] if whole."""
         raise NotImplementedError
 
-    def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def grid(self, grid: Grid) -> Grid:
+        """The grid of its output."""
         return grid
 
-    def __call__(self, states: Sequence[State], here: Here) -> State:
-        (s,) = states
+    def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
+        (s,) = inputs
         grid = self.grid(s.grid)
         cov, ntk = (None if v is None else self.apply(v, s.grid, s.whole) for v in (s.cov, s.ntk))
         gap = self.apply(s.gap, s.grid, s.whole) if s.gap is not None and self.carries_gap else None
         assert cov is not None
-        return State(cov, ntk, grid, s.whole and len(grid) > 0, gap).at(here.asked)
+        return Moments(cov, ntk, grid, s.whole and len(grid) > 0, gap).at(here.asked)
 
 
 def sides(axis: int, dims: int, whole: bool) -> tuple[int, ...]:
@@ -39,7 +40,7 @@ def sides(axis: int, dims: int, whole: bool) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Patch(PositionOp):
+class Window(PositionOp):
     """The sum over a convolution's window: cov'[s, t] = Σ_δ cov[σs + δ, σt + δ], on all axes of the grid."""
 
     size: tuple[int, ...]
@@ -49,13 +50,16 @@ class Patch(PositionOp):
     circular: bool = False
     carries_gap: ClassVar[bool] = True  # at equal positions; a whole covariance has none
 
-    def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def grid(self, grid: Grid) -> Grid:
+        """How many windows fit on each axis."""
         return tuple(
             windows(n, k, s, p, d)
             for n, k, s, p, d in zip(grid, self.size, self.stride, self.padding, self.dilation, strict=True)
         )
 
-    def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
+    def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
+        """The windows' sums, one axis after the other."""
+        # Axis by axis: a sum over a box is a sum over its sides one after the other, k₁ + k₂ instead of k₁k₂ shifts.
         for axis, k in enumerate(self.size):
             if k == 1 and self.stride[axis] == 1 and self.padding[axis] == (0, 0):
                 continue
@@ -74,10 +78,11 @@ class Apart(Op):
     carries_gap: ClassVar[bool] = True
 
     def reads(self, asked: Need) -> Need:
+        """Equal positions only: different ones are uncorrelated after it, whatever they were."""
         return min(asked, Need.DIAGONAL)
 
-    def __call__(self, states: Sequence[State], here: Here) -> State:
-        (s,) = states
+    def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
+        (s,) = inputs
         return replace(s.map(lambda v: embed(v, s.grid)), whole=True) if here.whole(s.grid) else s
 
 
@@ -103,6 +108,7 @@ def shifted_sum(
     n = v.shape[axes[0]]
     m = windows(n, size, stride, pad, dilation)
     moves = [_move(n, m, k * dilation - pad[0], stride) for k in range(size)]
+    # The first shift is a copy instead of an addition to zeros.
     first = next((k for k, (into, _) in enumerate(moves) if into == slice(0, m)), None)  # an offset that covers all
     if first is not None:
         out = _take(v, axes, moves.pop(first)[1]).clone(memory_format=torch.contiguous_format)
@@ -117,6 +123,7 @@ def shifted_sum(
 
 def _move(n: int, m: int, offset: int, stride: int) -> tuple[slice, slice]:
     """Outputs [into] whose input σ·s + offset lies inside, and those inputs."""
+    # The smallest s with σ·s + offset ≥ 0, and one more than the largest with it ≤ n − 1.
     low = (stride - 1 - offset) // stride if offset < 0 else 0
     high = max(low, min(m, (n - 1 - offset) // stride + 1))
     start = low * stride + offset
@@ -143,18 +150,22 @@ class Pool(PositionOp):
     ceil: bool = False
 
     def reads(self, asked: Need) -> Need:
+        """All pairs of positions: a window's sum correlates them."""
         alone = all(k == 1 for k in self.size)
         return asked if alone else Need.WHOLE if asked else asked
 
-    def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def grid(self, grid: Grid) -> Grid:
+        """How many windows fit on each axis."""
         return tuple(self.count(axis, n) for axis, n in enumerate(grid))
 
     def count(self, axis: int, n: int) -> int:
+        """How many windows fit into n positions of an axis."""
         k, s, p = self.size[axis], self.stride[axis], self.padding[axis]
         m = windows(n, k, s, p, up=self.ceil)
         return m - 1 if self.ceil and (m - 1) * s >= n + p[0] else m  # torch: a window must begin inside
 
-    def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
+    def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
+        """The windows' sums or means, over each axis on each side."""
         for axis in range(len(grid)):
             for side in sides(axis, len(grid), whole):
                 v = self._along(v, axis, side)
@@ -164,6 +175,7 @@ class Pool(PositionOp):
         k, s, pad, n = self.size[axis], self.stride[axis], self.padding[axis], v.shape[side]
         if self.circular:
             v, pad = wrapped(v, (side,), pad), (0, 0)
+        # ceil_mode lets the last window reach beyond the padding.
         more = max(0, (self.count(axis, n) - 1) * s + k - n - sum(pad)) if not self.circular else 0
         out = shifted_sum(v, (side,), k, s, (pad[0], pad[1] + more))
         if not self.mean:
@@ -184,15 +196,19 @@ class Total(PositionOp):
     mean: bool = True
 
     def reads(self, asked: Need) -> Need:
+        """All pairs of positions, which are summed."""
         return Need.WHOLE if asked else asked
 
-    def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def grid(self, grid: Grid) -> Grid:
+        """The axes that are left."""
         return tuple(n for axis, n in enumerate(grid) if axis not in self.axes)
 
     def rounds(self) -> bool:
+        """Yes: torch chooses the order of the sum."""
         return True
 
-    def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
+    def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
+        """The sum or mean over the axes, on each side."""
         axes = [a for axis in self.axes for a in sides(axis, len(grid), whole)]
         return v.mean(axes) if self.mean else v.sum(axes)
 
@@ -205,15 +221,19 @@ class Trace(PositionOp):
     carries_gap: ClassVar[bool] = True
 
     def rounds(self) -> bool:
+        """Yes: torch chooses the order of the mean."""
         return True
 
-    def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def grid(self, grid: Grid) -> Grid:
+        """The axes that are left."""
         return tuple(n for axis, n in enumerate(grid) if axis not in self.axes)
 
-    def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
+    def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
+        """The mean over equal positions of the axes that go."""
         if not whole:
             return v.mean(self.axes)
         d = len(grid)
+        # From the last axis on: each diagonal takes one axis off both sides, so earlier numbers stay right.
         for count, axis in enumerate(sorted(self.axes, reverse=True)):
             v = v.diagonal(dim1=axis, dim2=d - count + axis).mean(-1)
         return v
@@ -226,10 +246,12 @@ class Permute(PositionOp):
     order: tuple[int, ...]
     carries_gap: ClassVar[bool] = True
 
-    def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def grid(self, grid: Grid) -> Grid:
+        """The sizes in the new order."""
         return tuple(grid[k] for k in self.order)
 
-    def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
+    def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
+        """The axes in the new order, on each side."""
         d = len(grid)
         axes = [*self.order, *(d + k for k in self.order)] if whole else list(self.order)
         return v.permute(*axes, *range(len(axes), v.dim()))
@@ -242,17 +264,19 @@ class Regrid(PositionOp):
     sizes: tuple[int, ...]
     carries_gap: ClassVar[bool] = True
 
-    def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def grid(self, grid: Grid) -> Grid:
+        """The new sizes."""
         return self.sizes
 
-    def __call__(self, states: Sequence[State], here: Here) -> State:
-        found = super().__call__(states, here)
-        if states[0].grid or not here.whole(self.sizes):
-            return found
+    def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
+        after = super().__call__(inputs, here)
+        if inputs[0].grid or not here.whole(self.sizes):
+            return after
         # No position becomes one: its covariance with itself is all of it, and what repeats it asks for the whole.
-        return replace(found.map(lambda v: embed(v, self.sizes)), whole=True)
+        return replace(after.map(lambda v: embed(v, self.sizes)), whole=True)
 
-    def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
+    def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
+        """The same numbers by the new sizes, on each side."""
         times = 2 if whole else 1
         return v.reshape(*self.sizes * times, *v.shape[times * len(grid) :])
 
@@ -266,11 +290,14 @@ class Take(PositionOp):
     drop: bool = False
     carries_gap: ClassVar[bool] = True
 
-    def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def grid(self, grid: Grid) -> Grid:
+        """The sizes, of the positions that are taken on its axis."""
         rest = () if self.drop else (len(self.index),)
         return (*grid[: self.axis], *rest, *grid[self.axis + 1 :])
 
-    def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
+    def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
+        """The positions that are taken, on each side."""
+        # From the right: an axis that goes would renumber those after it.
         for axis in reversed(sides(self.axis, len(grid), whole)):
             if self.drop:
                 v = v.select(axis, self.index[0])
@@ -286,10 +313,12 @@ class Spread(PositionOp):
     stride: tuple[int, ...]
     carries_gap: ClassVar[bool] = True
 
-    def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def grid(self, grid: Grid) -> Grid:
+        """The sizes with the zeros between."""
         return tuple((n - 1) * s + 1 for n, s in zip(grid, self.stride, strict=True))
 
-    def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
+    def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
+        """The covariance with zeros between positions, on each side."""
         times = 2 if whole else 1
         out = v.new_zeros(*self.grid(grid) * times, *v.shape[times * len(grid) :])
         out[tuple(slice(None, None, s) for s in self.stride * times)] = v
@@ -303,15 +332,18 @@ class Resample(PositionOp):
     matrices: tuple[tuple[int, tuple[tuple[float, ...], ...]], ...]
 
     def reads(self, asked: Need) -> Need:
+        """All pairs of positions, which the matrices mix."""
         return Need.WHOLE if asked else asked
 
-    def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
-        found = list(grid)
+    def grid(self, grid: Grid) -> Grid:
+        """As many positions as the matrices have rows."""
+        sizes = list(grid)
         for axis, rows in self.matrices:
-            found[axis] = len(rows)
-        return tuple(found)
+            sizes[axis] = len(rows)
+        return tuple(sizes)
 
-    def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
+    def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
+        """M v Mᵀ on each axis."""
         for axis, rows in self.matrices:
             matrix = torch.tensor(rows, dtype=v.dtype, device=v.device)
             for side in sides(axis, len(grid), whole):
@@ -326,13 +358,16 @@ class Pad(PositionOp):
     padding: tuple[tuple[int, int], ...]
     carries_gap: ClassVar[bool] = True
 
-    def grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def grid(self, grid: Grid) -> Grid:
+        """The sizes with the zeros around."""
         return tuple(n + sum(p) for n, p in zip(grid, self.padding, strict=True))
 
-    def apply(self, v: Tensor, grid: tuple[int, ...], whole: bool) -> Tensor:
+    def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
+        """The covariance with zeros around, on each side."""
         times = 2 if whole else 1
         amounts = [p for pair in reversed(self.padding * times) for p in pair]
         dims = times * len(grid)
+        # torch pads the last axes, so the pairs go to the front.
         flat = v.reshape(*v.shape[:dims], -1).movedim(-1, 0)
         return torch.nn.functional.pad(flat, amounts).movedim(0, -1).reshape(*self.grid(grid) * times, *v.shape[dims:])
 
@@ -343,30 +378,32 @@ class Join(Op):
 
     axis: int
 
-    def __call__(self, states: Sequence[State], here: Here) -> State:
-        first, d = states[0], len(states[0].grid)
-        sizes = [s.grid[self.axis] for s in states]
+    def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
+        first, d = inputs[0], len(inputs[0].grid)
+        sizes = [s.grid[self.axis] for s in inputs]
         grid = (*first.grid[: self.axis], sum(sizes), *first.grid[self.axis + 1 :])
 
         def join(values: list[Tensor | None]) -> Tensor | None:
             if all(v is None for v in values):
                 return None
-            full = [torch.zeros_like(s.cov) if v is None else v for v, s in zip(values, states, strict=True)]
+            # A branch without trained weights has a tangent kernel of zeros.
+            full = [torch.zeros_like(s.cov) if v is None else v for v, s in zip(values, inputs, strict=True)]
             if not first.whole:
                 return torch.cat(full, self.axis)
             rows, start = [], 0
             for v, size in zip(full, sizes, strict=True):
                 shape = list(v.shape)
                 shape[d + self.axis] = sum(sizes)
+                # Uncorrelated branches: zeros off the block diagonal.
                 row = v.new_zeros(shape)
                 row.narrow(d + self.axis, start, size).add_(v)
                 rows.append(row)
                 start += size
             return torch.cat(rows, self.axis)
 
-        cov = join([s.cov for s in states])
+        cov = join([s.cov for s in inputs])
         assert cov is not None
-        return State(cov, join([s.ntk for s in states]), grid, first.whole)
+        return Moments(cov, join([s.ntk for s in inputs]), grid, first.whole)
 
 
 @dataclass(frozen=True)
@@ -376,19 +413,21 @@ class Aggregate(Op):
     slot: int
 
     def rounds(self) -> bool:
+        """Yes: torch chooses the order of the sums."""
         return True
 
     def reads(self, asked: Need) -> Need:
+        """All pairs of positions, which the matrices mix."""
         return Need.WHOLE if asked else asked
 
-    def __call__(self, states: Sequence[State], here: Here) -> State:
-        (s,) = states
+    def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
+        (s,) = inputs
         left, right = here.known(self.slot)
         zipped = here.pairs.zipped
         rule = "asn,stn,btn->abn" if zipped else "asi,stij,btj->abij"
 
-        def both(v: Tensor) -> Tensor:
+        def through(v: Tensor) -> Tensor:
             return torch.einsum(rule, left, v, right)
 
-        found = State(both(s.cov), None if s.ntk is None else both(s.ntk), (left.shape[0],), True)
-        return found.at(here.asked)
+        ntk = None if s.ntk is None else through(s.ntk)
+        return Moments(through(s.cov), ntk, (left.shape[0],), True).at(here.asked)

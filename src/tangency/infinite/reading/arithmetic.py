@@ -2,81 +2,85 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..activations.quadrature import recognize
-from ..moments.fields import Field, Lazy
-from ..moments.ops import Affine
+from ..activations.recognize import recognize
+from ..moments.core import RandomAffine
+from ..moments.fields import Field, Lazy, Random, Value
+from ..moments.functions import apply_function, scale_by
+from ..moments.joins import add_fields, gaussian_origin, multiply_fields
 from ..moments.positions import Aggregate
-from .calls import RANDOM, Call, Parameter
+from ..moments.shapes import take_positions, weigh_by
+from .calls import RANDOM, Call, Keywords, Parameter, TorchFunction
 
 
-def elementwise(call: Call, target: Callable[..., Any], method: str | None = None) -> Any:
-    value, rest, kwargs = call.args[0], call.args[1:], {k: v for k, v in call.kwargs.items() if k != "inplace"}
+def read_elementwise(call: Call, target: TorchFunction, method: str | None = None) -> Random:
+    """An activation, by torch's function for it."""
+    value, rest, kwargs = call.args[0], call.args[1:], call.kwargs.every()
+    kwargs.pop("inplace", None)
+    # A tensor of several numbers would make the function another one for each channel or position.
     for v in (*rest, *kwargs.values()):
         if isinstance(v, (Parameter, *RANDOM)) or (isinstance(v, Tensor) and v.numel() != 1):
             raise call.build.unsupported("is given a tensor beside its input.", "Give numbers, or use arithmetic.")
     dual = recognize(target, *rest, **kwargs)
-    return call.build.elementwise(value, partial(_apply, target, rest, kwargs), dual, method or call.label)
+    return apply_function(call.build, value, lambda x: target(x, *rest, **kwargs), dual, method or call.label)
 
 
-def _apply(target: Callable[..., Any], rest: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> Tensor:
-    found: Tensor = target(x, *rest, **kwargs)
-    return found
-
-
-def _together(call: Call, a: Any, b: Any, op: Callable[[Tensor, Tensor], Tensor]) -> Lazy | None:
-    """Two elementwise functions of one field, joined: a function of it."""
-    left, right = call.build.origin(a), call.build.origin(b)
+def _together(call: Call, a: Random, b: Random, op: Callable[[Tensor, Tensor], Tensor]) -> Lazy | None:
+    """Two elementwise functions of one field, joined: a function of it; None if they are none."""
+    left, right = gaussian_origin(call.build, a), gaussian_origin(call.build, b)
+    # Of different fields, or of several, it is for `moments.joins`, which asks whether they are correlated.
     if left is None or right is None or len(left[0]) != 1 or [f.node for f in left[0]] != [f.node for f in right[0]]:
         return None
     f, g = left[1], right[1]
     return Lazy(left[0][0], None, lambda x: op(f(x), g(x)), label=call.label)
 
 
-def _number(call: Call, value: Any) -> float | None:
+def _number(call: Call, value: object) -> float | None:
     """A number that no sample may have changed: it is noted, to compare."""
     if isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad:
         value = float(value)
     if not isinstance(value, (bool, int, float)):
         return None
+    # forward() may have computed it from the batch: `Infinite.prepare` compares the numbers of one sample and of many.
     call.build.numbers.append(float(value))
     return float(value)
 
 
-def plus(call: Call, sign: float = 1.0) -> Any:
+def read_sum(call: Call, sign: float = 1.0) -> Random:
+    """x + y, or x − y by its sign: with a number, a known tensor, a parameter, or another random value."""
     a, b = call.get(0, "input"), call.get(1, "other")
     weights = (1.0, sign * float(call.kwargs.get("alpha", 1.0)))
     if not isinstance(a, RANDOM):
         a, b, weights = b, a, weights[::-1]
     if not isinstance(a, RANDOM):
         raise call.build.unsupported("adds a parameter to an input.", "Put a layer with weights before it.")
-    own, other = weights
+    by_a, by_b = weights
     shift = _number(call, b)
     if shift is not None:
-        if shift == 0 and own == 1:
+        if shift == 0 and by_a == 1:
             return a
-        return call.build.elementwise(a, lambda x: own * x + other * shift, None, call.label)
+        return apply_function(call.build, a, lambda x: by_a * x + by_b * shift, None, call.label)
     if isinstance(b, RANDOM):
-        joined = _together(call, a, b, lambda x, y: own * x + other * y)
+        # x + tanh(x) is a function of x: as two fields they would be correlated, and refused.
+        joined = _together(call, a, b, lambda x, y: by_a * x + by_b * y)
         if joined is not None:
             return joined
     else:
         b = _beside(call, b, a)
-    first, second = (v if w == 1 else _multiple(call, v, w) for v, w in ((a, own), (b, other)))
-    return call.build.sum([first, second])
+    first, second = (v if w == 1 else _multiple(call, v, w) for v, w in ((a, by_a), (b, by_b)))
+    return add_fields(call.build, [first, second])
 
 
-def _multiple(call: Call, value: Any, factor: float) -> Any:
-    return value * factor if isinstance(value, Tensor) else call.build.scaled(value, factor)
+def _multiple(call: Call, value: Tensor | Random, factor: float) -> Tensor | Random:
+    """factor · value, known or random."""
+    return value * factor if isinstance(value, Tensor) else scale_by(call.build, value, factor)
 
 
-def _beside(call: Call, value: Any, like: Any) -> Any:
+def _beside(call: Call, value: Tensor | Parameter, like: Random) -> Tensor | Field:
     """A known tensor or a parameter, broadcast to the shape of a random value."""
     shape = like.shape
     if isinstance(value, Parameter):
@@ -89,20 +93,23 @@ def _beside(call: Call, value: Any, like: Any) -> Any:
                 f"adds the parameter {value.name}, which is not one number per channel.",
                 "Give it the channels' size on their axis.",
             )
+        # The parameter is a random value of its own, with one position where it is the same for all.
         f = call.build.drawn(tuple(sizes), like.channel)
         f = call.build.affine(f, f.width, call.weights.value(value.name, value.value, value.factor))
         for dim, (have, want) in enumerate(zip(sizes, shape, strict=True)):
             if have != want:
-                f = call.build.take(f, dim, (0,) * want, drop=False)
+                f = take_positions(call.build, f, dim, (0,) * want, drop=False)
         return f
     if value.dim() > len(shape) + 1:
         raise InputError(f"{call.build.where}: values of shapes {tuple(value.shape)} and {(call.build.size, *shape)}.")
     return value.expand(call.build.size, *shape)
 
 
-def times(call: Call, divide: bool = False) -> Any:
+def read_product(call: Call, divide: bool = False) -> Random | Parameter:
+    """x · y or x / y, by a number, a known tensor (a number per position), a parameter, or another random value."""
     a, b = call.get(0, "input"), call.get(1, "other")
     build = call.build
+    # A product commutes: a becomes the random value, or the parameter that a number multiplies.
     if not divide and not isinstance(a, RANDOM) and (isinstance(b, RANDOM) or not isinstance(a, Parameter)):
         a, b = b, a
     factor = _number(call, b)
@@ -113,13 +120,14 @@ def times(call: Call, divide: bool = False) -> Any:
     if not isinstance(a, RANDOM):
         raise build.unsupported("multiplies an input by a parameter.", "Put a layer with weights before it.")
     if factor is not None:
-        return build.scaled(a, 1 / factor if divide else factor)
+        return scale_by(build, a, 1 / factor if divide else factor)
     if isinstance(b, RANDOM):
-        return _together(call, a, b, torch.mul) or build.product([a, b])
+        return _together(call, a, b, torch.mul) or multiply_fields(build, [a, b])
     if isinstance(b, Parameter):
         if divide:
             raise build.unsupported(f"divides by the parameter {b.name}.", "Multiply by one.")
         return _gain(call, a, b)
+    # Channels are alike in the limit, so a known factor may depend on samples and positions alone.
     known = b.double().reciprocal() if divide else b.double()
     shape = (build.size, *a.shape)
     aligned = known.reshape(*[1] * (len(shape) - known.dim()), *known.shape)
@@ -127,30 +135,32 @@ def times(call: Call, divide: bool = False) -> Any:
         raise build.unsupported(
             "multiplies each channel by a number of its own.", "Give the factor size 1 on the channels' axis."
         )
-    return build.weighed(a, aligned.expand(build.size, *aligned.shape[1:]))
+    return weigh_by(build, a, aligned.expand(build.size, *aligned.shape[1:]))
 
 
-def _quotient(call: Call, a: Any, b: Any) -> Any:
+def _quotient(call: Call, a: object, b: Random) -> Random:
+    """By a random value: a function of it, if what is divided is a number or a function of the same field."""
     number = _number(call, a)
     if number is not None:
-        return call.build.elementwise(b, lambda x: number / x, None, call.label)
+        return apply_function(call.build, b, lambda x: number / x, None, call.label)
     joined = _together(call, a, b, torch.div) if isinstance(a, RANDOM) else None
     if joined is None:
         raise call.build.unsupported("divides by a random value.", "Use a norm layer, or multiply.")
     return joined
 
 
-def power(call: Call) -> Any:
+def read_power(call: Call) -> Random:
+    """x ** p, or p ** x."""
     base, exponent = call.get(0, "input"), call.get(1, "exponent")
     if isinstance(base, RANDOM):
-        return elementwise(call, torch.pow)
+        return read_elementwise(call, torch.pow)
     number = _number(call, base)
     if number is None:
         raise call.build.unsupported("raises a known value to a random one.", "Use a number as base.")
-    return call.build.elementwise(exponent, lambda x: number**x, None, call.label)
+    return apply_function(call.build, exponent, lambda x: number**x, None, call.label)
 
 
-def _gain(call: Call, value: Any, by: Parameter) -> Field:
+def _gain(call: Call, value: Random, by: Parameter) -> Field:
     """Each channel times a parameter of its own (LayerScale)."""
     f = call.build.settled(value)
     rate = call.weights.rate(by.name) * by.factor**2
@@ -158,27 +168,29 @@ def _gain(call: Call, value: Any, by: Parameter) -> Field:
         if rate:
             raise call.build.unsupported(
                 f"multiplies all channels by one trained number ({by.name}), whose gradient has no limit.",
-                "Freeze it (train=), or give every channel its own.",
+                "Freeze it (trainable=), or give every channel its own.",
             )
-        return call.build.settled(call.build.scaled(value, float(by.value) * by.factor))
+        return call.build.settled(scale_by(call.build, value, float(by.value) * by.factor))
+    # Second moments see the mean square of the factors over channels; only equal ones leave the values Gaussian.
     square = (by.value.detach().double() * by.factor).square()
     constant = float(square.max() - square.min()) == 0
-    scaled = call.build.same(Affine(float(square.mean())), f, gaussian=f.gaussian and constant)
+    scaled = call.build.apply(RandomAffine(float(square.mean())), f, gaussian=f.gaussian and constant)
     factor = rate / float(square.mean()) if float(square.mean()) else 0.0
+    # Factors of 0 (LayerScale may begin so): nothing passes, yet their gradient is the value itself.
     if not factor and rate:
-        return call.build.same(Affine(0.0, 0.0, rate), f, gaussian=False)
+        return call.build.apply(RandomAffine(0.0, 0.0, rate), f, gaussian=False)
     return replace(scaled, gain=factor)
 
 
-def weigh_mask(call: Call) -> Any:
+def read_masked_fill(call: Call) -> Random | Parameter:
     """masked_fill(mask, 0)."""
     value, mask, fill = call.args[0], call.get(1, "mask"), call.get(2, "value")
     if _number(call, fill) != 0:
         raise call.build.unsupported(f"fills random values with {fill}.", "Fill with 0, or use key_padding_mask.")
-    return times(replace(call, args=(value, (~mask).double()), kwargs={}))
+    return read_product(replace(call, args=(value, (~mask).double()), kwargs=Keywords()))
 
 
-def matmul(call: Call) -> Any:
+def read_matmul(call: Call) -> Field:
     """A known matrix over positions times values (graphs), or values times a parameter (a linear layer)."""
     a, b = call.args[0], call.get(1, "mat2", call.kwargs.get("other"))
     build = call.build
@@ -196,10 +208,10 @@ def matmul(call: Call) -> Any:
     matrix = a.to_dense() if a.layout != torch.strided else a  # moments over positions are dense in any case
     matrix = (matrix if matrix.dim() == 3 else matrix.expand(build.size, *matrix.shape)).double()
     slot = build.slot(matrix.movedim(0, -1))
-    return build.same(Aggregate(slot), f, shape=(matrix.shape[1], f.width))
+    return build.apply(Aggregate(slot), f, shape=(matrix.shape[1], f.width))
 
 
-def linear(call: Call) -> Any:
+def read_linear(call: Call) -> Field:
     """F.linear with parameters."""
     value, weight, bias = call.args[0], call.get(1, "weight"), call.get(2, "bias")
     if not isinstance(weight, Parameter):
@@ -210,13 +222,15 @@ def linear(call: Call) -> Any:
     return _linear(call, value, weight, bias, weight.value.shape[-1], rows)
 
 
-def _linear(call: Call, value: Any, weight: Parameter, bias: Parameter | None, fan_in: int, width: int) -> Field:
+def _linear(call: Call, value: Value, weight: Parameter, bias: Parameter | None, fan_in: int, width: int) -> Field:
+    """Values times a parameter of `fan_in` rows, with as many channels as `width` after it."""
     f = call.build.field(value, -1)
     if f.width != fan_in:
         raise InputError(f"{call.build.where}: the weights {weight.name} take {fan_in} features; given were {f.width}.")
     names = (weight.name, bias.name if bias is not None else weight.name + ".bias")
     tensors = (weight.value, None if bias is None else bias.value)
     op = call.weights.layer("", fan_in, bias=bias is not None, tensors=tensors, names=names)
+    # A multiple of a parameter has its variance and its gradient times the square.
     w, b = weight.factor**2, 1.0 if bias is None else bias.factor**2
     if (w, b) != (1.0, 1.0):
         op = replace(op, w_var=op.w_var * w, w_rate=op.w_rate * w, b_var=op.b_var * b, b_rate=op.b_rate * b)

@@ -1,7 +1,8 @@
-"""One call in a traced forward(): its arguments, and the plan being built."""
+"""One call in a traced forward(), of a module or a function: its arguments, and the plan being built."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,6 +11,10 @@ from ..layers.weights import Weights
 from ..moments.fields import Builder, Field, Joint, Lazy, Normed
 
 RANDOM = (Field, Lazy, Joint, Normed)
+# forward() may give anything to anything: what a call is given is known only by looking at it.
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
+TorchFunction: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -25,63 +30,67 @@ class Parameter:
 _HARMLESS = {"inplace", "memory_format", "non_blocking", "copy", "device", "dtype"}
 
 
-class Options(dict[str, Any]):
-    """Arguments by name; those that no rule asked for are known."""
+class Keywords:
+    """Arguments by name. Those that no rule asked for are known: an option that nobody read must not be passed over."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        super().__init__(given)
-        self.asked: set[str] = set()
+    def __init__(self, given: Kwargs | None = None) -> None:
+        self.given = dict(given or {})
+        self._asked: set[str] = set()
 
-    def __getitem__(self, name: str) -> Any:
-        self.asked.add(name)
-        return super().__getitem__(name)
+    def get(self, name: str, default: object = None) -> Any:
+        """The argument of this name."""
+        self._asked.add(name)
+        return self.given.get(name, default)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        self.asked.add(name)
-        return super().get(name, default)
+    def first(self) -> Any:
+        """The one that was written first: a module's input, where it is given by name."""
+        return self.get(next(iter(self.given)))
 
-    def items(self) -> Any:
-        self.asked |= set(self)
-        return super().items()
-
-    def __ror__(self, other: Any) -> Any:
-        self.asked |= set(self)
-        return {**other, **self}
-
-    def values(self) -> Any:
-        self.asked |= set(self)
-        return super().values()
+    def every(self) -> Kwargs:
+        """All of them, for a rule that looks at them itself."""
+        self._asked |= set(self.given)
+        return dict(self.given)
 
     def missed(self) -> str:
-        """The first one that was not asked for, as code."""
-        for name in sorted(set(self) - self.asked - _HARMLESS):
-            if super().__getitem__(name) is not None:
-                return f"{name}={super().__getitem__(name)!r}"
-        kind = super().get("dtype")
+        """The first one that was not asked for, as code; "" if there is none."""
+        for name in sorted(set(self.given) - self._asked - _HARMLESS):
+            if self.given[name] is not None:
+                return f"{name}={self.given[name]!r}"
+        kind = self.given.get("dtype")
         integer = isinstance(kind, torch.dtype) and not (kind.is_floating_point or kind.is_complex)
         return f"dtype={kind}" if integer else ""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call in forward(): its arguments, and the plan being built."""
+    """One call in forward(): its arguments, and the plan being built.
+
+    `label` is what messages call it; `name` the module's, by which variances and rates are given ("" has none).
+    """
 
     build: Builder
     weights: Weights
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Keywords
     label: str
+    name: str = ""
 
-    def get(self, position: int, name: str, default: Any = None) -> Any:
+    def get(self, position: int, name: str, default: object = None) -> Any:
+        """An argument, by its position or its name."""
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
+    def named(self, *order: str) -> Kwargs:
+        """All arguments by name; `order` names those given by position."""
+        return dict(zip(order, self.args, strict=False)) | self.kwargs.every()
+
     def field(self, position: int = 0) -> Field:
+        """An argument as a random field, applied if it was lazy."""
         return self.build.settled(self.args[position])
 
-    def dims(self, given: Any, f: Field) -> tuple[int, ...]:
-        """Axes of a tensor with its batch, as axes of the field's shape."""
+    def axes(self, dims: int | tuple[int, ...] | list[int], f: Field) -> tuple[int, ...]:
+        """Axes of a tensor with its batch (-1 is the last), as axes of the field's shape."""
         every = len(f.shape) + 1
-        found = tuple(d % every for d in ((given,) if isinstance(given, int) else tuple(given)))
-        if 0 in found:
+        places = tuple(d % every for d in ((dims,) if isinstance(dims, int) else tuple(dims)))
+        if 0 in places:
             raise self.build.unsupported("acts along the batch.", "Samples must not mix: leave axis 0 alone.")
-        return tuple(d - 1 for d in found)
+        return tuple(d - 1 for d in places)

@@ -4,21 +4,24 @@ Hooks, weights that are made of other parameters (weight norm, pruning), and cod
 call, but are no part of the layer that its class is read as.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as hooks
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import InputError, UnsupportedModule
 from ..layers.weights import dotted
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_GLOBAL = tuple("_global" + name for name in _HOOKS)
+# Where torch keeps a module's hooks, and what messages call them; "_global" before it: those of all modules.
+_HOOK_TABLES = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+}
 
 # torch's own reparametrisations: the class that makes the weight, its public name, and what takes it off again.
 _MADE_BY = {
@@ -38,24 +41,24 @@ _MADE_BY = {
 }
 
 
-def check(module: nn.Module, name: str) -> None:
+def check_module(module: nn.Module, name: str) -> None:
     """Refuse a module whose call is more than its forward(), or whose weights are made elsewhere."""
     where = f"{name or 'the module'} ({_kind(module)})"
+    # Shapes and fan-ins are not known before the first call of a lazy layer.
     if any(isinstance(p, nn.UninitializedParameter) for p in module._parameters.values()):
         raise InputError(f"{where}: is lazy and has no weights yet. Call the model once first.")
     _check_wrapped(module, where)
     _check_made(module, name, where)
-    for own, every, what in zip(
-        _HOOKS, _GLOBAL, ("forward pre-", "forward ", "backward pre-", "backward "), strict=True
-    ):
-        if found := list(getattr(module, own, {}).values()):
+    # Even backward hooks: they may change the gradients that the tangent kernel is made of.
+    for table, kind in _HOOK_TABLES.items():
+        if hooks := list(getattr(module, table, {}).values()):
             raise UnsupportedModule(
-                f"{where}: has a {what}hook, {described(found[0])}, which may change what it computes; the limit is "
+                f"{where}: has a {kind}, {_hook_name(hooks[0])}, which may change what it computes; the limit is "
                 "that of the layers alone. Remove it (the handle's .remove()), or write what it does into forward()."
             )
-        if found := list(getattr(hooks, every, {}).values()):
+        if hooks := list(getattr(torch_module, f"_global{table}", {}).values()):
             raise UnsupportedModule(
-                f"{where}: torch has a global {what}hook, {described(found[0])}, which may change what modules "
+                f"{where}: torch has a global {kind}, {_hook_name(hooks[0])}, which may change what modules "
                 "compute. Remove it (the handle's .remove())."
             )
 
@@ -73,16 +76,16 @@ def _check_wrapped(module: nn.Module, where: str) -> None:
 
 def check_leaf(module: nn.Module, name: str) -> None:
     """Refuse a layer of torch's, or one inside it, that is not read as what it is."""
-    for part, m in module.named_modules():
-        label = dotted(name, part)
-        check(m, label)
+    for label, m in module.named_modules(prefix=name):
+        check_module(m, label)
         where = f"{label or 'the module'} ({_kind(m)})"
+        # An instance's own forward hides that of its class, by which it would be read.
         if "forward" in vars(m):
             raise UnsupportedModule(
                 f"{where}: its forward was replaced on the instance, so it is not a {_kind(m)} any more. Write a class "
                 "with that forward."
             )
-        if m is not module and not _plain(m) and (_of_torch(m) or any(True for _ in m.parameters())):
+        if not _plain(m) and m is not module and (_of_torch(m) or any(True for _ in m.parameters())):
             raise UnsupportedModule(
                 f"{where}: is a class of its own inside {name or 'the module'} ({_kind(module)}), which is read as "
                 "torch has it. Use torch's own layers there, or write the outer module's forward yourself."
@@ -92,7 +95,7 @@ def check_leaf(module: nn.Module, name: str) -> None:
 
 def check_root(module: nn.Module) -> None:
     """What tracing would pass over at the outermost module alone: its own __call__, its instance's own forward."""
-    check(module, "")
+    check_module(module, "")
     if type(module).__call__ is not nn.Module.__call__ and not isinstance(module, torch.fx.GraphModule):
         raise UnsupportedModule(
             f"the module ({_kind(module)}): has a __call__ of its own, which would be passed over. Put the module into "
@@ -108,10 +111,12 @@ def check_root(module: nn.Module) -> None:
 def exact(module: nn.Module) -> bool:
     """Whether its class is torch's own, with nothing overridden."""
     kind = type(module)
+    # nn.MultiheadAttention's out_proj is of a class that torch keeps beside Linear, for quantisation alone.
     return kind is getattr(nn, kind.__name__, None) or kind is NonDynamicallyQuantizableLinear
 
 
 def _plain(module: nn.Module) -> bool:
+    """Whether nothing of it is the user's own code; what is made by a parametrization is refused elsewhere."""
     return exact(module) or isinstance(module, parametrize.ParametrizationList)
 
 
@@ -128,6 +133,7 @@ def _check_made(module: nn.Module, name: str, where: str) -> None:
     if parametrize.is_parametrized(module):
         attribute, by = next(iter(module.parametrizations.items()))  # type: ignore[operator,union-attr]
         raise _made(where, dotted(name, attribute), by, attribute)
+    # The older reparametrisations and pruning make the weight in a hook: said by name, before hooks in general are.
     for hook in module._forward_pre_hooks.values():
         by = f"{type(hook).__module__}.{type(hook).__name__}"
         made = str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None))
@@ -139,7 +145,7 @@ def _check_made(module: nn.Module, name: str, where: str) -> None:
             raise _reparametrized(where, dotted(name, made), by, fix)
 
 
-def _made(where: str, weight: str, by: Any, attribute: str) -> UnsupportedModule:
+def _made(where: str, weight: str, by: Iterable[object], attribute: str) -> UnsupportedModule:
     kinds = [f"{type(p).__module__}.{type(p).__name__}" for p in by]
     called = ", ".join(_MADE_BY.get(k, (k, ""))[0] for k in kinds)
     fix = f'torch.nn.utils.parametrize.remove_parametrizations(module, "{attribute}")'
@@ -155,24 +161,26 @@ def _reparametrized(where: str, weight: str, called: str, fix: str) -> Unsupport
 
 def _check_names(m: nn.Module, name: str, where: str) -> None:
     """The parameters that its class reads, under their names, and no others."""
+    # A parameter that torch's class does not know would be passed over, one in another's place read as it.
     names = set(_parameters(m))
     if more := sorted(set(m._parameters) - names):
         raise UnsupportedModule(
             f"{where}: has the parameter {dotted(name, more[0])}, which {_kind(m)} does not know, so what is done with "
             "it cannot be told. Remove it, or write a class whose forward uses it."
         )
-    for own in names:
-        value = m._parameters[own] if own in m._parameters else getattr(m, own, None)
+    for known in names:
+        value = m._parameters[known] if known in m._parameters else getattr(m, known, None)
         if value is not None and not isinstance(value, nn.Parameter) and isinstance(value, (Tensor, torch.fx.Proxy)):
-            held = "a buffer" if own in m._buffers else "an attribute or a tensor in its place"
+            held = "a buffer" if known in m._buffers else "an attribute or a tensor in its place"
             raise UnsupportedModule(
-                f"{where}: {dotted(name, own)} is {held}, not a parameter, so what it is made of and whether it is "
-                f"trained cannot be told. Make it a parameter: module.{own} = nn.Parameter(…); requires_grad_(False) "
-                "or train= freezes it."
+                f"{where}: {dotted(name, known)} is {held}, not a parameter, so what it is made of and whether it is "
+                f"trained cannot be told. Make it a parameter: module.{known} = nn.Parameter(…); requires_grad_(False) "
+                "or trainable= freezes it."
             )
 
 
 def _parameters(m: nn.Module) -> Iterator[str]:
+    """The names of the parameters that torch's class of this module reads."""
     if isinstance(m, nn.RNNBase):
         yield from m._flat_weights_names
     elif isinstance(m, nn.MultiheadAttention):
@@ -187,26 +195,12 @@ def _parameters(m: nn.Module) -> Iterator[str]:
 def _kind(module: nn.Module) -> str:
     """Its class; that which was parametrized, where torch made one of it."""
     kind = type(module)
+    # torch.nn.utils.parametrize gives each parametrized module a class of its own, "ParametrizedLinear".
     made = kind.__module__ == "torch.nn.utils.parametrize" and kind.__name__.startswith("Parametrized")
     return kind.__bases__[0].__name__ if made else kind.__name__
 
 
-def described(hook: Any) -> str:
+def _hook_name(hook: object) -> str:
+    """A hook's function, as code names it."""
     name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
     return f"{getattr(hook, '__module__', None) or type(hook).__module__}.{name}"
-
-
-class Settled(TorchDispatchMode):
-    """Within it, drawing random numbers is refused: the value of one draw would be taken for the network's."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self.where = where
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise UnsupportedModule(
-                f"{self.where}: draws random numbers ({func}), and one draw is not the network. Draw them beforehand "
-                "and keep them as a buffer, use nn.Dropout, or model.eval()."
-            )
-        return func(*args, **(kwargs or {}))

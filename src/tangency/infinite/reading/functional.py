@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -13,121 +13,144 @@ from torch import nn
 
 from ..layers.basic import Conv
 from ..moments.fields import Field
-from ..moments.ops import Scale
-from .arithmetic import elementwise, linear, matmul, plus, power, times, weigh_mask
-from .calls import Call, Parameter
-from .modules import convert
+from ..moments.functions import apply_function, scale_by
+from ..moments.joins import multiply_fields
+from ..moments.ops import Rescale
+from ..moments.shapes import take_positions
+from .arithmetic import read_elementwise, read_linear, read_masked_fill, read_matmul, read_power, read_product, read_sum
+from .calls import Call, Keywords, Parameter, TorchFunction
+from .modules import read_module
 from .tensors import (
-    attribute,
-    cat,
-    expand,
-    flatten,
-    getitem,
-    pad,
-    permute,
-    reduce,
-    repeat,
-    reshape,
-    shape_of,
-    squeeze,
-    transpose,
-    unchanged,
-    unsqueeze,
+    read_attribute,
+    read_cast,
+    read_cat,
+    read_expand,
+    read_flatten,
+    read_item,
+    read_pad,
+    read_permute,
+    read_reduction,
+    read_repeat,
+    read_reshape,
+    read_size,
+    read_squeeze,
+    read_transpose,
+    read_unsqueeze,
 )
 
+Rule = Callable[[Call], object]
 
-def as_module(kind: Callable[..., nn.Module], *names: str) -> Callable[[Call], Any]:
-    """A functional form whose options, in this order, are those of a module."""
 
-    def read(call: Call) -> Any:
-        given = dict(zip(("input", *names), call.args, strict=False)) | call.kwargs
-        value = given.pop("input")
-        module = kind(**{k: v for k, v in given.items() if k != "training"})
-        module.train(bool(given.get("training", True)))
-        return convert(module, call.build, call.weights, "", (value,), {})
+def _as_module(kind: Callable[..., nn.Module], *names: str) -> Rule:
+    """The rule of a functional form whose options, in this order, are those of a module."""
+
+    def read(call: Call) -> object:
+        options = call.named("input", *names)
+        value, training = options.pop("input"), options.pop("training", True)
+        return _through(kind(**options).train(bool(training)), value, call)
 
     return read
 
 
-def dropout(call: Call) -> Any:
+def _through(module: nn.Module, value: object, call: Call) -> object:
+    """The value after a module without parameters that stands for a function."""
+    return read_module(module, replace(call, args=(value,), kwargs=Keywords(), name=""))
+
+
+def _refusal(what: str, instead: str) -> Rule:
+    """The rule of a function without a limit."""
+
+    def refuse(call: Call) -> object:
+        raise call.build.unsupported(what, instead)
+
+    return refuse
+
+
+def read_dropout(call: Call) -> object:
+    """F.dropout."""
     training = bool(call.get(2, "training", True))
     module = nn.Dropout(float(call.get(1, "p", 0.5))).train(training)
-    return convert(module, call.build, call.weights, "", (call.get(0, "input"),), {})
+    return _through(module, call.get(0, "input"), call)
 
 
-def conv(call: Call) -> Any:
+def read_conv(call: Call) -> Field:
     """F.conv with parameters."""
-    order = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    given = dict(zip(order, call.args, strict=False)) | call.kwargs
-    weight, bias = given["weight"], given.get("bias")
+    options = call.named("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    weight, bias = options["weight"], options.get("bias")
     if not isinstance(weight, Parameter):
         raise call.build.unsupported("has weights that are no parameter.", "Use nn.Conv.")
     if bias is not None and not isinstance(bias, Parameter):
         raise call.build.unsupported("has a bias that is no parameter.", "Use nn.Conv.")
     if weight.factor != 1 or (bias is not None and bias.factor != 1):
         raise call.build.unsupported("has a multiple of a parameter for weights or bias.", "Multiply its output.")
-    source: Any = SimpleNamespace(weight=weight.value, bias=None if bias is None else bias.value)
+    # The layer reads initialisations off a module's tensors; here they are the user's own parameters.
+    source = SimpleNamespace(weight=weight.value, bias=None if bias is None else bias.value)
     layer = Conv(
-        tuple(weight.value.shape[2:]), given.get("stride", 1), given.get("padding", 0), given.get("dilation", 1),
-        given.get("groups", 1), bias=bias is not None, width=weight.value.shape[0], of=source,
+        tuple(weight.value.shape[2:]), options.get("stride", 1), options.get("padding", 0), options.get("dilation", 1),
+        options.get("groups", 1), bias=bias is not None, width=weight.value.shape[0],
+        of=cast(nn.Module, source),  # a layer reads its weights and sizes alone
     )  # fmt: skip
     names = (weight.name, bias.name if bias is not None else weight.name + ".bias")
-    return layer.grow(call.build, given["input"], call.weights, "", names)
+    return layer.grow(call.build, options["input"], call.weights, "", names)
 
 
-def layer_norm(call: Call) -> Any:
-    order = ("input", "normalized_shape", "weight", "bias", "eps")
-    given = dict(zip(order, call.args, strict=False)) | call.kwargs
-    if given.get("weight") is not None or given.get("bias") is not None:
+def read_layer_norm(call: Call) -> object:
+    """F.layer_norm without parameters."""
+    options = call.named("input", "normalized_shape", "weight", "bias", "eps")
+    if options.get("weight") is not None or options.get("bias") is not None:
         raise call.build.unsupported("has parameters of its own.", "Use nn.LayerNorm.")
-    module = nn.LayerNorm(given["normalized_shape"], given.get("eps", 1e-5), elementwise_affine=False)
-    return convert(module, call.build, call.weights, "", (given["input"],), {})
+    module = nn.LayerNorm(options["normalized_shape"], options.get("eps", 1e-5), elementwise_affine=False)
+    return _through(module, options["input"], call)
 
 
-def chunk(call: Call) -> Any:
-    """Parts of the channels: independent fields of one law."""
+def read_chunk(call: Call) -> tuple[Field, ...]:
+    """Parts of the positions, or of the channels: independent fields of one law."""
     f, count, dim = call.field(), call.get(1, "chunks"), call.get(2, "dim", 0)
-    (axis,) = call.dims(dim, f)
-    if axis != f.channel:
-        size = -(-f.shape[axis] // count)
-        starts = range(0, f.shape[axis], size)
-        return tuple(
-            call.build.take(f, axis, tuple(range(s, min(s + size, f.shape[axis]))), drop=False) for s in starts
-        )
-    return parts(call, f, count)
+    (axis,) = call.axes(dim, f)
+    if axis == f.channel:
+        return _split_channels(call, f, count)
+    size = -(-f.shape[axis] // count)  # rounded up, as torch does: the last part may be shorter
+    starts = range(0, f.shape[axis], size)
+    return tuple(
+        take_positions(call.build, f, axis, tuple(range(s, min(s + size, f.shape[axis]))), drop=False) for s in starts
+    )
 
 
-def parts(call: Call, f: Field, count: int) -> tuple[Field, ...]:
+def _split_channels(call: Call, f: Field, count: int) -> tuple[Field, ...]:
+    """The channels in equal parts. Each has sources of its own, for different channels of one layer are independent."""
     if not f.gaussian or f.width % count:
         raise call.build.unsupported(
             f"takes {f.width} channels apart into {count}.", "Do so right after a Linear or Conv, into equal parts."
         )
     shape = (*f.shape[: f.channel], f.width // count, *f.shape[f.channel + 1 :])
-    made = [call.build.same(Scale(1.0), f, shape=shape) for _ in range(count)]
-    return tuple(_apart(g, k) for k, g in enumerate(made))
+    parts = [call.build.apply(Rescale(1.0), f, shape=shape) for _ in range(count)]
+    return tuple(
+        replace(part, sources=frozenset((source, k) for source in part.sources)) for k, part in enumerate(parts)
+    )
 
 
-def _apart(f: Field, part: int) -> Field:
-    return replace(f, sources=frozenset((source, part) for source in f.sources))
-
-
-def glu(call: Call) -> Any:
+def read_glu(call: Call) -> Field:
+    """F.glu: one half of the channels times the sigmoid of the other."""
     f = call.field()
-    (axis,) = call.dims(call.get(1, "dim", -1), f)
+    (axis,) = call.axes(call.get(1, "dim", -1), f)
     if axis != f.channel:
         raise call.build.unsupported("gates positions by positions.", "Gate along the channels.")
-    a, b = parts(call, f, 2)
-    return call.build.product([a, call.build.elementwise(b, torch.sigmoid, None, "sigmoid")])
+    a, b = _split_channels(call, f, 2)
+    return multiply_fields(call.build, [a, apply_function(call.build, b, torch.sigmoid, None, "sigmoid")])
 
 
-def refused(what: str, instead: str) -> Callable[[Call], Any]:
-    def read(call: Call) -> Any:
-        raise call.build.unsupported(what, instead)
-
-    return read
+def read_negation(call: Call) -> object:
+    """−x."""
+    return scale_by(call.build, call.args[0], -1.0)
 
 
-ELEMENTWISE: tuple[Any, ...] = (
+def read_dim(call: Call) -> int:
+    """x.dim(), the batch counted."""
+    return len(call.args[0].shape) + 1
+
+
+# Functions of each number by itself. `recognize` knows the duals of many; the others are integrated numerically.
+ELEMENTWISE: tuple[TorchFunction, ...] = (
     torch.relu, torch.tanh, torch.sigmoid, torch.erf, torch.sin, torch.cos, torch.exp, torch.abs, torch.sign,
     torch.square, torch.sqrt, torch.clamp, torch.expm1, torch.log1p, torch.atan, torch.sinh, torch.cosh,
     torch.asinh, torch.selu, torch.celu, torch.relu_, torch.tanh_, torch.sigmoid_, torch.special.erf,
@@ -139,53 +162,56 @@ ELEMENTWISE_METHODS = {
     name: getattr(torch, name)
     for name in ("relu", "tanh", "sigmoid", "erf", "sin", "cos", "exp", "abs", "sign", "square", "clamp", "sqrt")
 }
-METHODS: dict[str, Callable[[Call], Any]] = {
-    "view": reshape, "reshape": reshape, "flatten": flatten, "permute": permute, "transpose": transpose,
-    "swapaxes": transpose, "t": transpose, "pow": power, "repeat": repeat, "unsqueeze": unsqueeze,
-    "squeeze": squeeze, "size": shape_of, "bmm": matmul, "matmul": matmul, "masked_fill": weigh_mask,
-    "mul": times, "mul_": times, "add": plus, "add_": plus,
-    "sub": partial(plus, sign=-1.0), "div": partial(times, divide=True),
-    "neg": lambda c: c.build.scaled(c.args[0], -1.0),
-    "mean": partial(reduce, mean=True), "sum": partial(reduce, mean=False), "dim": lambda c: len(c.args[0].shape) + 1,
-    **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as"), unchanged),
-    **dict.fromkeys(("expand", "expand_as"), expand),
-}  # fmt: skip
-METHODS |= {name: partial(elementwise, target=fn, method=name) for name, fn in ELEMENTWISE_METHODS.items()}
-METHODS |= {f"{name}_": METHODS[name] for name in (*ELEMENTWISE_METHODS, "sub", "div", "neg", "pow", "masked_fill")}
-
-FUNCTIONS: dict[Any, Callable[[Call], Any]] = {
-    operator.add: plus, operator.iadd: plus, torch.add: plus,
-    operator.sub: partial(plus, sign=-1.0), torch.sub: partial(plus, sign=-1.0),
-    operator.isub: partial(plus, sign=-1.0), operator.itruediv: partial(times, divide=True), operator.ipow: power,
-    operator.mul: times, operator.imul: times, torch.mul: times,
-    operator.truediv: partial(times, divide=True), torch.div: partial(times, divide=True),
-    operator.neg: lambda c: c.build.scaled(c.args[0], -1.0), torch.neg: lambda c: c.build.scaled(c.args[0], -1.0),
-    operator.matmul: matmul, torch.matmul: matmul, torch.bmm: matmul, torch.sparse.mm: matmul, torch.mm: matmul,
-    operator.getitem: getitem, getattr: attribute, F.linear: linear,
-    torch.reshape: reshape, torch.flatten: flatten, torch.permute: permute, torch.transpose: transpose,
-    torch.swapaxes: transpose, torch.t: transpose, operator.pow: power, torch.pow: power,
-    torch.unsqueeze: unsqueeze, torch.squeeze: squeeze, torch.cat: cat, torch.concat: cat,
-    torch.mean: partial(reduce, mean=True), torch.sum: partial(reduce, mean=False), F.pad: pad,
-}  # fmt: skip
-FUNCTIONS |= {fn: partial(elementwise, target=fn) for fn in ELEMENTWISE}
-
+# The options of torch's functions are in the order of their signatures, for they may be given by position.
 POOL = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
-NO_TABLE = refused("reads a table by a function.", "Use nn.Embedding.")
-NO_MAX = refused("has no known infinite-width limit.", "Use average pooling or strides.")
-NO_SOFTMAX = refused(
+NO_TABLE = _refusal("reads a table by a function.", "Use nn.Embedding.")
+NO_MAX = _refusal("has no known infinite-width limit.", "Use average pooling or strides.")
+NO_SOFTMAX = _refusal(
     "is a softmax of random values.", "Leave the last one to the loss; for attention use nn.MultiheadAttention."
 )
-FUNCTIONS |= {
-    F.avg_pool1d: as_module(nn.AvgPool1d, *POOL), F.avg_pool2d: as_module(nn.AvgPool2d, *POOL),
-    F.avg_pool3d: as_module(nn.AvgPool3d, *POOL),
-    F.adaptive_avg_pool1d: as_module(nn.AdaptiveAvgPool1d, "output_size"),
-    F.adaptive_avg_pool2d: as_module(nn.AdaptiveAvgPool2d, "output_size"),
-    F.adaptive_avg_pool3d: as_module(nn.AdaptiveAvgPool3d, "output_size"),
-    F.interpolate: as_module(nn.Upsample, "size", "scale_factor", "mode", "align_corners"),
-    F.dropout: dropout, F.layer_norm: layer_norm, F.conv1d: conv, F.conv2d: conv, F.conv3d: conv,
-    torch.conv1d: conv, torch.conv2d: conv, torch.conv3d: conv, torch.chunk: chunk, F.glu: glu, F.embedding: NO_TABLE,
-    F.max_pool1d: NO_MAX, F.max_pool2d: NO_MAX, F.max_pool3d: NO_MAX, torch.max_pool2d: NO_MAX, torch.amax: NO_MAX,
-    torch.max: NO_MAX, F.softmax: NO_SOFTMAX, torch.softmax: NO_SOFTMAX, F.log_softmax: NO_SOFTMAX,
-    torch.log_softmax: NO_SOFTMAX,
+read_difference, read_quotient = partial(read_sum, sign=-1.0), partial(read_product, divide=True)
+read_mean, read_total = partial(read_reduction, mean=True), partial(read_reduction, mean=False)
+
+# Methods of tensors, by name.
+METHODS: dict[str, Rule] = {
+    "add": read_sum, "add_": read_sum, "sub": read_difference, "mul": read_product, "mul_": read_product,
+    "div": read_quotient, "neg": read_negation, "pow": read_power, "bmm": read_matmul, "matmul": read_matmul,
+    "masked_fill": read_masked_fill, "mean": read_mean, "sum": read_total, "size": read_size, "dim": read_dim,
+    "view": read_reshape, "reshape": read_reshape, "flatten": read_flatten, "permute": read_permute,
+    "transpose": read_transpose, "swapaxes": read_transpose, "t": read_transpose, "unsqueeze": read_unsqueeze,
+    "squeeze": read_squeeze, "repeat": read_repeat, "chunk": read_chunk,
+    "softmax": NO_SOFTMAX, "log_softmax": NO_SOFTMAX, "max": NO_MAX, "amax": NO_MAX,
+    **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as"), read_cast),
+    **dict.fromkeys(("expand", "expand_as"), read_expand),
 }  # fmt: skip
-METHODS |= {"chunk": chunk, "softmax": NO_SOFTMAX, "log_softmax": NO_SOFTMAX, "max": NO_MAX, "amax": NO_MAX}
+METHODS |= {name: partial(read_elementwise, target=fn, method=name) for name, fn in ELEMENTWISE_METHODS.items()}
+# In place is the same here: values are never changed, and names that would show it are refused (`graphs`).
+METHODS |= {f"{name}_": METHODS[name] for name in (*ELEMENTWISE_METHODS, "sub", "div", "neg", "pow", "masked_fill")}
+
+# Functions; what is in neither table is refused for random values, and run as it is for known ones.
+FUNCTIONS: dict[TorchFunction, Rule] = {
+    operator.add: read_sum, operator.iadd: read_sum, torch.add: read_sum,
+    operator.sub: read_difference, operator.isub: read_difference, torch.sub: read_difference,
+    operator.mul: read_product, operator.imul: read_product, torch.mul: read_product,
+    operator.truediv: read_quotient, operator.itruediv: read_quotient, torch.div: read_quotient,
+    operator.neg: read_negation, torch.neg: read_negation,
+    operator.pow: read_power, operator.ipow: read_power, torch.pow: read_power,
+    operator.matmul: read_matmul, torch.matmul: read_matmul, torch.bmm: read_matmul, torch.sparse.mm: read_matmul,
+    torch.mm: read_matmul, F.linear: read_linear, operator.getitem: read_item, getattr: read_attribute,
+    torch.reshape: read_reshape, torch.flatten: read_flatten, torch.permute: read_permute,
+    torch.transpose: read_transpose, torch.swapaxes: read_transpose, torch.t: read_transpose,
+    torch.unsqueeze: read_unsqueeze, torch.squeeze: read_squeeze, torch.cat: read_cat, torch.concat: read_cat,
+    torch.mean: read_mean, torch.sum: read_total, F.pad: read_pad, torch.chunk: read_chunk, F.glu: read_glu,
+    F.avg_pool1d: _as_module(nn.AvgPool1d, *POOL), F.avg_pool2d: _as_module(nn.AvgPool2d, *POOL),
+    F.avg_pool3d: _as_module(nn.AvgPool3d, *POOL),
+    F.adaptive_avg_pool1d: _as_module(nn.AdaptiveAvgPool1d, "output_size"),
+    F.adaptive_avg_pool2d: _as_module(nn.AdaptiveAvgPool2d, "output_size"),
+    F.adaptive_avg_pool3d: _as_module(nn.AdaptiveAvgPool3d, "output_size"),
+    F.interpolate: _as_module(nn.Upsample, "size", "scale_factor", "mode", "align_corners"),
+    F.dropout: read_dropout, F.layer_norm: read_layer_norm,
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), read_conv),
+    F.embedding: NO_TABLE,
+    **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.amax, torch.max), NO_MAX),
+    **dict.fromkeys((F.softmax, torch.softmax, F.log_softmax, torch.log_softmax), NO_SOFTMAX),
+    **{fn: partial(read_elementwise, target=fn) for fn in ELEMENTWISE},
+}  # fmt: skip

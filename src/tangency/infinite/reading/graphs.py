@@ -6,19 +6,23 @@ import operator
 import re
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..._base import tree
-from ...engine import borrow
+from ...engine.network import TURN
 from ...errors import TangencyError, UnsupportedModule
 from ..layers.twin import Twin
-from .faithful import Settled, check, check_leaf
+from .calls import Args, Kwargs, TorchFunction
+from .faithful import check_leaf, check_module
 
 # What returns its input, or a view of it: a change in place of one is a change of both.
 _VIEWS = {
@@ -26,26 +30,28 @@ _VIEWS = {
     "unsqueeze", "unflatten", "expand", "expand_as", "chunk", "split", "narrow", "select", "contiguous", "to",
     "type_as", "float", "double", "detach", "getitem", "getattr", "view_as", "Identity", "Flatten", "Unflatten",
 }  # fmt: skip
-_IN_PLACE = {
+_IN_PLACE: set[TorchFunction] = {
     operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow, operator.ifloordiv, operator.imod,
     operator.imatmul, operator.iand, operator.ior, operator.ixor, operator.setitem,
 }  # fmt: skip
 
 
-class Value(fx.Proxy):
+class StandIn(fx.Proxy):
     """fx's stand-in for a tensor; x += y stays a change in place (fx would make it x + y)."""
 
 
-def _in_place(target: Any) -> Callable[[Value, Any], fx.Proxy]:
-    def change(self: Value, other: Any) -> fx.Proxy:
-        found: fx.Proxy = self.tracer.create_proxy("call_function", target, (self, other), {})
-        return found
+def _recorded(target: TorchFunction) -> Callable[[StandIn, object], fx.Proxy]:
+    """The method of a StandIn that notes x += y as it stands."""
+
+    def change(self: StandIn, other: object) -> fx.Proxy:
+        after: fx.Proxy = self.tracer.create_proxy("call_function", target, (self, other), {})
+        return after
 
     return change
 
 
 for _target in _IN_PLACE - {operator.setitem}:
-    setattr(Value, f"__{_target.__name__}__", _in_place(_target))
+    setattr(StandIn, f"__{_target.__name__}__", _recorded(_target))
 
 
 class Tracer(fx.Tracer):
@@ -53,6 +59,7 @@ class Tracer(fx.Tracer):
 
     def __init__(self, single: bool) -> None:
         super().__init__()
+        # Messages name the user's line of code.
         self.record_stack_traces = True
         self.single = single
         self.thread = threading.get_ident()
@@ -60,48 +67,110 @@ class Tracer(fx.Tracer):
         self.asked: Exception | None = None  # a question about values that forward() asked and caught the error of
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return Value(node, self)
+        """As fx has it: the stand-in for a node's value."""
+        return StandIn(node, self)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
+        """As fx has it: refused; that it was asked is kept, for forward() may catch the error and go on."""
         self.asked = fx.proxy.TraceError("control flow on a tensor's value")
         return super().to_bool(obj)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """As fx has it: whether a module is read as it is, not gone into."""
         if isinstance(m, Twin):
             return True
+        # Containers are gone into: they only call what they hold.
         own = type(m).__module__.startswith(("torch.nn", "torch.ao.nn"))
         return own and not isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
 
     # While fx traces, every nn.Module of the process calls these two: models of other threads go their own way.
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+    def getattr(self, attr: str, attr_val: object, parameter_proxy_cache: Kwargs) -> object:
+        """As fx has it: a module's attribute, parameters as stand-ins."""
         if threading.get_ident() != self.thread:
             return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
+        value: object = super().getattr(attr, attr_val, parameter_proxy_cache)
+        return value
 
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    def call_module(self, m: nn.Module, forward: TorchFunction, args: Args, kwargs: Kwargs) -> object:
+        """As fx has it: a module's call; what the module is, is checked first."""
         if threading.get_ident() != self.thread:
-            return forward(*args, **kwargs)
+            outputs: object = forward(*args, **kwargs)
+            return outputs
         path = self.path_of_module(m)
         name = path.removeprefix("0") if self.single else path
-        faithful(self, name, m)
+        self.check(name, m)
         self.met[name] = m
-        return super().call_module(m, forward, args, kwargs)
+        value: object = super().call_module(m, forward, args, kwargs)
+        return value
+
+    def check(self, name: str, m: nn.Module) -> None:
+        """Refuse a module that does other things than its graph will show."""
+        (check_leaf if self.is_leaf_module(m, name) else check_module)(m, name)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """As fx has it: a new node; `cut` notes whether gradients are off there."""
         node = super().create_node(*args, **kwargs)
+        # fx records no torch.no_grad(): what is made within looks like the rest.
         node.meta["cut"] = not torch.is_grad_enabled()
         return node
 
 
-def faithful(tracer: Tracer, name: str, m: nn.Module) -> None:
-    (check_leaf if tracer.is_leaf_module(m, name) else check)(m, name)
+class Settled(TorchDispatchMode):
+    """Within it, drawing random numbers is refused: the value of one draw would be taken for the network's."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
+        # torch tags every operation that draws from a generator.
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise UnsupportedModule(
+                f"{self.where}: draws random numbers ({func}), and one draw is not the network. Draw them beforehand "
+                "and keep them as a buffer, use nn.Dropout, or model.eval()."
+            )
+        value: object = func(*args, **(kwargs or {}))
+        return value
 
 
-def traced(root: nn.Module, module: nn.Module, tracer: Tracer) -> fx.Graph:
-    """The module's graph; what cannot be traced gets the line where tracing stopped."""
+@dataclass(frozen=True)
+class ModuleGraph:
+    """What tracing found of a module."""
+
+    root: nn.Module  # what was traced: fx keeps constants on it
+    nodes: fx.Graph
+    tracer: Tracer
+    single: bool  # whether the module is one layer of torch's, in a Sequential of its own
+    modes: tuple[bool, ...]  # training or not, as it was traced
+    spoiled: dict[fx.Node, fx.Node]  # nodes that change a value which a later one reads under its old name: that one
+    in_place: bool  # whether any node changes a value in place
+
+
+def trace_module(module: nn.Module) -> ModuleGraph:
+    """The module's graph, and what is to be known of it before it is read."""
+    single = module.__module__.startswith("torch.nn") and not isinstance(module, (nn.Sequential, nn.ModuleList))
+    # A copy without depth: the modules are the user's, but fx's constants do not land on the user's model.
+    root = nn.Sequential(module) if single else copy.copy(module)
+    tracer = Tracer(single)
+    nodes = _traced(root, module, tracer)
+    modules = dict(root.named_modules())
+    changes = {node: value for node in nodes.nodes if (value := _changed_node(node, modules)) is not None}
+    spoiled = _spoiled(nodes, changes, modules)
+    return ModuleGraph(root, nodes, tracer, single, training_modes(module), spoiled, in_place=bool(changes))
+
+
+def training_modes(module: nn.Module) -> tuple[bool, ...]:
+    """Whether each module within it is training."""
+    return tuple(m.training for m in module.modules())
+
+
+def _traced(root: nn.Module, module: nn.Module, tracer: Tracer) -> fx.Graph:
+    """The graph by fx; what cannot be traced gets the line where tracing stopped."""
     try:
         # One trace at a time: two that overlap would each put back what the other left in nn.Module.
-        with borrow.TURN, torch.enable_grad(), Settled(f"forward() of {type(module).__name__}"):
+        with TURN, torch.enable_grad(), Settled(f"forward() of {type(module).__name__}"):
             graph = tracer.trace(root)
             if tracer.asked is not None:  # and went on
                 raise tracer.asked
@@ -128,7 +197,7 @@ def _advice(module: nn.Module, error: Exception) -> str:
         return "Register its modules and parameters: as attributes, or in nn.ModuleList and nn.ParameterList."
     if isinstance(error, RecursionError):
         return "Its forward() calls itself without an end that tracing could see; unroll it, or compose layers."
-    if any(word in said for word in ("co_varnames", "Proxy", "'Value'")):
+    if any(word in said for word in ("co_varnames", "Proxy", "'StandIn'")):
         return (
             "Its forward() takes a variable number of arguments, or works on them as Python values. Wrap it into a "
             "module whose forward(x) calls it with fixed arguments and tensor operations alone, or give the network as "
@@ -148,6 +217,7 @@ def _library(module: nn.Module) -> str:
 
 def _line(error: BaseException) -> str:
     """The last line outside of torch."""
+    # The user's line is above those of torch and of this package, where the error was raised.
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "/torch/" not in f.filename and "/tangency/infinite/" not in f.filename]
     if not own:
@@ -155,14 +225,14 @@ def _line(error: BaseException) -> str:
     return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})"
 
 
-def stack(node: fx.Node) -> str:
+def line_of(node: fx.Node) -> str:
     """Where in the user's code a node comes from."""
     lines = re.findall(r'File "([^"]+)", line (\d+)[^\n]*\n\s+([^\n]+)', node.stack_trace or "")
     own = [f for f in lines if "/torch/" not in f[0] and "/tangency/infinite/" not in f[0]]
     return f"{own[-1][0]}:{own[-1][1]} ({own[-1][2].strip()})" if own else ""
 
 
-def changed(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
+def _changed_node(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
     """The node whose value this one changes in place."""
     first = node.args[0] if node.args else node.kwargs.get("input")
     if not isinstance(first, fx.Node):
@@ -188,34 +258,36 @@ def _by_function(node: fx.Node) -> bool:
         order = list(inspect.signature(node.target).parameters)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return False
+    # inplace may be given by position.
     place = order.index("inplace") if "inplace" in order else len(node.args)
     return place < len(node.args) and bool(node.args[place])
 
 
-def spoiled(graph: fx.Graph, modules: dict[str, nn.Module]) -> dict[fx.Node, fx.Node]:
-    """Nodes that change a value in place which a later one reads under its old name; that later one."""
-    order = {node: k for k, node in enumerate(graph.nodes)}
-    found = {}
-    for node in graph.nodes:
-        value = changed(node, modules)
-        for alias in () if value is None else _aliases(value, node, order, modules):
+def _spoiled(nodes: fx.Graph, changes: dict[fx.Node, fx.Node], modules: dict[str, nn.Module]) -> dict[fx.Node, fx.Node]:
+    """Nodes that change a value in place (`changes`) which a later one reads under its old name; that later one."""
+    # A change in place is right as long as nobody reads the old name, or a view, after it.
+    order = {node: k for k, node in enumerate(nodes.nodes)}
+    readers = {}
+    for node, value in changes.items():
+        for alias in _aliases(value, node, order, modules):
             later = [u for u in alias.users if order[u] > order[node]]
             if later:
-                found[node] = later[0]
-    return found
+                readers[node] = later[0]
+    return readers
 
 
 def _aliases(value: fx.Node, until: fx.Node, order: dict[fx.Node, int], modules: dict[str, nn.Module]) -> set[fx.Node]:
     """All nodes before `until` that lie in the same memory."""
+    # To the tensor that is viewed first, then to all views of it.
     while (before := _shown(value, modules)) is not None:
         value = before
-    found, waiting = {value}, [value]
+    aliases, waiting = {value}, [value]
     while waiting:
         for user in waiting.pop().users:
-            if user not in found and order[user] < order[until] and _shown(user, modules) in found:
-                found.add(user)
+            if user not in aliases and order[user] < order[until] and _shown(user, modules) in aliases:
+                aliases.add(user)
                 waiting.append(user)
-    return found
+    return aliases
 
 
 def _shown(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
@@ -229,51 +301,41 @@ def _shown(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
     else:
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         same = node.op in ("call_method", "call_function") and name in _VIEWS
-    return first if same or changed(node, modules) is first else None
+    return first if same or _changed_node(node, modules) is first else None
 
 
-def in_place(graph: fx.Graph, modules: dict[str, nn.Module]) -> bool:
-    return any(changed(node, modules) is not None for node in graph.nodes)
-
-
-def same_outputs(source: nn.Module, root: nn.Module, graph: fx.Graph, x: Any) -> bool:
+def same_outputs(source: nn.Module, graph: ModuleGraph, args: Args, kwargs: Kwargs) -> bool:
     """Whether the graph computes what the module does, for these inputs; True where the module itself does not run.
 
     Tracing cannot see what is decided outside of tensors: isinstance(x, Tensor) is False of fx's stand-in.
     """
+    # Inputs are float64 by now; the module runs in its own dtype.
     kind = next((p.dtype for p in source.parameters() if p.is_floating_point()), torch.float64)
-    x = tree.transform(lambda v: v.to(kind, copy=True) if v.is_floating_point() else v.clone(), x)
     training = any(m.training for m in source.modules())
-    found = []
-    for module in (source, fx.GraphModule(root, graph)):
+
+    def own(v: Tensor) -> Tensor:
+        return v.to(kind, copy=True) if v.is_floating_point() else v.clone()
+
+    outputs = []
+    for module in (source, fx.GraphModule(graph.root, graph.nodes)):
         if training and any(True for _ in module.buffers()):
             module = copy.deepcopy(module)  # running statistics stay as they are
+        # Each gets tensors of its own, for it may change them in place.
+        own_args = [tree.transform(own, v) for v in args]
+        own_kwargs = {k: tree.transform(own, v) for k, v in kwargs.items()}
         try:
-            found.append(_outputs(module, tree.transform(torch.clone, x), training))
+            with torch.no_grad(), torch.random.fork_rng(enabled=training):
+                if training:
+                    torch.manual_seed(0)  # dropout's masks
+                value = module(*own_args, **own_kwargs)
         except Exception:  # reading says what is wrong
             return True
-    first, second = found
+        outputs.append([v for v in tree_leaves(value) if isinstance(v, Tensor)])
+    first, second = outputs
     return len(first) == len(second) and all(_alike(a, b) for a, b in zip(first, second, strict=True))
 
 
-def _outputs(module: nn.Module, x: Any, training: bool) -> list[Tensor]:
-    args, kwargs = tree.arguments(x)
-    with torch.no_grad(), torch.random.fork_rng(enabled=training):
-        if training:
-            torch.manual_seed(0)  # dropout's masks
-        return [v for v in tree_leaves(module(*args, **kwargs)) if isinstance(v, Tensor)]
-
-
 def _alike(a: Tensor, b: Tensor) -> bool:
+    # Up to rounding in float32, by fused and other orders of the same sums.
     scale = float(a.abs().max()) if a.numel() else 0.0
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True)
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        for v in value:
-            yield from leaves(v)
-    elif isinstance(value, dict):
-        yield from leaves(tuple(value.values()))
-    else:
-        yield value

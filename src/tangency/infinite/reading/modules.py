@@ -1,28 +1,38 @@
-"""torch's modules as layers: one small reader for each type."""
+"""torch's modules as layers: one small reader for each type. Those of sequences are in `sequences`."""
 
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from ...errors import InputError
 from ..activations.duals import ABRelu, LeakyRelu
-from ..activations.quadrature import recognize
-from ..layers.basic import AvgPool, Conv, Dropout, Embedding, GlobalAvgPool, LayerNorm, Linear, each
+from ..activations.recognize import recognize
+from ..layers.basic import AvgPool, Conv, Dropout, Embedding, GlobalAvgPool, LayerNorm, Linear, Pair, per_axis
+from ..layers.spatial import ConvTranspose, resampled
 from ..layers.twin import Twin
 from ..layers.weights import Weights, dotted
-from ..moments.fields import Builder, Field, Lazy, Normed
-from ..moments.ops import Affine
+from ..moments.core import RandomAffine
+from ..moments.fields import Builder, Field, Lazy, Normed, Value
+from ..moments.functions import apply_function
 from ..moments.positions import Pad
-from .calls import Call, Options
+from ..moments.shapes import regrid
+from .calls import RANDOM, Call, Keywords
 from .faithful import check_leaf, exact
-from .tensors import flatten
+from .tensors import read_flatten
 
-Reader = Callable[[Any, Builder, Weights, str, Any], Any]
+# From a module and its call to the value after it. The module is of one of the types that the reader is for.
+Reader = Callable[[Any, Call], object]
+SomeReader = TypeVar("SomeReader", bound=Reader)
 READERS: dict[type, Reader] = {}
+# Types whose readers look at all arguments of a call themselves, not at the input alone.
+ALL_ARGUMENTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.RNN)
 
 NO_LIMIT: dict[type, str] = {
     **dict.fromkeys(
@@ -45,17 +55,23 @@ NO_LIMIT: dict[type, str] = {
 }
 
 
-def reads(*types: type) -> Callable[[Reader], Reader]:
-    def note(fn: Reader) -> Reader:
-        READERS.update(dict.fromkeys(types, fn))
-        return fn
+def reads(*types: type) -> Callable[[SomeReader], SomeReader]:
+    """Enter a reader for modules of these types."""
 
-    return note
+    def enter(reader: SomeReader) -> SomeReader:
+        READERS.update(dict.fromkeys(types, reader))
+        return reader
+
+    return enter
 
 
-def convert(module: nn.Module, build: Builder, weights: Weights, name: str, args: Any, kwargs: Any) -> Any:
-    """The value after a module of torch's."""
-    check_leaf(module, name)
+def read_module(module: nn.Module, call: Call) -> object:
+    """The value after a module of torch's; arguments that its reader does not know are refused."""
+    check_leaf(module, call.name)
+    build = call.build
+    if not call.args and call.kwargs.given:
+        call = replace(call, args=(call.kwargs.first(),))
+    # Along the bases, so that a refusal of torch's class holds for what derives from it too.
     for kind in type(module).__mro__:
         if kind in NO_LIMIT:
             raise build.unsupported("has no known infinite-width limit.", NO_LIMIT[kind] + ".")
@@ -65,39 +81,39 @@ def convert(module: nn.Module, build: Builder, weights: Weights, name: str, args
                     f"derives from {kind.__name__} with code of its own, which would be passed over.",
                     f"Use {kind.__name__} itself.",
                 )
-            return _read(READERS[kind], module, build, weights, name, _Args(args, kwargs))
+            value = READERS[kind](module, call)
+            # After reading, for a reader may have asked for some of them.
+            missed = call.kwargs.missed() if call.kwargs.given else ""
+            missed = missed or (f"{len(call.args)} arguments" if len(call.args) > 1 else "")
+            if missed and not isinstance(module, ALL_ARGUMENTS):
+                raise build.unsupported(f"is given {missed}, which is not read.", "Give its input alone.")
+            return value
     dual = recognize(module)
     if dual is not None or _elementwise(module):
-        value = args[0] if args else next(iter(kwargs.values()))
-        return build.elementwise(value, module, dual, type(module).__name__)
+        return apply_function(build, call.args[0], module, dual, type(module).__name__)
     raise build.unsupported(
         "has no rule for an infinite width.",
         "Write it with layers that have one (docs/infinite.md lists them), or as an activation by torch functions.",
     )
 
 
-class _Args(tuple[Any, ...]):
-    """A call's arguments; `named` are those given by keyword."""
-
-    named: Options
-
-    def __new__(cls, args: Any, kwargs: Any) -> "_Args":
-        made = super().__new__(cls, args if args else tuple(kwargs.values())[:1])
-        made.named = Options(kwargs)
-        if not args:
-            made.named.asked |= set(list(kwargs)[:1])
-        return made
+def read_part(part: nn.Module, value: Value, call: Call, name: str) -> Value:
+    """The value after a module within the one that is called; messages name it."""
+    build = call.build
+    build.name, build.where = name, f"{name} ({type(part).__name__})"
+    after = read_module(part, replace(call, args=(value,), kwargs=Keywords(), name=name))
+    assert isinstance(after, (Tensor, *RANDOM))
+    return after
 
 
-def _read(reader: Reader, module: nn.Module, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
-    """The reader's value; arguments that it does not know are refused."""
-    found = reader(module, build, weights, name, args)
-    if isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.RNN)):
-        return found  # their readers know all arguments
-    missed = args.named.missed() or (f"{len(args)} arguments" if len(args) > 1 else "")
-    if missed:
-        raise build.unsupported(f"is given {missed}, which is not read.", "Give its input alone.")
-    return found
+def as_known(module: nn.Module, *args: object, **kwargs: object) -> object:
+    """A module's output for known inputs, in float64; the user's module stays as it is."""
+    # A copy where the call would change the user's module, or round to float32.
+    changes = module.training and any(True for _ in module.buffers())  # running statistics
+    if changes or any(v.is_floating_point() and v.dtype != torch.float64 for v in module.state_dict().values()):
+        module = copy.deepcopy(module).double()
+    value: object = module(*args, **kwargs)
+    return value
 
 
 def _elementwise(module: nn.Module) -> bool:
@@ -107,81 +123,142 @@ def _elementwise(module: nn.Module) -> bool:
 
 
 @reads(nn.Identity)
-def _identity(m: nn.Identity, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
-    return args[0]
+def _identity(m: nn.Identity, call: Call) -> object:
+    value: object = call.args[0]
+    return value
+
+
+# Layers with weights
 
 
 @reads(nn.Linear)
-def _linear(m: nn.Linear, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
-    return Linear(bias=m.bias is not None, width=m.out_features, of=m).grow(build, args[0], weights, name)
+def _linear(m: nn.Linear, call: Call) -> Field:
+    layer = Linear(bias=m.bias is not None, width=m.out_features, of=m)
+    return layer.grow(call.build, call.args[0], call.weights, call.name)
 
 
 @reads(nn.Conv1d, nn.Conv2d, nn.Conv3d)
-def _conv(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+def _conv(m: nn.Conv1d | nn.Conv2d | nn.Conv3d, call: Call) -> Field:
     if m.padding_mode not in ("zeros", "circular"):
-        raise build.unsupported(f"pads by {m.padding_mode!r}.", "Use padding_mode='zeros' or 'circular'.")
+        raise call.build.unsupported(f"pads by {m.padding_mode!r}.", "Use padding_mode='zeros' or 'circular'.")
     layer = Conv(
         tuple(m.kernel_size), m.stride, m.padding, m.dilation, m.groups, m.padding_mode == "circular",
         bias=m.bias is not None, width=m.out_channels, of=m,
     )  # fmt: skip
-    return layer.grow(build, args[0], weights, name)
+    return layer.grow(call.build, call.args[0], call.weights, call.name)
+
+
+@reads(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+def _conv_transpose(m: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d, call: Call) -> Field:
+    if m.groups > 1:
+        raise call.build.unsupported("has groups.", "Use groups=1.")
+    layer = ConvTranspose(
+        tuple(m.kernel_size), m.stride, cast(Pair, m.padding), m.output_padding, m.dilation,
+        bias=m.bias is not None, width=m.out_channels, of=m,
+    )  # fmt: skip
+    return layer.grow(call.build, call.args[0], call.weights, call.name)
 
 
 @reads(nn.Embedding)
-def _embedding(m: nn.Embedding, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+def _embedding(m: nn.Embedding, call: Call) -> Field:
     if m.max_norm is not None or m.scale_grad_by_freq:
-        raise build.unsupported(
+        raise call.build.unsupported(
             "rescales its rows (max_norm) or their gradients (scale_grad_by_freq).", "Leave both at their default."
         )
-    return Embedding(width=m.embedding_dim, padding=m.padding_idx, of=m).grow(build, args[0], weights, name)
+    layer = Embedding(width=m.embedding_dim, padding=m.padding_idx, of=m)
+    return layer.grow(call.build, call.args[0], call.weights, call.name)
+
+
+# Positions
 
 
 @reads(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-def _avg_pool(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+def _avg_pool(m: nn.AvgPool1d | nn.AvgPool2d | nn.AvgPool3d, call: Call) -> Value:
+    # AvgPool2d: the digit before the last letter.
     dims = int(type(m).__name__[-2])
     if getattr(m, "divisor_override", None):
-        raise build.unsupported("has a divisor of its own.", "Use the window's, and multiply.")
-    return AvgPool(
-        each(m.kernel_size, dims),
-        each(m.stride, dims),
-        each(m.padding, dims),
-        not m.count_include_pad,
-        ceil=m.ceil_mode,
-    ).grow(build, args[0], weights, name)
+        raise call.build.unsupported("has a divisor of its own.", "Use the window's, and multiply.")
+    size, stride, padding = (per_axis(v, dims) for v in (m.kernel_size, m.stride, m.padding))
+    layer = AvgPool(size, stride, padding, not m.count_include_pad, ceil=m.ceil_mode)
+    return layer.grow(call.build, call.args[0], call.weights, call.name)
 
 
 @reads(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
-def _adaptive(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
-    f = build.field(args[0], 0)
-    want = each(m.output_size, len(f.grid))
-    want = tuple(n if w is None else w for w, n in zip(want, f.grid, strict=True))
+def _adaptive(m: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d | nn.AdaptiveAvgPool3d, call: Call) -> Value:
+    build = call.build
+    f = build.field(call.args[0], 0)
+    asked = per_axis(m.output_size, len(f.grid))  # type: ignore[arg-type]  # None keeps an axis as it is
+    want = tuple(n if w is None else w for w, n in zip(asked, f.grid, strict=True))
+    # Windows of equal size tile the positions; torch's overlap where sizes do not divide.
     if any(n % w for w, n in zip(want, f.grid, strict=True)):
         raise build.unsupported(f"makes {want} of {f.grid} positions by unequal windows.", "Use sizes that divide.")
     size = tuple(n // w for w, n in zip(want, f.grid, strict=True))
     if all(w == 1 for w in want):
-        return build.regrid(GlobalAvgPool().grow(build, f, weights, name), (f.width, *want), 0)
-    return AvgPool(size).grow(build, f, weights, name)
+        pooled = GlobalAvgPool().grow(build, f, call.weights, call.name)
+        return regrid(build, pooled, (f.width, *want), 0)
+    return AvgPool(size).grow(build, f, call.weights, call.name)
 
 
 @reads(nn.Flatten)
-def _flatten(m: nn.Flatten, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
-    return flatten(Call(build, weights, (args[0], m.start_dim, m.end_dim), {}, "Flatten"))
+def _flatten(m: nn.Flatten, call: Call) -> Field:
+    return read_flatten(replace(call, args=(call.args[0], m.start_dim, m.end_dim), kwargs=Keywords(), label="Flatten"))
 
 
-@reads(nn.modules.dropout._DropoutNd, nn.AlphaDropout)
-def _dropout(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+@reads(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
+def _zero_pad(m: nn.ZeroPad1d | nn.ZeroPad2d | nn.ZeroPad3d, call: Call) -> Field:
+    f = call.build.field(call.args[0], 0)
+    amounts = [m.padding] * 2 * len(f.grid) if isinstance(m.padding, int) else list(m.padding)
+    # torch names the last axis first
+    pairs = tuple((amounts[2 * k], amounts[2 * k + 1]) for k in range(len(f.grid)))[::-1]
+    op = Pad(pairs)
+    return call.build.apply(op, f, shape=(f.width, *op.grid(f.grid)))
+
+
+@reads(nn.Upsample)
+def _upsample(m: nn.Upsample, call: Call) -> Field:
+    """Interpolation is a matrix over each axis: what it does to the identity."""
+    f = call.build.field(call.args[0], 0)
+    size = _upsampled(m, f.grid)
+    mode = {"bilinear": "linear", "trilinear": "linear"}.get(m.mode, m.mode)
+    if mode not in ("nearest", "linear", "nearest-exact"):
+        raise call.build.unsupported(f"interpolates by {m.mode!r}.", "Use nearest or (bi-, tri-)linear.")
+    corners = m.align_corners if mode == "linear" else None
+    matrices = {}
+    for axis, (n, k) in enumerate(zip(f.grid, size, strict=True)):
+        eye = torch.eye(n, dtype=torch.float64).unsqueeze(0)
+        matrices[axis] = F.interpolate(eye, size=k, mode=mode, align_corners=corners)[0].T
+    return resampled(call.build, f, matrices)
+
+
+def _upsampled(m: nn.Upsample, grid: tuple[int, ...]) -> tuple[int, ...]:
+    """The positions after it."""
+    if m.size is not None:
+        return per_axis(m.size, len(grid))
+    factor = m.scale_factor
+    assert factor is not None  # torch asks for one of both
+    factors = tuple(factor) if isinstance(factor, (tuple, list)) else (factor,) * len(grid)
+    return tuple(int(n * float(s)) for n, s in zip(grid, factors, strict=True))
+
+
+# Dropout and norms
+
+
+@reads(_DropoutNd, nn.AlphaDropout)
+def _dropout(m: _DropoutNd, call: Call) -> object:
+    value: object = call.args[0]
     if not m.training or not m.p:
-        return args[0]
+        return value
     if not isinstance(m, nn.Dropout):
-        raise build.unsupported("drops whole channels or more.", "Use nn.Dropout, or model.eval().")
-    return Dropout(m.p).grow(build, args[0], weights, name)
+        raise call.build.unsupported("drops whole channels or more.", "Use nn.Dropout, or model.eval().")
+    return Dropout(m.p).grow(call.build, value, call.weights, call.name)
 
 
 @reads(nn.LayerNorm, nn.RMSNorm)
-def _layer_norm(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
-    if isinstance(args[0], Tensor):
-        return _of_input(m, build, weights, name, args[0])
-    f = build.settled(args[0])
+def _layer_norm(m: nn.LayerNorm | nn.RMSNorm, call: Call) -> object:
+    build = call.build
+    if isinstance(call.args[0], Tensor):
+        return _of_input(m, call)
+    f = call.field()
     over = len(m.normalized_shape)
     if tuple(m.normalized_shape) != f.shape[len(f.shape) - over :]:
         raise InputError(
@@ -193,15 +270,17 @@ def _layer_norm(m: Any, build: Builder, weights: Weights, name: str, args: _Args
             f"normalises over axes {[d + 1 for d in dims]}, the channels lie on axis {f.channel + 1}.",
             "Normalise over the channels, alone or with all positions.",
         )
-    _at_start(m, build, weights)
+    _check_start(m, build, call.weights)
+    # torch's RMSNorm without eps takes that of its input's dtype; models are float32 unless told otherwise.
     eps = m.eps if m.eps is not None else torch.finfo(torch.float32).eps
     affine = bool(m.elementwise_affine)
     shift = affine and getattr(m, "bias", None) is not None
-    return LayerNorm(f.channel, over > 1, eps, affine, shift).grow(build, f, weights, name)
+    return LayerNorm(f.channel, over > 1, eps, affine, shift).grow(build, f, call.weights, call.name)
 
 
-def _at_start(m: Any, build: Builder, weights: Weights) -> None:
+def _check_start(m: nn.Module, build: Builder, weights: Weights) -> None:
     """w_var="init" reads the module's own numbers: a norm's are taken for 1 and 0, as torch begins with."""
+    # With numbers given, weights are those of a new network, norms at their start included.
     if weights.w_var != "init":
         return
     for p, start in ((getattr(m, "weight", None), 1.0), (getattr(m, "bias", None), 0.0)):
@@ -212,75 +291,74 @@ def _at_start(m: Any, build: Builder, weights: Weights) -> None:
             )
 
 
-def _of_input(m: nn.Module, build: Builder, weights: Weights, name: str, x: Tensor) -> Tensor:
+def _of_input(m: nn.Module, call: Call) -> object:
     """A norm of the input itself is known, unless it has trained parameters: they are not infinitely many."""
-    if any(weights.rate(dotted(name, p)) for p, _ in m.named_parameters()):
-        raise build.unsupported(
+    if any(call.weights.rate(dotted(call.name, p)) for p, _ in m.named_parameters()):
+        raise call.build.unsupported(
             "normalises the input with a scale or shift that is trained.",
-            "Freeze it (train=), use affine=False, or put a Linear or Conv layer before it.",
+            "Freeze it (trainable=), use affine=False, or put a Linear or Conv layer before it.",
         )
-    return as_known(m, x)
-
-
-def as_known(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """A module's output for known inputs, in float64; the user's module stays as it is."""
-    changes = module.training and any(True for _ in module.buffers())  # running statistics
-    if changes or any(v.is_floating_point() and v.dtype != torch.float64 for v in module.state_dict().values()):
-        module = copy.deepcopy(module).double()
-    return module(*args, **kwargs)
+    return as_known(m, call.args[0])
 
 
 @reads(nn.GroupNorm)
-def _group_norm(m: nn.GroupNorm, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
+def _group_norm(m: nn.GroupNorm, call: Call) -> object:
     if m.num_groups != 1:
-        raise build.unsupported(
+        raise call.build.unsupported(
             "normalises over groups of channels.",
             "Use GroupNorm(1, …): with infinitely many channels all groups agree.",
         )
-    if isinstance(args[0], Tensor):
-        return _of_input(m, build, weights, name, args[0])
-    _at_start(m, build, weights)
-    return LayerNorm(0, True, m.eps, m.affine).grow(build, args[0], weights, name)
+    if isinstance(call.args[0], Tensor):
+        return _of_input(m, call)
+    _check_start(m, call.build, call.weights)
+    return LayerNorm(0, True, m.eps, m.affine).grow(call.build, call.args[0], call.weights, call.name)
 
 
-@reads(nn.modules.batchnorm._BatchNorm)
-def _batch_norm(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
-    if isinstance(args[0], Tensor):
+@reads(_BatchNorm)
+def _batch_norm(m: _BatchNorm, call: Call) -> object:
+    build, weights = call.build, call.weights
+    if isinstance(call.args[0], Tensor):
+        # Statistics of the batch would make one sample depend on the others.
         if m.training or not m.track_running_stats:
             raise build.unsupported("normalises the input over the batch.", "Normalise the data beforehand.")
-        return _of_input(m, build, weights, name, args[0])
-    f = build.settled(args[0])
-    _at_start(m, build, weights)
+        return _of_input(m, call)
+    f = call.field()
+    _check_start(m, build, weights)
+    rates = weights.rates(call.name) if m.affine else (0.0, 0.0)
     if not m.training and m.track_running_stats:
-        return _running(m, build, weights, name, f)
+        return _running(m, build, rates, f)
+    # The limit over a batch is known of Gaussian values without positions (`moments/batchnorm.py`).
     if len(f.shape) != 1 or not f.gaussian:
         raise build.unsupported(
             "uses the statistics of the batch; their limit is known after a Linear layer, without positions.",
             "Use LayerNorm or GroupNorm(1, …), or model.eval() for the statistics of initialisation.",
         )
-    rates = weights.rates(name) if m.affine else (0.0, 0.0)
-    return Normed(f, m.eps, rates, name)
+    return Normed(f, m.eps, rates, call.name)
 
 
-def _running(m: Any, build: Builder, weights: Weights, name: str, f: Field) -> Any:
+def _running(m: _BatchNorm, build: Builder, rates: tuple[float, float], f: Field) -> Field:
     """In evaluation mode: a constant factor, while the running statistics are those of initialisation."""
+    assert m.running_mean is not None
+    assert m.running_var is not None
+    # As torch begins with them: BatchNorm then divides by √(1 + eps), and shifts by nothing.
     fresh = bool((m.running_mean == 0).all() and (m.running_var == 1).all())
     if not fresh:
         raise build.unsupported(
             "has running statistics of its own training.", "Reset them (reset_running_stats), or use GroupNorm(1, …)."
         )
-    rates = weights.rates(name) if m.affine else (0.0, 0.0)
-    return replace(build.same(Affine(1 / (1 + m.eps), 0.0, 0.0, rates[1]), f), gain=rates[0])
+    return replace(build.apply(RandomAffine(1 / (1 + m.eps), 0.0, 0.0, rates[1]), f), gain=rates[0])
 
 
 @reads(nn.PReLU)
-def _prelu(m: nn.PReLU, build: Builder, weights: Weights, name: str, args: Any) -> Any:
+def _prelu(m: nn.PReLU, call: Call) -> object:
     """A slope of each channel's own is a parameter; its derivative is min(x, 0)."""
-    rate = weights.rate(dotted(name, "weight"))
+    build, value = call.build, call.args[0]
+    rate = call.weights.rate(dotted(call.name, "weight"))
+    # One slope is one function; slopes that differ by channel are many, which one dual is not of.
     slopes = m.weight.detach().double()
     if float(slopes.max() - slopes.min()) > 0:
         raise build.unsupported("has different slopes.", "At initialisation they are one number: 0.25 by default.")
-    value, dual = args[0], LeakyRelu(float(slopes[0]))
+    dual = LeakyRelu(float(slopes[0]))
     if isinstance(value, Tensor):
         if rate:
             raise build.unsupported("trains slopes on the input itself.", "Put a Linear or Conv layer before it.")
@@ -288,16 +366,7 @@ def _prelu(m: nn.PReLU, build: Builder, weights: Weights, name: str, args: Any) 
     if rate and m.num_parameters == 1:
         raise build.unsupported(
             "trains one slope for all channels, whose gradient has no limit.",
-            "Give each channel its own (num_parameters), or freeze it (train=).",
+            "Give each channel its own (num_parameters), or freeze it (trainable=).",
         )
-    found = build.elementwise(value, dual, dual, "PReLU")
-    return replace(found, inner=ABRelu(1.0, 0.0), rate=rate) if rate and isinstance(found, Lazy) else found
-
-
-@reads(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
-def _zero_pad(m: Any, build: Builder, weights: Weights, name: str, args: _Args) -> Any:
-    f = build.field(args[0], 0)
-    amounts = [m.padding] * 2 * len(f.grid) if isinstance(m.padding, int) else list(m.padding)
-    pairs = tuple((amounts[2 * k], amounts[2 * k + 1]) for k in range(len(f.grid)))[::-1]
-    op = Pad(pairs)
-    return build.same(op, f, shape=(f.width, *op.grid(f.grid)))
+    after = apply_function(build, value, dual, dual, "PReLU")
+    return replace(after, inner=ABRelu(1.0, 0.0), rate=rate) if rate and isinstance(after, Lazy) else after

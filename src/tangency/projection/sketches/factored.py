@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...engine.blocks import Block, Dense, Outer
-from .kinds import Place, Sketch, Sparse, below
+from ...engine.blocks import DenseBlock, GradientBlock, OuterBlock
+from .kinds import Place, Sketch, Sparse
 from .pieces import ordered, output
-from .random import FIRST, PICK, REST, SHIFT, Stream, entries, signs
+from .random import FIRST, PICK, REST, SHIFT, Stream, below, entries, signs
 
 
-def _by_output(block: Block, stream: Stream, joint: bool) -> list[tuple[Block, Stream]]:
+def _by_output(block: GradientBlock, stream: Stream, joint: bool) -> list[tuple[GradientBlock, Stream]]:
     """The block with its words; where outputs are projected together, each output with its own."""
     if not joint:
         return [(block, stream)]
@@ -32,11 +32,13 @@ class Kronecker(Sketch):
 
     kind = "kronecker"
 
-    def add(self, outs: Sequence[Tensor], blocks: Sequence[Block], place: Place, joint: bool, room: int) -> None:
+    def add(
+        self, outs: Sequence[Tensor], blocks: Sequence[GradientBlock], place: Place, joint: bool, room: int
+    ) -> None:
         if len(place.shape) < 2:
             return Sparse().add(outs, blocks, place, joint, room)
         k, sizes = outs[0].shape[1], (place.shape[0], math.prod(place.shape[1:]))
-        sides = split(k, *sizes)
+        sides = side_lengths(k, *sizes)
         for out, block in zip(outs, blocks, strict=True):
             for some, stream in _by_output(block, place.stream, joint):
                 made = _both_sides(some, stream, sizes, sides).flatten(2).flatten(0, 1).to(out.dtype)
@@ -47,23 +49,23 @@ class Kronecker(Sketch):
         return None
 
 
-def split(k: int, o: int, i: int) -> tuple[int, int]:
+def side_lengths(k: int, o: int, i: int) -> tuple[int, int]:
     """(k₁, k₂) with k₁ k₂ ≤ k, as equal as o and i allow."""
     first = min(o, max(1, math.isqrt(k)))
     rest = min(i, k // first)
     return min(o, k // rest), rest
 
 
-def _both_sides(block: Block, stream: Stream, sizes: tuple[int, int], sides: tuple[int, int]) -> Tensor:
+def _both_sides(block: GradientBlock, stream: Stream, sizes: tuple[int, int], sides: tuple[int, int]) -> Tensor:
     """[n, c, k₁, k₂]."""
     block = _in_order(block)
     like = block.tensors()[-1]
     like = like.float() if like.dtype == torch.float16 else like
     rest = _side(stream, REST, sizes[1], sides[1], like)
-    lift = block.uses[0].lift if isinstance(block, Outer) else None
-    if isinstance(block, Outer) and block.indexed and sides[0] < sizes[0]:
+    lift = block.uses[0].lift if isinstance(block, OuterBlock) else None
+    if isinstance(block, OuterBlock) and block.indexed and sides[0] < sizes[0]:
         made = _looked_up(block, stream, sides[0], rest)
-    elif isinstance(block, Outer) and lift is not None and lift.taps is not None:
+    elif isinstance(block, OuterBlock) and lift is not None and lift.taps is not None:
         first = _side(stream, FIRST, sizes[0], sides[0], like)
         a, d = block.a().to(like.dtype), block.d().to(like.dtype)  # [n, t, g, i], [n, c, t, g, o]
         if rest.dim() == 1:  # kept: in the weight's own order
@@ -84,12 +86,12 @@ def _both_sides(block: Block, stream: Stream, sizes: tuple[int, int], sides: tup
     return _scaled(made, block.scale)
 
 
-def _in_order(block: Block) -> Block:
+def _in_order(block: GradientBlock) -> GradientBlock:
     """The block with entries in the parameter's own order: factors of a part of it are multiplied out."""
-    return Dense(block.expand()) if isinstance(block, Outer) and block.slot is not None else block
+    return DenseBlock(block.expand()) if isinstance(block, OuterBlock) and block.slot is not None else block
 
 
-def _looked_up(block: Outer, stream: Stream, k: int, rest: Tensor) -> Tensor:
+def _looked_up(block: OuterBlock, stream: Stream, k: int, rest: Tensor) -> Tensor:
     """An embedding: B δ is the column of B that belongs to the row that was looked up."""
     a, d = block.a(), block.d()[:, :, :, 0].to(rest.dtype)  # [n, t], [n, c, t, o]
     present = torch.unique(a[a >= 0])
@@ -137,7 +139,9 @@ class RandomMask(Sketch):
 
     kind = "random-mask"
 
-    def add(self, outs: Sequence[Tensor], blocks: Sequence[Block], place: Place, joint: bool, room: int) -> None:
+    def add(
+        self, outs: Sequence[Tensor], blocks: Sequence[GradientBlock], place: Place, joint: bool, room: int
+    ) -> None:
         size = math.prod(place.shape)
         for out, block in zip(outs, blocks, strict=True):
             for some, stream in _by_output(block, place.common, joint):
@@ -158,19 +162,19 @@ def _picks(stream: Stream, k: int, total: int, like: Tensor) -> tuple[Tensor, Te
     return picks, ((words & 1) * 2 - 1) * length.to(like.dtype).sqrt()
 
 
-def _values(block: Block, columns: Tensor) -> Tensor:
+def _values(block: GradientBlock, columns: Tensor) -> Tensor:
     """Single entries of the gradients: [n, c, len(columns)]."""
     block = _in_order(block)
-    if isinstance(block, Dense):
+    if isinstance(block, DenseBlock):
         g = block.g[:, :, columns].float() if block.g.dtype == torch.float16 else block.g[:, :, columns]
         return g if block.scale is None else g * block.scale[:, None, None]
-    lift = block.uses[0].lift if isinstance(block, Outer) else None
-    if isinstance(block, Outer) and block.indexed:
+    lift = block.uses[0].lift if isinstance(block, OuterBlock) else None
+    if isinstance(block, OuterBlock) and block.indexed:
         d = block.d()[:, :, :, 0].float() if block.dtype == torch.float16 else block.d()[:, :, :, 0]
         hit = (block.a()[:, :, None] == columns // d.shape[-1]).to(d.dtype)
         made = torch.einsum("ntk,nctk->nck", hit, d[..., columns % d.shape[-1]])
         return made if block.scale is None else made * block.scale[:, None, None]
-    if not isinstance(block, Outer) or lift is None or lift.taps is None:
+    if not isinstance(block, OuterBlock) or lift is None or lift.taps is None:
         return block.expand()[:, :, columns]
     _, _, i, o = block.sizes()
     channel, inner = columns // i, columns % i

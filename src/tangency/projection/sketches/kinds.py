@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from ..._base.memory import power_of_two
-from ...engine.blocks import Block, Mixed
-from ...engine.contraction import matmul
+from ...engine.blocks import GradientBlock, MixedBlock
+from ...engine.contraction import matmul_wide
 from . import triton
-from .pieces import Piece, pieces
-from .random import COLUMN, NORMAL, SHIFT, SIGN, Stream, entries, signs
+from .pieces import Piece, gradient_pieces
+from .random import COLUMN, NORMAL, SHIFT, SIGN, Stream, below, entries, signs
 
 # Columns whose words are made together, and whose matrix entries are held, on a CPU (heuristic: the latter stay in its
 # cache); on a GPU the bytes of entries.
 WORDS, HELD, CUDA = 1 << 13, 1 << 8, 1 << 30
 # Entries that are transformed together (heuristic: fewer would be many small transforms).
-LONGEST = 1 << 14
+LONGEST_TRANSFORM = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Sketch(ABC):
     shared: ClassVar[bool] = False  # making the matrix is what costs: worth doing for many samples at a time
 
     @abstractmethod
-    def add(self, outs: Sequence[Tensor], blocks: Sequence[Block], place: Place, joint: bool, room: int) -> None:
+    def add(
+        self, outs: Sequence[Tensor], blocks: Sequence[GradientBlock], place: Place, joint: bool, room: int
+    ) -> None:
         """Add S g to rows (sample, output) of outs, one for each block; `joint`: Σ_c S_c g_c to rows (sample)."""
 
     def factor(self, k: int) -> float:
@@ -63,20 +65,22 @@ class Flat(Sketch):
     def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, place: Place) -> None:
         """outs [r, k] += g [r, q] Sᵀ for the columns of a piece; g in the piece's order."""
 
-    def add(self, outs: Sequence[Tensor], blocks: Sequence[Block], place: Place, joint: bool, room: int) -> None:
+    def add(
+        self, outs: Sequence[Tensor], blocks: Sequence[GradientBlock], place: Place, joint: bool, room: int
+    ) -> None:
         if len(blocks) > 1 and not (self.shared and _alike(blocks)):
             for out, block in zip(outs, blocks, strict=True):
                 self.add([out], [block], place, joint, room)
             return
-        for some in zip(*(pieces(b, room, self.compact) for b in blocks), strict=True):
+        for some in zip(*(gradient_pieces(b, room, self.compact) for b in blocks), strict=True):
             for c in range(some[0].g.shape[1]) if joint else (None,):
                 own = place if c is None else replace(place, stream=replace(place.stream, output=c))
                 self.multiply(outs, [_rows(p, c) for p in some], replace(some[0], scale=_scales(some[0], c)), own)
 
 
-def _alike(blocks: Sequence[Block]) -> bool:
+def _alike(blocks: Sequence[GradientBlock]) -> bool:
     """Whether their pieces hold the same columns, without scales."""
-    if len({(type(b), b.n, b.c) for b in blocks}) > 1 or isinstance(blocks[0], Mixed):
+    if len({(type(b), b.n, b.c) for b in blocks}) > 1 or isinstance(blocks[0], MixedBlock):
         return False
     plain = (None, False)
     return all(any(getattr(b, k, None) is v for v in plain) for b in blocks for k in ("indexed", "scale", "slot"))
@@ -134,7 +138,7 @@ class Rademacher(_Dense):
 
 
 @dataclass(frozen=True)
-class Gaussian(_Dense):
+class GaussianEntries(_Dense):
     """R has normal entries (65,536 values: `normal_table`)."""
 
     kind = "gaussian"
@@ -170,14 +174,16 @@ class Sparse(Flat):
             return self._scattered(out, g, piece, stream, group)
         q = g.shape[1]
         first, last = piece.start // k, (piece.start + q - 1) // k + 1
+        compiled = g.is_cuda and g.dtype != torch.float64 and triton.present()
+        if not compiled:
+            g = _wide(g, piece.scale)
         shifts = below(stream.words(SHIFT, 1, first, last - first, g.device, group)[0], k)
-        if g.is_cuda and g.dtype != torch.float64 and triton.available():
+        if compiled:
             near = piece.start // 64
             bits = stream.words(COLUMN, 1, near, -(-(piece.start + q) // 64) - near, g.device, group)[0]
             scale = torch.ones(len(g), device=g.device) if piece.scale is None else piece.scale
-            triton.buckets(g, scale, out, bits, shifts, piece.start)
+            triton.launch_buckets(g, scale, out, bits, shifts, piece.start)
             return None
-        g = _wide(g, piece.scale)
         sign = signs(stream, COLUMN, group, piece.start, q, out)
         at = 0
         for chunk, shift in enumerate(shifts.tolist(), first):
@@ -221,7 +227,7 @@ class Hadamard(Flat):
 
     def _one(self, out: Tensor, g: Tensor, start: int, place: Place) -> None:
         k, (rows, q), stream = out.shape[1], g.shape, place.stream
-        length = max(power_of_two(k), min(LONGEST, power_of_two(math.prod(place.shape))))
+        length = max(power_of_two(k), min(LONGEST_TRANSFORM, power_of_two(math.prod(place.shape))))
         left, right = _factors(length, out)
         step = max(1, (1 << 26) // (rows * length)) if not g.is_cuda else max(1, (1 << 29) // (rows * length))
         first, last = start // length, (start + q - 1) // length + 1
@@ -265,11 +271,6 @@ def _sample(stream: Stream, chunk: int, length: int, k: int, device: torch.devic
     return j
 
 
-def below(words: Tensor, k: int) -> Tensor:
-    """Words as numbers 0 … k: their upper 32 bits times k, shifted down."""
-    return (((words >> 32) & 0xFFFFFFFF) * k) >> 32
-
-
 def _wide(g: Tensor, scale: Tensor | None) -> Tensor:
     g = g.float() if g.dtype == torch.float16 else g
     return g if scale is None else g * scale[:, None]
@@ -277,7 +278,7 @@ def _wide(g: Tensor, scale: Tensor | None) -> Tensor:
 
 def _product(out: Tensor, g: Tensor, matrix: Tensor, scale: Tensor | None) -> None:
     if g.dtype == torch.float16:
-        _accumulate(out, matmul(g, matrix), scale)
+        _accumulate(out, matmul_wide(g, matrix), scale)
     elif scale is None:
         out.addmm_(g, matrix)
     else:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...engine.blocks import Block, Dense, Mixed, Outer, Use, formed, gradient, scatter
-from ...engine.rules import Linear
+from ...engine.blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock, formed, gradient, scatter
+from ...engine.rules import LinearRule
 
 
 @dataclass(frozen=True)
@@ -26,42 +26,44 @@ class Piece:
         return (self.index[:, None] * wide + torch.arange(wide, device=self.g.device)).flatten()
 
 
-def pieces(block: Block, room: int, compact: bool = True) -> Iterator[Piece]:
+def gradient_pieces(block: GradientBlock, room: int, compact: bool = True) -> Iterator[Piece]:
     """All of a block. `room`: bytes that a piece may take. `compact`: of an embedding, only rows that occur."""
-    if isinstance(block, Mixed):
+    if isinstance(block, MixedBlock):
         for b in block.blocks:
-            yield from pieces(b, room, compact)
-    elif isinstance(block, Dense):
+            yield from gradient_pieces(b, room, compact)
+    elif isinstance(block, DenseBlock):
         yield Piece(block.g, scale=block.scale)
-    elif isinstance(block, Outer) and block.slot is not None:
+    elif isinstance(block, OuterBlock) and block.slot is not None:
         if block.slot.contiguous:
-            for piece in pieces(replace(block, slot=None), room, compact=False):
+            for piece in gradient_pieces(replace(block, slot=None), room, compact=False):
                 yield replace(piece, start=piece.start + block.slot.offset)
         else:
             yield Piece(block.expand())
-    elif isinstance(block, Outer) and block.indexed:
+    elif isinstance(block, OuterBlock) and block.indexed:
         yield from _rows(block, room) if compact else _vocabulary(block, room)
-    elif isinstance(block, Outer) and block.uses[0].lift.taps is not None:
+    elif isinstance(block, OuterBlock) and block.uses[0].lift.taps is not None:
         yield from _channels(block, room)
-    elif isinstance(block, Outer) and all(isinstance(u.lift, Linear) for u in block.uses):
+    elif isinstance(block, OuterBlock) and all(isinstance(u.lift, LinearRule) for u in block.uses):
         yield from _columns(block, room)
     else:
         dense = formed(block)
-        yield Piece(dense.expand() if not isinstance(dense, Dense) else dense.g, scale=getattr(dense, "scale", None))
+        yield Piece(
+            dense.expand() if not isinstance(dense, DenseBlock) else dense.g, scale=getattr(dense, "scale", None)
+        )
 
 
-def output(block: Block, c: int) -> Block:
+def output(block: GradientBlock, c: int) -> GradientBlock:
     """The gradients of one output alone."""
     one = slice(c, c + 1)
-    if isinstance(block, Mixed):
-        return Mixed(tuple(output(b, c) for b in block.blocks))
-    if isinstance(block, Outer):
-        return replace(block, uses=tuple(Use(u.lift, u.x, u.d[:, one]) for u in block.uses))
-    assert isinstance(block, Dense)
+    if isinstance(block, MixedBlock):
+        return MixedBlock(tuple(output(b, c) for b in block.blocks))
+    if isinstance(block, OuterBlock):
+        return replace(block, uses=tuple(replace(u, d=u.d[:, one]) for u in block.uses))
+    assert isinstance(block, DenseBlock)
     return replace(block, g=block.g[:, one])
 
 
-def _channels(block: Outer, room: int) -> Iterator[Piece]:
+def _channels(block: OuterBlock, room: int) -> Iterator[Piece]:
     """By the weight's leading dimension: some groups, or some channels of one."""
     t, g, i, o = block.sizes()
     a, d = block.a().transpose(1, 2), block.d()
@@ -81,7 +83,7 @@ def _channels(block: Outer, room: int) -> Iterator[Piece]:
             yield Piece(made, (group * o + start) * i, scale=block.scale)
 
 
-def _columns(block: Outer, room: int) -> Iterator[Piece]:
+def _columns(block: OuterBlock, room: int) -> Iterator[Piece]:
     """A weight that is stored [i, o], by its rows."""
     a, d = block.a().transpose(1, 2), block.d()
     (i, o), rows = (a.shape[3], d.shape[4]), block.n * block.c
@@ -96,7 +98,7 @@ def ordered(v: Tensor, taps: int) -> Tensor:
     return v.unflatten(-1, (taps, -1)).transpose(-1, -2).flatten(-2)
 
 
-def _rows(block: Outer, room: int) -> Iterator[Piece]:
+def _rows(block: OuterBlock, room: int) -> Iterator[Piece]:
     """Of an embedding, the rows that some sample looks up."""
     a, d = block.a(), block.d()
     step = max(1, room // max(1, block.n * block.c * d.shape[-1] * 4))
@@ -107,7 +109,7 @@ def _rows(block: Outer, room: int) -> Iterator[Piece]:
         yield Piece(_scattered(local, d, len(present)), index=present, scale=block.scale)
 
 
-def _vocabulary(block: Outer, room: int) -> Iterator[Piece]:
+def _vocabulary(block: OuterBlock, room: int) -> Iterator[Piece]:
     """Of an embedding, every row, a few at a time."""
     a, d = block.a(), block.d()
     wide = d.shape[-1]

@@ -37,13 +37,14 @@ class Stream:
 
     @staticmethod
     def of(seed: int, name: str) -> "Stream":
+        """The stream of a parameter, by its name."""
         return Stream(int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16], "little"))
 
     def words(self, use: int, rows: int, start: int, count: int, device: torch.device, top: int = 0) -> Tensor:
         """Words start … start + count of rows top … top + rows: int64 [rows, count]."""
-        if device.type == "cuda" and triton.available():
-            first = start // 4
-            made = triton.words(self, use, top + rows, first, -(-(start + count) // 4) - first, device)[top:]
+        if device.type == "cuda" and triton.present():
+            first, last = start // 4, -(-(start + count) // 4)
+            made = triton.launch_words(self.key, self.output, use, top + rows, first, last - first, device)[top:]
             return made[:, start - 4 * first : start - 4 * first + count]
         if device.type != "cpu":
             return self.at(use, rows, torch.arange(start, start + count, device=device), top)
@@ -68,6 +69,11 @@ def signs(stream: Stream, use: int, row: int, start: int, count: int, like: Tens
     return bits.flatten()[start - 64 * first : start - 64 * first + count].to(like.dtype).mul_(2).sub_(1)
 
 
+def below(words: Tensor, k: int) -> Tensor:
+    """Words as numbers 0 … k: their upper 32 bits times k, shifted down."""
+    return (((words >> 32) & _LOW) * k) >> 32
+
+
 def entries(words: Tensor, normal: bool, out: Tensor) -> Tensor:
     """A dense matrix [q, k] into `out`, from the words [rows, q] of its columns: each has 64 signs or 4 normal numbers.
 
@@ -75,8 +81,8 @@ def entries(words: Tensor, normal: bool, out: Tensor) -> Tensor:
     16 (r mod 4) … of word row r // 4.
     """
     q, k = out.shape
-    if out.device.type == "cuda" and triton.available():
-        return triton.entries(words, normal_table(out.device) if normal else None, out)
+    if out.device.type == "cuda" and triton.present():
+        return triton.launch_entries(words, normal_table(out.device) if normal else None, out)
     packed = words.T.clone(memory_format=torch.contiguous_format)
     if normal and out.device.type == "cpu":
         number = packed.numpy().view(np.uint16).reshape(q, -1)[:, :k]

@@ -1,51 +1,51 @@
-"""Calls of the Triton kernels in `_triton.py`; what they compute is written in torch where they are called from."""
+"""Calls of the kernels in `triton_kernels.py`; what they compute is written in torch where they are called from."""
 
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from ..._base.triton import kernels
-
-if TYPE_CHECKING:
-    from .random import Stream
+from ..._base.triton import load_kernels
 
 
-def _kernels() -> Any:
-    return kernels("tangency.projection.sketches.triton_kernels")
+def _module() -> ModuleType | None:
+    return load_kernels("tangency.projection.sketches.triton_kernels")
 
 
-def available() -> bool:
-    return _kernels() is not None
+def present() -> bool:
+    """Whether there is Triton, for tensors on a GPU."""
+    return _module() is not None
 
 
-def words(stream: "Stream", use: int, rows: int, first: int, blocks: int, device: torch.device) -> Tensor:
-    """Four words of every counter first + 1 … of rows 0 … rows: [rows, 4·blocks]."""
+def launch_words(key: int, output: int, use: int, rows: int, first: int, blocks: int, device: torch.device) -> Tensor:
+    """Four words of each of `blocks` counters from first + 1 on, for rows 0 … rows: int64 [rows, 4·blocks]."""
+    module = _module()
+    assert module is not None
     out = torch.empty(rows, 4 * blocks, dtype=torch.int64, device=device)
-    low, high = (int.from_bytes(half, "little", signed=True) for half in _halves(stream.key))
+    whole = key.to_bytes(16, "little")
+    low, high = (int.from_bytes(half, "little", signed=True) for half in (whole[:8], whole[8:]))
     block = 256
     grid = (-(-blocks // block), rows)
-    _kernels().words[grid](out, low, high, blocks, first, stream.output, use, BLOCK=block)
+    module.words_kernel[grid](out, low, high, blocks, first, output, use, BLOCK=block)
     return out
 
 
-def _halves(key: int) -> tuple[bytes, bytes]:
-    whole = key.to_bytes(16, "little")
-    return whole[:8], whole[8:]
-
-
-def entries(words: Tensor, table: Tensor | None, out: Tensor) -> Tensor:
+def launch_entries(words: Tensor, table: Tensor | None, out: Tensor) -> Tensor:
     """±1, or normal numbers from a table, out of words [rows, q] into out [q, k]."""
+    module = _module()
+    assert module is not None
     q, k = out.shape
     grid = (-(-q // 32), -(-k // 128))
-    _kernels().entries[grid](
+    module.entries_kernel[grid](
         words, table if table is not None else words, out, q, k, words.stride(0), NORMAL=table is not None, Q=32, K=128
     )
     return out
 
 
-def buckets(g: Tensor, scale: Tensor, out: Tensor, bits: Tensor, shifts: Tensor, start: int) -> None:
+def launch_buckets(g: Tensor, scale: Tensor, out: Tensor, bits: Tensor, shifts: Tensor, start: int) -> None:
     """out[r, (p + shift of p's chunk) mod k] += scale[r]·sign(p)·g[r, p], chunks of k columns; see `Sparse`."""
+    module = _module()
+    assert module is not None
     g = g if g.stride(1) == 1 else g.contiguous()  # cotangents may be expanded ones
     (rows, q), k = g.shape, out.shape[1]
     high, wide = 4, 512  # measured
@@ -56,7 +56,7 @@ def buckets(g: Tensor, scale: Tensor, out: Tensor, bits: Tensor, shifts: Tensor,
     parts = -(-(last - first) // each)
     sums = out if parts == 1 else torch.zeros(parts, rows, k, device=g.device)
     # All places are counted from the first chunk, so that 32 bits hold them.
-    _kernels().buckets[(*grid, parts)](
+    module.buckets_kernel[(*grid, parts)](
         g,
         scale,
         sums,

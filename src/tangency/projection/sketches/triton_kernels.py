@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["low", "high", "blocks", "first", "output", "use"])
-def words(out, low, high, blocks, first, output, use, BLOCK: tl.constexpr):
+def words_kernel(out, low, high, blocks, first, output, use, BLOCK: tl.constexpr):
     """Philox4x64-10: four words per counter (first + k + 1, row, output, use)."""
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.program_id(1)
@@ -42,7 +42,8 @@ def words(out, low, high, blocks, first, output, use, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["q", "k", "stride"])
-def entries(words, table, out, q, k, stride, NORMAL: tl.constexpr, Q: tl.constexpr, K: tl.constexpr):
+def entries_kernel(words, table, out, q, k, stride, NORMAL: tl.constexpr, Q: tl.constexpr, K: tl.constexpr):
+    """A block [Q, K] of the matrix: the sign, or the normal number, that belongs to each row in its column's words."""
     column = tl.program_id(0) * Q + tl.arange(0, Q)
     row = tl.program_id(1) * K + tl.arange(0, K)
     inside = (column[:, None] < q) & (row[None, :] < k)
@@ -57,7 +58,7 @@ def entries(words, table, out, q, k, stride, NORMAL: tl.constexpr, Q: tl.constex
 
 
 @triton.jit(do_not_specialize=["rows", "q", "k", "start", "chunks", "each", "first_bit", "stride_g", "stride_out"])
-def buckets(
+def buckets_kernel(
     g,
     scale,
     out,

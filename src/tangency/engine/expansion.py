@@ -1,0 +1,163 @@
+"""Weight gradients formed from their factors, in slices that fit a workspace, and their norms.
+
+The other way to contract, position by position, needs no gradient formed: `contraction.py`.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock, gradient, matched
+
+# Bytes that each large temporary of a contraction may take when nobody says otherwise (heuristic).
+WORKSPACE = {"cpu": 1 << 28, "cuda": 1 << 32}
+# On a CPU, gradients are formed in slices that stay in the cache until they are multiplied (heuristic: bytes, and the
+# least number of channels for which forming them is still efficient).
+CACHE, CHANNELS = 1 << 24, 64
+
+
+def expanded(
+    x: OuterBlock, y: OuterBlock, *, trace: bool, differentiable: bool, workspace: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Weight gradients [n, c, …] of both sides, in slices of the output channels that fit the workspace.
+
+    For a trace slices may be cut between outputs, too. What is differentiated is not cut at all.
+    """
+    room = None if differentiable else workspace
+    _, g, i, o = x.sizes()
+    # A gradient of an embedding has few rows that are not zero: only those that occur on either side are formed.
+    if x.indexed:
+        a, b, rows = _compact(x.a(), y.a() if x is not y else None)
+        left = _Side(x, room, a, rows)
+        right = left if b is None else _Side(y, room, b, rows)
+        size = x.n * x.c * rows
+    else:
+        left = _Side(x, room)
+        right = left if x is y else _Side(y, room)
+        size = max(x.n, y.n) * x.c * g * i
+    for cut in [(slice(None),)] if room is None else _slices(x, o, size, trace, room):
+        formed = left.gradient(cut)
+        yield formed, formed if right is left else right.gradient(cut)
+
+
+class _Side:
+    """One side of an expansion. Activations are formed once if they fit the workspace, else a few samples at a time.
+
+    `index`: row numbers in their place, of a weight with `rows` rows.
+    """
+
+    def __init__(
+        self, x: OuterBlock, workspace: int | None, index: Tensor | None = None, rows: int | None = None
+    ) -> None:
+        self.x, self.a, self.rows, self.d = x, index, rows, x.d()
+        self.step = x.n
+        if index is None:
+            t, g, i, _ = x.sizes()
+            size = t * g * i * x.uses[0].x.element_size()
+            self.step = x.n if workspace is None else max(1, min(x.n, workspace // size))
+            if self.step == x.n:
+                self.a = _by_group(x)
+
+    def gradient(self, cut: tuple[slice, ...]) -> Tensor:
+        """[n, c, g·o·i] for a slice of the cotangents."""
+        if self.a is not None:
+            return _gradient(self.a, self.d[cut], self.rows)
+        pieces = []
+        for start in range(0, self.x.n, self.step):
+            few = slice(start, start + self.step)
+            pieces.append(_gradient(_by_group(self.x.rows(few)), self.d[few][cut]))
+        return torch.cat(pieces)
+
+
+def _by_group(x: OuterBlock) -> Tensor:
+    """Activations [n, g, t, i]."""
+    return x.a().transpose(1, 2)
+
+
+def _slices(x: OuterBlock, o: int, size: int, trace: bool, workspace: int) -> Iterator[tuple[slice, ...]]:
+    """Cuts of the cotangents [n, c, t, g, o], each `size` bytes per output channel, that fit the workspace.
+
+    A trace is cut by outputs first, which keeps (c, o) one dimension in memory, and by channels only if it must be.
+    """
+    every = slice(None)
+    d = x.uses[0].d
+    item = 4 if d.dtype == torch.float16 and not d.is_cuda else d.element_size()  # a CPU multiplies in 32 bits
+    fit = workspace // max(1, size * item)  # channels of all outputs
+    if not d.is_cuda:
+        fit = min(fit, max(CACHE // max(1, size * item), -(-CHANNELS // (x.c if trace else 1))))
+    if fit >= o:
+        yield (every,)
+        return
+    if trace and x.c > 1:
+        outputs = max(1, fit * x.c // o)
+        fit = _even(o, max(1, fit * x.c // outputs))
+        for j in range(0, x.c, outputs):
+            for start in range(0, o, fit):
+                channels = every if fit == o else slice(start, start + fit)
+                yield every, slice(j, j + outputs), every, every, channels
+        return
+    fit = _even(o, max(1, fit))
+    for start in range(0, o, fit):
+        yield every, every, every, every, slice(start, start + fit)
+
+
+def _even(o: int, fit: int) -> int:
+    """Channels per cut: at most `fit`, about equal, and aligned (matrix units want multiples of 8)."""
+    step = -(-o // -(-o // min(o, fit)))
+    return o if step >= o else min(fit, -(-step // 64) * 64) if fit >= 64 else step
+
+
+def _gradient(a: Tensor, d: Tensor, rows: int | None = None) -> Tensor:
+    """Σ_t δ_t ⊗ a_t for a slice of output channels: [n, c, g·o·i]."""
+    n, c, t, _, o = d.shape
+    if rows is not None:  # row numbers
+        out = d.new_zeros(n, c, rows + 1, o)
+        return out.scatter_add(2, a[:, None, :, None].expand(n, c, t, o), d[:, :, :, 0])[:, :, :rows].flatten(2)
+    return gradient(a, d)
+
+
+def _compact(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
+    """Row numbers of both sides renumbered to those that occur; −1 becomes a row of its own, which is dropped."""
+    numbers = a.flatten() if b is None else torch.cat([a.flatten(), b.flatten()])
+    present = torch.unique(numbers[numbers >= 0])
+
+    def renumber(v: Tensor) -> Tensor:
+        return torch.where(v < 0, len(present), torch.searchsorted(present, v.clamp_min(0)))
+
+    return renumber(a), None if b is None else renumber(b), len(present)
+
+
+def squared_norms(x: GradientBlock) -> Tensor:
+    """‖g_c‖² per sample and output: [n, c]."""
+    workspace = WORKSPACE[x.tensors()[-1].device.type]
+    if isinstance(x, DenseBlock):
+        return x.expand().square().sum(2)
+    if isinstance(x, OuterBlock) and not x.indexed:
+        return _factored_norms(x, workspace)
+    if isinstance(x, MixedBlock) and (pairs := matched(x, x)) is not None and len(pairs) == len(x.blocks):
+        return torch.stack([squared_norms(a) for a, _ in pairs]).sum(0)
+    size = x.rows(slice(0, 1)).expand().numel() * 8  # bytes of one sample in float64, the widest type
+    step = max(1, workspace // size)
+    return torch.cat([x.rows(slice(i, i + step)).expand().square().sum(2) for i in range(0, x.n, step)])
+
+
+def _factored_norms(x: OuterBlock, workspace: int) -> Tensor:
+    t, g, i, o = x.sizes()
+    positions = t * t * (i + x.c * o) < t * i * x.c * o  # cheaper per sample than forming G
+    # Bytes of one sample in float64, the widest type: its factors, and what either way makes of them.
+    size = 8 * g * (t * (i + x.c * o) + (t * t * (1 + x.c) if positions else x.c * i * o))
+    step = max(1, workspace // size)
+    pieces = []
+    for start in range(0, x.n, step):
+        b = x.rows(slice(start, start + step))
+        a, d = b.a(), b.d()
+        if d.dtype == torch.float16:
+            a, d = a.float(), d.float()
+        if positions:
+            alike = torch.einsum("ntgi,nsgi->ngts", a, a)
+            norms = (torch.einsum("nctgo,ncsgo->ncgts", d, d) * alike[:, None]).sum((2, 3, 4))
+        else:
+            norms = gradient(a.transpose(1, 2), d).square().sum(2)
+        pieces.append(norms if b.scale is None else norms * b.scale[:, None] ** 2)
+    return torch.cat(pieces)

@@ -1,0 +1,213 @@
+"""The plan compared with plain autograd on two samples: what differs goes to the fallback, which is compared too."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
+
+from .._base import tree
+from .._base.types import Inputs, Params
+from ..errors import ModelError
+from .agreement import FITS
+from .blocks import DenseBlock, GradientBlock, OuterBlock, saved_by_forming
+from .capture import by_rules, record
+from .capture_plan import CapturePlan, Unfamiliar
+from .fallback import autograd_reference, jacobian_loop, jacobian_vmap
+from .network import Network
+from .rules import NoRule
+
+# So many roundings a number may differ by that others cancelled in (heuristic; sums of some million terms).
+ROUNDINGS = 1000
+
+
+def verified(
+    network: Network, state: Params, pair: Inputs, plan: CapturePlan, saved: int, size: float, reaches: bool = False
+) -> CapturePlan:
+    """The plan after a comparison of Jᵀv with autograd: what differs goes to the fallback, which is compared too.
+
+    `saved`: bytes that the forward pass of both samples keeps. `size`: the norm of the outputs, whose rounding reaches
+    every gradient. `reaches`: data decide the way, so that other samples may reach parameters that these two do not.
+    """
+    reference = _Reference.of(network, state, pair, plan.shield, size)
+    if reference.total == 0 and len(reference.unused) == len(network.trainable) and not reaches:
+        raise ModelError(
+            "the outputs do not depend on any of the parameters that count, so the kernel is zero. Check trainable=, "
+            "torch.no_grad() and .detach() in the model."
+        )
+    _check_kept(network, reference.unused)
+    traced = bool(plan.measured)
+    blocks: dict[str, GradientBlock] = {}
+    while ruled := set(network.trainable) - plan.fallback.keys():
+        try:
+            blocks = by_rules(network, state, pair, plan, exact=True)
+        except NoRule as e:
+            plan = plan.without(e.names - plan.fallback.keys() or ruled, "its rule does not fit")
+            continue
+        except CheckpointError:
+            if plan.shield:
+                raise
+            plan = replace(plan, shield=True)
+            continue
+        except Unfamiliar as e:
+            plan.measured.add(e.calls)
+            continue
+        wrong = reference.disagree(blocks, ruled, plan.narrowest)
+        if not wrong or _only_rounding(network, pair, plan):
+            break
+        if not traced:  # rows may belong to other samples than they seem to
+            traced, plan = True, replace(plan, measured={plan.calls})
+            continue
+        plan = plan.without(wrong, "its rule disagrees with autograd")
+    else:
+        blocks = {}
+    if plan.fallback:
+        plan = _checked_fallback(network, state, pair, plan, reference)
+    return _weighed(network, blocks, plan, saved)
+
+
+def _check_kept(network: Network, unused: tuple[str, ...]) -> None:
+    """Refuse parameters that do not count only because a value made of them earlier is used in their place."""
+    modules = dict(network.model.named_modules())
+    for name in unused:
+        path, _, _ = name.rpartition(".")
+        for key, v in modules[path].__dict__.items():
+            if isinstance(v, Tensor) and v.is_floating_point() and not v.requires_grad:
+                raise ModelError(
+                    f"the outputs do not depend on the parameter {name}, but its module keeps a tensor "
+                    f"{f'{path}.{key}' if path else key} that may have been computed from it (in eval(), say). Let "
+                    "forward() compute it, or leave the parameter out: trainable=…"
+                )
+
+
+def _checked_fallback(
+    network: Network, state: Params, pair: Inputs, plan: CapturePlan, reference: "_Reference"
+) -> CapturePlan:
+    """torch.func where it agrees with autograd, then one sample at a time, then one in the company of another."""
+
+    def wrong(gradients: Mapping[str, Tensor], names: list[str], against: _Reference) -> set[str]:
+        return set(against.disagree({k: DenseBlock(g) for k, g in gradients.items()}, names, plan.narrowest))
+
+    names = list(plan.fallback)
+    try:
+        looped = wrong(jacobian_vmap(network, state, pair, names, plan.transient), names, reference)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, ModelError):
+        looped = set(names)
+    if not looped:
+        return plan
+    rest = [k for k in names if k in looped]
+    for against in (reference, reference.cancelling(network, state, pair, plan.shield)):
+        for company in (False, True):
+            gradients = jacobian_loop(network, state, pair, rest, company=company, shield=plan.shield)
+            if not wrong(gradients, rest, against):
+                return replace(plan, looped=frozenset(rest), company=company)
+    raise ModelError(
+        f"two ways to take the gradient of {', '.join(rest)} by autograd disagree: the model is not a deterministic "
+        "function of one sample."
+    )
+
+
+def _weighed(network: Network, blocks: Mapping[str, GradientBlock], plan: CapturePlan, saved: int) -> CapturePlan:
+    """The plan with the bytes that a sample takes, from the blocks of two."""
+    half = 2 if network.precision == "float16" else 1
+    entries = sum(p.numel() * p.element_size() for k, p in network.model.named_parameters() if k in plan.fallback)
+    total, largest, formed = 0, list[float](), dict[str, int]()
+    for name, block in blocks.items():
+        total += block.nbytes
+        for cotangents in block.tensors()[1::2]:
+            largest.append(float(cotangents.abs().max()))
+        if isinstance(block, OuterBlock) and not block.indexed and block.slot is None:
+            less = saved_by_forming(block)
+            if less > 0:
+                formed[name] = less // half
+    kept = total // 2 + plan.c * entries
+    top = max(largest, default=1.0)
+    seed = 2.0 ** round(8 - float(torch.log2(torch.tensor(max(top, 1e-30)))))  # room for 256 times larger ones
+    return replace(
+        plan,
+        kept=max(kept // half, 1),
+        # Besides what is saved: the outputs of the layer at work, and one set of cotangents on its way (heuristic).
+        transient=max(saved + total // plan.c, 1),  # both passes keep 32 bits
+        saved=formed,
+        seed=min(max(seed, 2.0**-14), 2.0**14),
+    )
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """Jᵀv of two samples by autograd, and how far other ways to compute it may be off.
+
+    `total`: how large all gradients together are. `rounding`: what rounding of the outputs makes of a gradient that is
+    zero.
+    """
+
+    v: Tensor
+    gradients: dict[str, Tensor]  # [2, p]
+    unused: tuple[str, ...]  # parameters that the outputs do not depend on
+    total: float
+    rounding: dict[str, float]
+
+    @staticmethod
+    def of(network: Network, state: Params, pair: Inputs, shield: bool, size: float) -> "_Reference":
+        """By autograd on both samples together; `size` is the norm of the outputs."""
+        v, gradients, unused = autograd_reference(network, state, pair, shield)
+        total, rounding = 0.0, {}
+        for k, g in gradients.items():
+            total += float(g.double().square().sum())
+            length = float(state[k].detach().double().norm())
+            rounding[k] = 1e3 * torch.finfo(g.dtype).eps * size / max(length, 1e-30) if length > 0 else 0.0
+        return _Reference(v, gradients, unused, total**0.5, rounding)
+
+    def cancelling(self, network: Network, state: Params, pair: Inputs, shield: bool) -> "_Reference":
+        """The same with room for the rounding of gradients before the head, which may cancel in it."""
+        if network.head is None:
+            return self
+        plain, inputs = network.without_head(pair)
+        _, gradients, _ = autograd_reference(plain, state, inputs, shield)
+        room = {k: ROUNDINGS * torch.finfo(g.dtype).eps * float(g.norm()) for k, g in gradients.items()}
+        return replace(self, rounding={k: max(v, room[k]) for k, v in self.rounding.items()})
+
+    def disagree(
+        self, blocks: Mapping[str, GradientBlock], names: Collection[str], narrowest: torch.dtype
+    ) -> list[str]:
+        """Of these parameters, those whose blocks are not what autograd says."""
+        wrong = []
+        for name, want in self.gradients.items():
+            if name in self.unused or name not in names:
+                continue
+            block = blocks.get(name)
+            tolerance = max(FITS.get(want.dtype, 2e-3), FITS.get(narrowest, 2e-3))
+            try:
+                g = None if block is None else block.expand()
+            except RuntimeError as e:
+                if isinstance(e, torch.OutOfMemoryError):
+                    raise
+                wrong.append(name)  # factors that do not fit each other
+                continue
+            got = torch.zeros_like(want) if g is None else torch.einsum("ncp,c->np", g.to(want), self.v.to(want))
+            room = tolerance * (float(want.norm()) + 1e-3 * self.total) + self.rounding[name]
+            if not float((got - want).norm()) <= room:
+                wrong.append(name)
+        return wrong
+
+
+def _only_rounding(network: Network, pair: Inputs, plan: CapturePlan) -> bool:
+    """Whether the plan fits in float64. In fewer bits a ReLU whose input is almost 0 may open for one run and stay shut
+    for another, which no tolerance covers. Gradients that cancel in the head differ by roundings of those before it."""
+    if in_float64(network) and network.head is None:
+        return False
+    exact = replace(network, precision="float64")
+    try:
+        state, wide = exact.state(), tree.cast(pair, torch.float64)
+        reference = _Reference.of(exact, state, wide, plan.shield, 0.0).cancelling(exact, state, wide, plan.shield)
+        narrowest = record(exact, state, wide, plan, differentiable=False, half=False)[1].narrowest
+        blocks = by_rules(exact, state, wide, plan, exact=True)
+        return not reference.disagree(blocks, reference.gradients.keys() - plan.fallback.keys(), narrowest)
+    except (RuntimeError, TypeError, NoRule, Unfamiliar):  # a model that insists on its own type
+        return False
+
+
+def in_float64(network: Network) -> bool:
+    """Whether the network computes in 64 bits."""
+    return next(iter(network.state().values())).dtype == torch.float64

@@ -1,0 +1,60 @@
+"""Elementwise functions of values, and multiples: they compose, and are applied when something else follows."""
+
+from dataclasses import replace
+
+from ..activations.dual import Dual
+from ..activations.duals import Identity
+from .fields import Builder, Field, Function, Joint, Lazy, Normed, Random
+from .joins import concat_channels
+from .ops import Rescale
+
+
+def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | None, label: str) -> Random:
+    """φ of a value, `fn` itself and its dual where it is known; of an elementwise function, their composition."""
+    if isinstance(dual, Identity):
+        return value
+    if isinstance(value, Normed):
+        return build.batch_normed(value, dual)
+    if isinstance(value, Lazy):
+        # The parameter's derivative passes through what follows, for which there is no rule.
+        if value.rate:
+            raise build.unsupported("follows an activation with trained parameters.", "Put a layer between them.")
+        inner, scale = value.fn, value.scale
+        return Lazy(value.of, None, lambda x: fn(scale * inner(x)), label=f"{label}∘{value.label}")
+    if isinstance(value, Joint):
+        several = value.fn
+        return Joint(value.of, lambda *x: fn(several(*x)), f"{label}∘{value.label}")
+    parts = build.memory.parts.get(value.node)
+    if parts is not None:  # channels side by side: each part by itself
+        joined = concat_channels(build, [apply_function(build, part, fn, dual, label) for part in parts])
+        return replace(joined, shape=value.shape, channel=value.channel)
+    joint = build.memory.functions.get(value.node)
+    if joint is not None:
+        return apply_function(build, joint, fn, dual, label)
+    if not value.gaussian:
+        raise build.unsupported(
+            "is applied to values that are not Gaussian in the limit (a sum or product with an activation's "
+            "output, a flattened or dropped-out layer).",
+            "Put a Linear or Conv layer before it, or use the pre-activation form of the block.",
+        )
+    return Lazy(value, dual, fn, label=label)
+
+
+def scale_by(build: Builder, value: Random, factor: float) -> Random:
+    """A multiple. That of a Gaussian field stays a function of it, for what is joined with it later."""
+    if isinstance(value, Joint):
+        fn = value.fn
+        return replace(value, fn=lambda *x: factor * fn(*x))
+    if isinstance(value, Lazy):
+        return replace(value, scale=value.scale * factor)
+    f = build.settled(value)
+    multiple: Field = build.apply(Rescale(factor), f)
+    if f.gaussian:
+        # A multiple of a multiple is one of the first field.
+        before, already = build.memory.multiples.get(f.node, (f, 1.0))
+        build.memory.multiples[multiple.node] = (before, already * factor)
+    law = f.doubt
+    if law is not None and law.exact is not None and law.node == f.node:
+        exact = replace(law.exact, factor=law.exact.factor * factor)
+        multiple = replace(multiple, doubt=replace(law, exact=exact, node=multiple.node))
+    return multiple

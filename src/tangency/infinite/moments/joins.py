@@ -1,0 +1,153 @@
+"""Several values become one: sums, products, concatenation. Correlated ones are refused, as their moments do not tell.
+
+Where a sum or product is not Gaussian, what it is as a function of Gaussian fields is remembered: an activation that
+follows is applied to that function (a post-activation ResNet's ReLU(ReLU(u) + z)).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .fields import Builder, Field, Joint, Lazy, Random, Value, all_sources
+from .nongaussian import first_doubt
+from .ops import Add, Mix, Multiply
+from .positions import Join
+
+Origin = tuple[tuple[Field, ...], Callable[..., Tensor]]
+
+
+def gaussian_origin(build: Builder, value: Value) -> Origin | None:
+    """The Gaussian fields that a value is an elementwise function of, and that function; None if it is none."""
+    memory = build.memory
+    if isinstance(value, Field) and not value.gaussian:
+        joint = memory.functions.get(value.node)
+        return None if joint is None else (joint.of, joint.fn)
+    if isinstance(value, Field):
+        before, factor = memory.multiples.get(value.node, (value, 1.0))
+        return (before,), _itself if factor == 1 else lambda x: factor * x
+    if isinstance(value, Lazy):
+        fn, scale = value.fn, value.scale
+        before, factor = memory.multiples.get(value.of.node, (value.of, 1.0))
+        return (before,), lambda x: scale * fn(factor * x)
+    return (value.of, value.fn) if isinstance(value, Joint) else None
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x
+
+
+def _joint_function(build: Builder, values: Sequence[Value], op: Callable[[Tensor, Tensor], Tensor]) -> Joint | None:
+    """Values that are elementwise functions of independent Gaussian fields, as one function of all of them."""
+    origins: list[Origin] = []
+    fields: list[Field] = []
+    for value in values:
+        known = gaussian_origin(build, value)
+        if known is None:
+            return None
+        origins.append(known)
+        fields += [f for f in known[0] if all(f.node != g.node for g in fields)]
+    # Uncorrelated Gaussian fields are independent; for others the joint law is not known here.
+    if any(a.sources & b.sources for k, a in enumerate(fields) for b in fields[:k]):
+        return None
+    index = {f.node: k for k, f in enumerate(fields)}
+    places = [tuple(index[f.node] for f in of) for of, _ in origins]
+
+    def together(*x: Tensor) -> Tensor:
+        parts = [fn(*(x[k] for k in place)) for (_, fn), place in zip(origins, places, strict=True)]
+        total = parts[0]
+        for v in parts[1:]:
+            total = op(total, v)
+        return total
+
+    return Joint(tuple(fields), together, "joint")
+
+
+def as_fields(build: Builder, values: Sequence[Value]) -> list[Field]:
+    """Values as fields, known ones with the channels where the others have theirs."""
+    channel = next((v.channel for v in values if not isinstance(v, Tensor)), None)
+    if channel is None:
+        raise build.unsupported("joins inputs.", "Put a layer with weights into one of the branches.")
+    return [build.field(v, channel) if isinstance(v, Tensor) else build.settled(v) for v in values]
+
+
+def add_fields(build: Builder, values: Sequence[Value]) -> Field:
+    """The sum of uncorrelated values."""
+    fields = as_fields(build, values)
+    _check_alike(build, fields, "adds")
+    _check_uncorrelated(build, fields, "adds")
+    gaussian, centered = all(f.gaussian for f in fields), all(f.centered for f in fields)
+    # A sum of Gaussian fields is one itself; what follows needs no function of several.
+    joint = None if gaussian else _joint_function(build, values, torch.add)
+    if sum(not f.centered for f in fields) > 1:  # means multiply into the covariance, which moments do not show
+        if joint is not None:
+            return build.settled(joint)
+        raise build.unsupported(
+            "adds two values whose means are not zero.", "Put a Linear or Conv layer after one of the activations."
+        )
+    node = build.add(Add(), fields, fields[0].grid)
+    if joint is not None:
+        build.memory.functions[node] = joint
+    law = first_doubt([f.doubt for f in fields])
+    return replace(
+        fields[0], node=node, gaussian=gaussian, centered=centered, sources=all_sources(fields), few=False, doubt=law
+    )
+
+
+def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
+    """The product of uncorrelated values, elementwise."""
+    fields = as_fields(build, values)
+    _check_alike(build, fields, "multiplies")
+    _check_uncorrelated(build, fields, "multiplies")
+    node = build.add(Multiply(), fields, fields[0].grid)
+    joint = _joint_function(build, values, torch.mul)
+    if joint is not None:
+        build.memory.functions[node] = joint
+    centered = any(f.centered for f in fields)
+    return replace(fields[0].activated(), node=node, centered=centered, sources=all_sources(fields))
+
+
+def concat_channels(build: Builder, values: Sequence[Value]) -> Field:
+    """Channels side by side. An activation that follows is applied to each part by itself."""
+    fields = as_fields(build, values)
+    first, total = fields[0], sum(f.width for f in fields)
+    # Widths are finite here only to say which part of the channels each branch has.
+    node = build.add(Mix(tuple(f.width / total for f in fields)), fields, first.grid)
+    parts: list[Random] = [f if isinstance(v, Tensor) else v for f, v in zip(fields, values, strict=True)]
+    build.memory.parts[node] = parts
+    shape = (*first.shape[: first.channel], total, *first.shape[first.channel + 1 :])
+    return Field(node, shape, first.channel, False, all(f.centered for f in fields), all_sources(fields))
+
+
+def concat_positions(build: Builder, fields: Sequence[Field], axis: int) -> Field:
+    """Positions side by side along an axis of the grid."""
+    _check_uncorrelated(build, fields, "joins")
+    if sum(not f.centered for f in fields) > 1:
+        raise build.unsupported("joins two values whose means are not zero.", "Put a layer after one of them.")
+    first = fields[0]
+    dim = axis + (axis >= first.channel)
+    shape = (*first.shape[:dim], sum(f.shape[dim] for f in fields), *first.shape[dim + 1 :])
+    grid = (*shape[: first.channel], *shape[first.channel + 1 :])
+    node = build.add(Join(axis), fields, grid)
+    gaussian, centered = all(f.gaussian for f in fields), all(f.centered for f in fields)
+    law = first_doubt([f.doubt for f in fields])
+    return Field(node, shape, first.channel, gaussian, centered, all_sources(fields), doubt=law)
+
+
+def _check_uncorrelated(build: Builder, fields: Sequence[Field], what: str) -> None:
+    for k, a in enumerate(fields):
+        for b in fields[:k]:
+            if a.sources & b.sources:
+                raise build.unsupported(
+                    f"{what} two values that share their last weights, so that they are correlated.",
+                    "Put a Linear or Conv layer into one of the branches.",
+                )
+
+
+def _check_alike(build: Builder, fields: Sequence[Field], what: str) -> None:
+    if len({(f.shape, f.channel) for f in fields}) > 1:
+        raise build.unsupported(
+            f"{what} values of shapes {[f.shape for f in fields]}, channels on {[f.channel + 1 for f in fields]}.",
+            "Give both the same shape: broadcasting of random values is not read.",
+        )

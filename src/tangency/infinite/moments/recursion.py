@@ -1,0 +1,153 @@
+"""A network as a list of operations on moments, and the loop that runs them over pairs of samples."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor
+
+from .core import Grid, Here, Input, Moments, Need, Op, Pairs, Side
+
+# Bytes of one node's moments of samples one by one (heuristic).
+SINGLES = 1 << 25
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operation, the nodes that it reads, the layer's name in the network, and the grid of its output."""
+
+    op: Op
+    inputs: tuple[int, ...]
+    name: str
+    grid: Grid
+
+
+@dataclass(frozen=True)
+class Recursion:
+    """Operations in order; the last one's output is the network's. What follows from them is found once, here."""
+
+    nodes: tuple[Node, ...]
+    twin: bool = False  # the difference of two copies: zero at the start, the same tangent kernel
+    cross: list[Need] = field(init=False, compare=False)  # how much of each node's covariance pairs of samples need
+    sides: list[Need] = field(init=False, compare=False)  # and how much each sample alone, for activations and norms
+    cell: int = field(init=False, compare=False)  # numbers per pair of samples in the largest node
+    side_cell: int = field(init=False, compare=False)  # numbers per sample in the largest node, for each alone
+    kept: int = field(init=False, compare=False)  # numbers per sample that a side keeps of its own moments
+    last_use: list[int] = field(init=False, compare=False)  # the node that reads each one last
+    batchwise: bool = field(init=False, compare=False)  # whether samples depend on others of their batch (BatchNorm)
+    featured: bool = field(init=False, compare=False)  # whether pairs one by one are dear
+    exact_near: bool = field(init=False, compare=False)  # whether nearly equal inputs stay exact all the way
+    exact_diagonal: bool = field(init=False, compare=False)  # whether a sample meets itself as it does alone
+
+    def __post_init__(self) -> None:
+        nodes, output = self.nodes, Need.WHOLE if self.nodes[-1].grid else Need.DIAGONAL
+        # What pairs of samples need does not depend on what each needs of itself: that was computed before.
+        cross, sides = self._needs(output, False), self._needs(Need.NOTHING, True)
+        facts = {
+            "cross": cross,
+            "sides": sides,
+            "cell": self._largest(cross),
+            "side_cell": self._largest(sides),
+            "kept": sum(prod(nodes[j].grid) ** int(n.op.own) for n in nodes if n.op.own for j in n.inputs),
+            "last_use": self._last_use(),
+            "batchwise": any(n.op.batchwise for n in nodes),
+            "featured": any(n.op.featured for n in nodes),
+            "exact_near": all(n.op.carries_gap for n in nodes)
+            and not any(need == Need.WHOLE and n.grid for need, n in zip(cross, nodes, strict=True)),
+            "exact_diagonal": self._exact_diagonal(),
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
+
+    def _needs(self, output: Need, own: bool) -> list[Need]:
+        """How much of each node's covariance is asked for, from the output back; `own`: for the own moments only."""
+        needs = [Need.NOTHING] * len(self.nodes)
+        needs[-1] = output
+        for k in range(len(self.nodes) - 1, -1, -1):
+            node = self.nodes[k]
+            reads = node.op.reads(needs[k])
+            if own:
+                reads = max(reads, node.op.own)
+            for j in node.inputs:
+                needs[j] = max(needs[j], reads)
+        return needs
+
+    def _largest(self, needs: Sequence[Need]) -> int:
+        asked = zip(needs, self.nodes, strict=True)
+        return max((prod(node.grid) ** (2 if need == Need.WHOLE else 1) for need, node in asked if need), default=1)
+
+    def _last_use(self) -> list[int]:
+        last = list(range(len(self.nodes)))
+        for k, node in enumerate(self.nodes):
+            for j in node.inputs:
+                last[j] = k
+        last[-1] = len(self.nodes)  # the output outlives the loop
+        return last
+
+    def _exact_diagonal(self) -> bool:
+        """Whether a sample meets itself among others exactly as it does alone.
+
+        The angle of two equal inputs turns rounding of 1e-16 into 1e-8, so no activation may follow what rounds.
+        """
+        rounded: set[int] = set()
+        for k, node in enumerate(self.nodes):
+            touched = any(j in rounded for j in node.inputs)
+            if node.op.alone() or (node.op.own and touched):
+                return False
+            if touched or node.op.rounds():
+                rounded.add(k)
+        return True
+
+
+def propagate(
+    recursion: Recursion,
+    pairs: Pairs,
+    needs: Sequence[Need],
+    tangent: bool,
+    *,
+    record: bool = False,
+    inputs: list[Tensor] | None = None,
+) -> Moments | None:
+    """The output's moments for these pairs; None where `needs` does not ask for any.
+
+    `record`: keep each side's own moments where a layer reads them. `inputs` collects the inputs' own products.
+    """
+    moments: dict[int, Moments] = {}
+    for k, node in enumerate(recursion.nodes):
+        # Before the operation runs: its inputs are freed as soon as their last reader is done.
+        if record and node.op.own:
+            for j in node.inputs:
+                if j in moments:
+                    pairs.keep_own(j, moments[j].at(node.op.own).cov)
+        if needs[k]:
+            reads = node.op.reads(needs[k])
+            here = Here(pairs, node.inputs, needs[k], tangent)
+            moments[k] = node.op([moments[j].at(reads) for j in node.inputs], here).at(needs[k])
+            if inputs is not None and isinstance(node.op, Input):
+                cov = moments[k].cov
+                inputs.append(cov.flatten(0, len(node.grid) - 1).mean(0) if node.grid else cov)
+        for j in node.inputs:
+            if recursion.last_use[j] == k:  # memory: a node's moments go when the last of its readers is done
+                moments.pop(j, None)
+    return moments.get(len(recursion.nodes) - 1)
+
+
+def with_own_moments(recursion: Recursion, side: Side) -> Side:
+    """The side with its own moments: what activations, norms and attention need to know of each sample alone."""
+    if recursion.batchwise:
+        return side
+    parts = list(portions(side, recursion.side_cell))
+    for part in parts:
+        propagate(recursion, Pairs(part, part, zipped=True, same=True), recursion.sides, tangent=False, record=True)
+    # One portion is the whole side: no copy.
+    if len(parts) == 1:
+        return parts[0]
+    own = {node: torch.cat([part.own[node] for part in parts], -1) for node in parts[0].own}
+    return Side(side.known, side.size, side.energy, own)
+
+
+def portions(side: Side, cell: int) -> Iterator[Side]:
+    """The samples, so many at a time that moments of `cell` numbers for each take no more than SINGLES bytes."""
+    step = max(1, SINGLES // (8 * cell))
+    return (side.rows(slice(k, k + step)) for k in range(0, side.size, step))

@@ -1,0 +1,370 @@
+"""An nn.Module as a layer, by its graph: its calls become layers, what it does to tensors operations on positions.
+
+What depends on the input alone is computed as it stands; from the first weights on, values are random fields.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
+
+from ..._base import tree
+from ..._base.fingerprint import architecture, digest
+from ..._base.types import Json, Spec
+from ...errors import InputError, TangencyError, UnsupportedModule
+from ..layers.basic import Argument, Layer
+from ..layers.weights import Weights, dotted
+from ..moments.fields import Builder, Value
+from . import sequences  # noqa: F401  (enters its readers)
+from .calls import RANDOM, Args, Call, Keywords, Kwargs, Parameter
+from .faithful import check_root
+from .functional import FUNCTIONS, METHODS
+from .graphs import ModuleGraph, Settled, line_of, same_outputs, trace_module, training_modes
+from .modules import as_known, read_module
+
+
+@dataclass(frozen=True)
+class Traced(Layer):
+    """A module, by its graph."""
+
+    source: nn.Module
+    graph: ModuleGraph = field(init=False, repr=False, compare=False)
+    verified: set[str] = field(init=False, repr=False, compare=False)  # forms of inputs for which the graph is right
+
+    def __post_init__(self) -> None:
+        check_root(self.source)
+        object.__setattr__(self, "graph", trace_module(self.source))
+        object.__setattr__(self, "verified", set())
+
+    def __getstate__(self) -> dict[str, nn.Module]:
+        return {"source": self.source}  # the graph holds functions that pickle does not take; it is traced again
+
+    def __setstate__(self, state: dict[str, nn.Module]) -> None:
+        object.__setattr__(self, "source", state["source"])
+        self.__post_init__()
+
+    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Value:
+        """As `Layer.grow`: one run over the graph."""
+        self._look_again()
+        after = Reading(self.graph, build, _without_frozen(weights, self.source, name), name).run(value)
+        self._verify(value)
+        return after
+
+    def _look_again(self) -> None:
+        """What may have changed since the trace: hooks, weights, the modes of training or evaluation."""
+        check_root(self.source)
+        for name, m in self.graph.tracer.met.items():
+            self.graph.tracer.check(name, m)
+        if training_modes(self.source) != self.graph.modes:
+            self.__post_init__()
+
+    def _verify(self, value: Argument) -> None:
+        """Once for each form of inputs: the graph must compute what the module does."""
+        # Random values cannot be run through the module, so there is nothing to compare.
+        if any(not isinstance(v, Tensor) for v in _flat(value)):
+            return  # hidden values of layers before it
+        form = str([(label, v.shape[1:], v.dtype) for label, v in tree.leaves(value)])
+        if form in self.verified:
+            return
+        # Two samples: with one, what is done along the batch would not show.
+        args, kwargs = tree.arguments(tree.take(value, slice(0, 2)))
+        if not same_outputs(self.source, self.graph, args, kwargs):
+            raise UnsupportedModule(
+                f"{type(self.source).__name__}: its forward() gives other values than what torch.fx traced of it, so "
+                "it does something that tracing passes over: it asks for types (isinstance(x, Tensor) is False there), "
+                "catches errors, keeps a state, or draws Python's or NumPy's random numbers. Write it without."
+            )
+        self.verified.add(form)
+
+    def module(self, width: int) -> nn.Module:
+        """The module itself; its widths are its own."""
+        return self.source
+
+    def spec(self) -> Spec:
+        """As `Layer.spec`: the module's form, its forward(), its known tensors, and its modes."""
+        nodes, root = self.graph.nodes, self.graph.root
+        # Buffers and constants decide numbers as they are; parameters do so by their variances, in `numbers`.
+        constants = {str(n.target): _attribute(root, str(n.target)) for n in nodes.nodes if n.op == "get_attr"}
+        slopes = {k: m.weight for k, m in self.source.named_modules() if isinstance(m, nn.PReLU)}
+        known = {
+            **dict(self.source.named_buffers()),
+            **{k: v for k, v in constants.items() if isinstance(v, Tensor)},
+            **slopes,
+        }
+        modes = "".join("t" if training else "e" for training in training_modes(self.source))
+        return {
+            "model": architecture(self.source),
+            "forward": hashlib.sha256(str(nodes).encode()).hexdigest()[:16],
+            "known": digest(known),
+            "training": hashlib.sha256(modes.encode()).hexdigest()[:8] if "t" in modes and "e" in modes else modes[:1],
+        }
+
+    def numbers(self, weights: Weights) -> dict[str, Json]:
+        """What each layer's weights were taken for."""
+        fresh = replace(weights, record={})
+        for name, m in self.source.named_modules():
+            if any(isinstance(p, nn.UninitializedParameter) for p in m.parameters(recurse=False)):
+                raise InputError(f"{name} is lazy and has no weights yet. Call the model once first.")
+            _note_weights(fresh, name, m)
+        return fresh.record
+
+
+def _note_weights(weights: Weights, name: str, m: nn.Module) -> None:
+    """Let the weights of one module be decided, for the record."""
+    weight, bias = getattr(m, "weight", None), getattr(m, "bias", None)
+    if isinstance(m, (nn.Linear, _ConvNd)) and isinstance(weight, Tensor):
+        fan_in = weight.shape[0] * weight[0, 0].numel() if getattr(m, "transposed", False) else weight[0].numel()
+        weights.layer(name, fan_in, bias=bias is not None, tensors=(weight, bias))
+    elif isinstance(m, nn.Embedding):
+        weights.layer(name, 1, bias=False, tensors=(weight, None))
+    elif isinstance(m, (nn.RNNBase, nn.MultiheadAttention)):
+        for w_name, p in m.named_parameters(recurse=False):
+            if w_name.startswith(("weight", "in_proj_weight")):
+                b_name = w_name.replace("weight", "bias")
+                b = getattr(m, b_name, None)
+                weights.layer(name, p.shape[1], bias=b is not None, tensors=(p, b), names=(w_name, b_name))
+                # Several weights of one module: each goes by its own name in the record.
+                weights.record[dotted(name, w_name)] = weights.record.pop(name or w_name)
+
+
+def _attribute(root: nn.Module, target: str) -> object:
+    value: object = root
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _without_frozen(weights: Weights, source: nn.Module, name: str) -> Weights:
+    """A module among layers keeps what it has frozen, unless `trainable=` says which parameters count."""
+    if not name or weights.chosen:
+        return weights
+    frozen = {dotted(name, n) for n, p in source.named_parameters() if not p.requires_grad}
+    return replace(weights, frozen=weights.frozen | frozen) if frozen else weights
+
+
+class Reading:
+    """One run over a graph: values are tensors, fields, numbers, tuples."""
+
+    def __init__(self, graph: ModuleGraph, build: Builder, weights: Weights, name: str) -> None:
+        self.graph, self.build, self.weights, self.prefix = graph, build, weights, name
+        self.modules = dict(graph.root.named_modules())
+        self.fixed: set[fx.Node] = set()  # known values that no input decides: they have no batch
+
+    def run(self, value: Argument) -> Value:
+        """The network's output."""
+        env: dict[fx.Node, Argument] = {}
+        if self.graph.in_place:  # the user's tensors stay as they are
+            value = tree.transform(torch.clone, value)
+        inputs = _inputs(self.graph.nodes, value)
+        # A module may stand among layers, whose names messages go on with.
+        was = self.build.where, self.build.name
+        try:
+            for node in self.graph.nodes.nodes:
+                if node.op == "placeholder":
+                    env[node] = inputs[str(node.target)]
+                elif node.op == "output":
+                    output = fx.map_arg(node.args[0], lambda n: env[n])
+                    return output if isinstance(output, RANDOM) else _only_output(output, self.build)
+                else:
+                    args = fx.map_arg(node.args, lambda n: env[n])
+                    kwargs = fx.map_arg(node.kwargs, lambda n: env[n])
+                    if not any(
+                        isinstance(env[n], (Tensor, *RANDOM)) and n not in self.fixed for n in node.all_input_nodes
+                    ):
+                        self.fixed.add(node)
+                    env[node] = self.step(node, args, kwargs)
+        finally:
+            self.build.where, self.build.name = was
+        raise AssertionError("a graph without output")
+
+    def step(self, node: fx.Node, args: Args, kwargs: Kwargs) -> object:
+        """One node; what it fails with says where, and that it is the module that could not be read."""
+        try:
+            if node.op == "get_attr":
+                return self._constant(node)
+            random = parametric = False
+            for v in _flat((args, kwargs)):
+                random, parametric = random or isinstance(v, RANDOM), parametric or isinstance(v, Parameter)
+            if node.op == "call_module":
+                return self._module(node, args, kwargs, random, parametric)
+            return self._function(node, args, kwargs, random or parametric)
+        except (TangencyError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as e:
+            raise UnsupportedModule(
+                f"{self.build.where}: could not be read for these inputs, {type(e).__name__}: {e}. Call the model with "
+                "them; if that works, use a torch.nn layer there or layers of tangency.infinite."
+            ) from e
+
+    def _module(self, node: fx.Node, args: Args, kwargs: Kwargs, random: bool, parametric: bool) -> object:
+        """The value after one of torch's modules."""
+        build, module = self.build, self.modules[str(node.target)]
+        name = self._name(node)
+        build.name, build.where = name, f"{name or 'the module'} ({type(module).__name__})"
+        weighted = _weighted(module)
+        if random or parametric or weighted:
+            self._check_shown(node)
+        if not random and not weighted:
+            with Settled(build.where):
+                known: object = as_known(module, *args, **kwargs)
+                return known
+        # Known tensors went through above: from here on the layer's weights count as random.
+        self._use_once(module.parameters(), name)
+        if isinstance(module, nn.Embedding) and node.all_input_nodes[0] in self.fixed:
+            index = args[0] if args else kwargs["input"]  # a table of positions: the same for every sample
+            index = index if index.dim() > 1 and index.shape[0] == 1 else index.unsqueeze(0)
+            args, kwargs = (index.expand(build.size, *index.shape[1:]),), {}
+        return read_module(module, Call(build, self.weights, args, Keywords(kwargs), type(module).__name__, name))
+
+    def _function(self, node: fx.Node, args: Args, kwargs: Kwargs, random: bool) -> object:
+        """The value after a function or a method."""
+        build, target = self.build, node.target
+        label = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        at = line_of(node)
+        build.where = f"{label} at {at}" if at else label
+        build.name = dotted(self.prefix, node.name)
+        if not random:
+            with Settled(build.where):
+                known: object = (
+                    getattr(args[0], target)(*args[1:], **kwargs)
+                    if isinstance(target, str)
+                    else target(*args, **kwargs)
+                )
+                return known
+        self._check_shown(node)
+        rule = METHODS.get(target) if isinstance(target, str) else FUNCTIONS.get(target)
+        if rule is None:
+            raise build.unsupported(
+                "has no rule for random values.",
+                "Use a torch.nn layer for it, or build the network from layers of tangency.infinite.",
+            )
+        options = Keywords(kwargs)
+        value = rule(Call(build, self.weights, args, options, label))
+        if missed := options.missed():
+            raise build.unsupported(f"is given {missed}, which is not read for random values.", "Leave it out.")
+        return value
+
+    def _check_shown(self, node: fx.Node) -> None:
+        """What a graph does not show of random values: gradients that are cut, and changes under another name."""
+        if node.meta.get("cut"):
+            raise self.build.unsupported(
+                "runs without gradients (torch.no_grad, or an autograd.Function), which the limit would not.",
+                "Freeze its parameters instead, by requires_grad_(False) or trainable=.",
+            )
+        if node in self.graph.spoiled:
+            reader = self.graph.spoiled[node]
+            raise self.build.unsupported(
+                f"changes a value in place that is read later under its old name, at {line_of(reader) or reader.name}.",
+                "Use the form that returns a new value (inplace=False, x = x + y).",
+            )
+
+    def _name(self, node: fx.Node) -> str:
+        """Of a module or parameter, within the whole network."""
+        target = str(node.target)
+        return dotted(self.prefix, target.removeprefix("0") if self.graph.single else target)
+
+    def _constant(self, node: fx.Node) -> object:
+        """A tensor that the module holds: a parameter is random, a buffer known."""
+        value, name = _attribute(self.graph.root, str(node.target)), self._name(node)
+        if not isinstance(value, nn.Parameter):
+            if isinstance(value, Tensor) and value.requires_grad:
+                self.build.where = f"{name} (a tensor)"
+                raise self.build.unsupported(
+                    "requires a gradient but is no parameter: it is made of others, or was not registered.",
+                    "Make it an nn.Parameter of the module and compute with it in forward(), or detach() it.",
+                )
+            return value
+        # Asking for its shape is no use of it.
+        uses = [u for u in node.users if u.target not in (getattr, "size", "dim") or u.args[1:2] in (("T",), ("mT",))]
+        at = line_of(uses[-1]) if uses else ""
+        label = getattr(uses[-1].target, "__name__", str(uses[-1].target)) if uses else name
+        self.build.where = f"{label} at {at}" if at else f"{name} (a parameter)"
+        if len(uses) > 1:
+            raise self._shared(f"{len(uses)} uses of {name}")
+        self._use_once([value], name)
+        return Parameter(value, name)
+
+    def _use_once(self, parameters: Iterable[nn.Parameter], name: str) -> None:
+        """Shared weights correlate what they give in two places."""
+        called = self.build.called
+        # The limit takes the weights of two layers for independent.
+        places = [(_place(p), p) for p in parameters]
+        for place, _ in places:
+            if place in called:
+                raise self._shared(called[place][0])
+        called |= {place: (name, p) for place, p in places}  # the parameter too: its place stays its own
+
+    def _shared(self, where: str) -> UnsupportedModule:
+        return self.build.unsupported(
+            f"shares its weights with {where}; such layers have no rule but nn.RNN.", "Give each use its own weights."
+        )
+
+
+def _place(p: Tensor) -> object:
+    """Where a parameter's numbers lie: two in one place are one."""
+    if isinstance(p, nn.UninitializedParameter) or not p.numel() or p.is_meta:
+        return id(p)
+    try:
+        return p.device, p.data_ptr()
+    except RuntimeError:  # a subclass without memory of its own
+        return id(p)
+
+
+def _inputs(graph: fx.Graph, value: object) -> dict[str, object]:
+    """The inputs by the names of forward()'s arguments (as fx writes them: "*args" and "**kwargs" with their stars)."""
+    # fx makes a placeholder of each argument, with its default as argument of the node.
+    every = [node for node in graph.nodes if node.op == "placeholder"]
+    names = [str(node.target) for node in every if not str(node.target).startswith("*")]
+    needed = [str(node.target) for node in every if not node.args and not str(node.target).startswith("*")]
+    rest = [str(node.target) for node in every if str(node.target).startswith("*")]
+    inputs: dict[str, object] = {name: {} if name.startswith("**") else () for name in rest}
+    inputs |= {str(node.target): node.args[0] for node in every if node.args}
+    if isinstance(value, Mapping):
+        given = dict(value)
+        if unknown := sorted(str(n) for n in given if n not in names):
+            raise InputError(f"inputs {unknown} were given by name; the model takes {names}.")
+    else:
+        values = list(value) if isinstance(value, (tuple, list)) else [value]
+        given = dict(zip(names, values, strict=False))
+        more = [name for name in rest if not name.startswith("**")]
+        if len(values) > len(names) and not more:
+            raise InputError(f"{len(values)} inputs were given; the model takes {names}.")
+        given |= {name: tuple(values[len(names) :]) for name in more}
+    if any(name not in given for name in needed):
+        raise InputError(f"the model takes {names}; given were {sorted(given)}.")
+    return inputs | given
+
+
+def _only_output(value: object, build: Builder) -> Value:
+    """The network's output: a tensor that no weights decide, or a tuple's or dict's only random value."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        outputs = [v for v in value if isinstance(v, RANDOM)]
+        if len(outputs) != 1:
+            raise build.unsupported(f"returns {len(outputs)} random values.", "Return one tensor.")
+        return outputs[0]
+    if not isinstance(value, Tensor):
+        raise build.unsupported(f"the model returns a {type(value).__name__}.", "Return one tensor.")
+    return value
+
+
+def _weighted(module: nn.Module) -> bool:
+    """Whether its output is random although its input is known."""
+    return any(True for _ in module.parameters()) or (module.training and isinstance(module, (_DropoutNd, _BatchNorm)))
+
+
+def _flat(value: object) -> Iterator[object]:
+    """What tuples, lists and dicts within each other hold."""
+    if isinstance(value, (tuple, list)):
+        for v in value:
+            yield from _flat(v)
+    elif isinstance(value, dict):
+        yield from _flat(tuple(value.values()))
+    else:
+        yield value

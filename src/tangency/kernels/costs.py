@@ -1,0 +1,56 @@
+"""What a kernel would do with given inputs, parameter by parameter, and what it would cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .._base.results import Result
+from ..engine.contraction import Cost
+
+
+@dataclass(frozen=True, repr=False)
+class CostRow(Result):
+    """One parameter: rule, method, its sizes (t, g, i, o) where it is factored, and the estimated cost."""
+
+    parameter: str
+    rule: str
+    method: str
+    sizes: tuple[int, ...]
+    cost: Cost | None
+
+
+@dataclass(frozen=True, repr=False)
+class Costs(Result):
+    """What one tile of n by m samples takes. Prints as a table."""
+
+    kernel: str
+    n: int
+    m: int
+    rows: tuple[CostRow, ...]
+
+    UNITS: ClassVar[Mapping[str, str]] = {"flops": "floating-point operations", "bytes": "B"}
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the contraction, all parameters together."""
+        return sum(r.cost.flops for r in self.rows if r.cost)
+
+    def table(self) -> str:
+        """A line per parameter: t positions, factors i x o, operations, bytes moved."""
+        header = ("parameter", "rule", "method", "t", "i x o", "Gflop", "MB moved")
+        cells = [header]
+        for r in self.rows:
+            t, shape = "", ""
+            if r.sizes:
+                count, g, i, o = r.sizes
+                t, shape = str(count), f"{i} x {o}" + (f" ({g} groups)" if g > 1 else "")
+            cost = (f"{r.cost.flops / 1e9:.3g}", f"{r.cost.bytes / 1e6:.3g}") if r.cost else ("0", "0")
+            cells.append((r.parameter, r.rule, r.method, t, shape, *cost))
+        widths = [max(len(row[k]) for row in cells) for k in range(len(header))]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+        lines.insert(1, "  ".join("-" * w for w in widths))
+        title = f"{self.kernel}, {self.n} x {self.m} samples, {self.flops / 1e9:.3g} Gflop to contract"
+        return "\n".join([title, *lines])
+
+    def __str__(self) -> str:
+        return self.table()

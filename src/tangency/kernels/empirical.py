@@ -1,0 +1,164 @@
+"""Kernels of finite networks: inner products of per-sample features, one block per parameter."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .._base.fingerprint import architecture, describe, digest
+from .._base.types import Inputs, Spec
+from ..engine.blocks import DenseBlock, GradientBlock, OuterBlock
+from ..engine.contraction import Method, TileSum, choose_method
+from ..engine.expansion import squared_norms
+from ..engine.features import Features, Jacobian
+from ..errors import NonFiniteError
+from .costs import CostRow, Costs
+from .kernel import Kernel
+
+Blocks = dict[str, GradientBlock]  # by parameter, or by layer
+
+
+@dataclass(frozen=True, eq=False)
+class Empirical(Kernel):
+    """Σ over parameters of ⟨φ(x1), φ(x2)⟩: traced over outputs [n, m], or full [n, c, m, d]."""
+
+    name: str
+    feature_map: Features
+    trace: bool
+    method: Method = None
+
+    def ready(self, x: Inputs, name: str = "x") -> Inputs:
+        """As `Kernel.ready`: in the type of the parameters, on their device."""
+        return self.feature_map.network.ready(x, name)
+
+    def footprint(self, x: Inputs) -> tuple[int, int]:
+        """As `Kernel.footprint`, from a probe of two samples."""
+        return self.feature_map.footprint(x, self._form)
+
+    @property
+    def device(self) -> torch.device:
+        """That of the parameters."""
+        return next(self.feature_map.network.model.parameters()).device
+
+    def prepare(self, x: Inputs, memory: int | None = None) -> Blocks:
+        """As `Kernel.prepare`: the features, in micro-batches that fit into `memory`."""
+        return self.feature_map(x, memory, self._form)
+
+    def outputs(self, x: Inputs) -> Tensor:
+        """The network's outputs [n, c], its head included."""
+        network = self.feature_map.network
+        with network.modes():
+            return network(network.state(), x)
+
+    def _forced(self, name: str) -> str | None:
+        """The method that was asked for, for one parameter."""
+        return self.method.get(name) if isinstance(self.method, Mapping) else self.method
+
+    def _form(self, name: str) -> bool:
+        """Whether the gradients of a parameter may be formed; "in place" needs their factors."""
+        return self._forced(name) != "in place"
+
+    def diagnose(self, a: Blocks) -> None:
+        """As `Kernel.diagnose`, with the parameter whose gradient it is."""
+        bad: list[tuple[int, str]] = []
+        for name, block in a.items():
+            for t in block.tensors():
+                good = t.flatten(1).isfinite().all(1) if t.is_floating_point() else None
+                if good is not None and not bool(good.all()):
+                    bad.append((int((~good).nonzero()[0]), name))
+        if bad:
+            sample = min(s for s, _ in bad)
+            name = next(n for s, n in bad if s == sample)
+            raise NonFiniteError(
+                f"the gradient for sample {sample} is not finite at parameter {name}. Check that input, or use a wider "
+                "dtype.",
+                sample,
+                name,
+            )
+
+    def pair(self, a: Blocks, b: Blocks, workspace: int | None = None) -> Tensor:
+        """As `Kernel.pair`: the parameters' products, summed. Differentiable if the features are."""
+        first, second = next(iter(a.values())), next(iter(b.values()))
+        differentiable = torch.is_grad_enabled() and any(
+            t.requires_grad for side in (a, b) for block in side.values() for t in block.tensors()
+        )
+        forced = {name: self._forced(name) for name in a}
+        total = TileSum(
+            first, first if a is b else second, trace=self.trace, differentiable=differentiable, workspace=workspace
+        )
+        with self.feature_map.network.modes(), torch.set_grad_enabled(differentiable):
+            done: set[str] = set()  # a weight's product may bring its bias along
+            for name in a:
+                if name in b and name not in done:
+                    done |= total.add(a[name], b[name], forced[name], a.keys() & b.keys())
+            return total.result()
+
+    def parts(self, x1: Inputs, x2: Inputs | None = None) -> dict[str, Tensor]:
+        """As `Kernel.parts`: the Gram matrix of each parameter (or layer), zero where the outputs do not use it."""
+        a, b = self._prepared(x1, x2)
+        names = self.feature_map.network.trainable if isinstance(self.feature_map, Jacobian) else tuple(a)
+        grams, zero = {}, None
+        for name in names:
+            if name in a and name in b:
+                left = {name: a[name]}
+                right = left if a is b else {name: b[name]}
+                grams[name] = self.finite(self.pair(left, right), left, right)
+                zero = torch.zeros_like(grams[name])
+        assert zero is not None  # a network that uses no parameter is refused
+        return {name: grams.get(name, zero) for name in names}
+
+    def prepared_diag(self, a: Blocks) -> Tensor:
+        """As `Kernel.prepared_diag`, without products of different samples."""
+        with self.feature_map.network.modes():
+            total = torch.stack([squared_norms(block) for block in a.values()]).sum(0)
+        return total.sum(1) if self.trace else total
+
+    def features(self, x: Inputs) -> Tensor:
+        """Φ with Φ Φᵀ = k(x, x): [n, p] (traced: outputs side by side), or [n, c, p] if full. Takes n·c·p numbers."""
+        g = torch.cat([block.expand() for block in self.prepare(self.ready(x)).values()], 2)
+        return g.flatten(1) if self.trace else g
+
+    def costs(self, x1: Inputs, x2: Inputs | None = None) -> Costs:
+        """Per parameter: rule, method, cost. Prints as a table. Cost: prepares the batches, contracts nothing."""
+        a, b = self._prepared(x1, x2)
+        plan = self.feature_map.plan(self.ready(x1)) if isinstance(self.feature_map, Jacobian) else None
+        rows: list[CostRow] = []
+        along: set[str | None] = set()  # biases that come with their weight's products
+        for name in self.feature_map.network.trainable if plan else a:
+            if name not in a:
+                rows.append(CostRow(name, "unused", "", (), None))
+                continue
+            rule = "activation" if plan is None else "torch.func" if name in plan.fallback else plan.rules[name]
+            if name in along:
+                rows.append(CostRow(name, rule, "with its weight", (), None))
+                continue
+            block = a[name]
+            cost = choose_method(block, b[name], self.trace, self._forced(name))
+            if isinstance(block, DenseBlock) and plan is not None and name in plan.saved:
+                cost = replace(cost, method="formed")
+            sizes = block.sizes() if isinstance(block, OuterBlock) else ()
+            if isinstance(block, OuterBlock) and block.scale is None and cost.method != "expand":
+                along.add(block.bias)
+            rows.append(CostRow(name, rule, cost.method, sizes, cost))
+        return Costs(self.name, next(iter(a.values())).n, next(iter(b.values())).n, tuple(rows))
+
+    def spec(self) -> Spec:
+        """As `Kernel.spec`: hashes of model, weights and buffers, the parameters that count, and all options."""
+        network = self.feature_map.network
+        layers = getattr(self.feature_map, "layers", None)
+        state, own = network.state(), dict(network.model.named_parameters())
+        return {
+            "kernel": self.name,
+            "trace": self.trace,
+            "model": architecture(network.model),
+            "parameters": list(network.trainable),
+            "weights": digest({k: v for k, v in state.items() if k in own}),
+            "buffers": digest({k: v for k, v in state.items() if k not in own}),
+            "outputs": describe(network.outputs),
+            "head": describe(network.head),
+            "dtype": network.precision or str(next(network.model.parameters()).dtype).removeprefix("torch."),
+            "layers": None if layers is None else list(layers),
+            "bias": getattr(self.feature_map, "bias", None),
+            "method": dict(self.method) if isinstance(self.method, Mapping) else self.method,
+        }

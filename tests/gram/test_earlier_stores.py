@@ -1,0 +1,130 @@
+"""Stores that an earlier tangency wrote (tests/fixtures/make_stores.py) open, are believed, and are gone on with."""
+
+import json
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import tangency as tg
+from tangency import cli
+from tangency.gram import store as gram_store
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+sys.path.append(str(FIXTURES))
+
+import make_stores  # noqa: E402
+
+NAMES = list(make_stores.STORES)
+FINISHED = [name for name in NAMES if name != "trace_interrupted"]
+GRAMS = [name for name in FINISHED if name != "features"]
+KNOWN = json.loads((make_stores.HERE / "environment.json").read_text())
+# Bits depend on torch and on the processor's instructions; elsewhere numbers may differ by rounding.
+ALIKE = make_stores.environment() == KNOWN
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[Path]:
+    """A copy that may be written to. That another torch, Python or tangency made it is said, and is no fault."""
+    shutil.copytree(make_stores.HERE, tmp_path / "stores")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*was begun with other versions")
+        yield tmp_path / "stores"
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The tiles that are written from here on."""
+    tiles: list[tuple[int, int]] = []
+    write = gram_store.Store.write
+
+    def watched(self: gram_store.Store, i: int, j: int, tile: np.ndarray) -> None:
+        tiles.append((i, j))
+        write(self, i, j, tile)
+
+    monkeypatch.setattr(gram_store.Store, "write", watched)
+    return tiles
+
+
+def _opened(store: Path) -> Tensor:
+    """What it holds, without a kernel."""
+    if store.name == "features":
+        return tg.projection.open_features(str(store)).tensor()
+    return tg.open_gram(str(store)).dense()
+
+
+def _same(a: Tensor, b: Tensor) -> None:
+    assert a.dtype == b.dtype
+    if ALIKE:
+        assert torch.equal(a, b)
+    else:
+        torch.testing.assert_close(a, b)
+
+
+def _files(store: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(store)): p.read_bytes() for p in sorted(store.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_a_finished_store_holds_what_is_computed_today(stores: Path, name: str) -> None:
+    today = make_stores.STORES[name].into(None)
+    _same(_opened(stores / name), today if isinstance(today, Tensor) else today.dense())
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_a_finished_store_is_returned_as_it_is(stores: Path, name: str, written: list[tuple[int, int]]) -> None:
+    before = _files(stores / name)
+    held = make_stores.STORES[name].into(stores / name)
+    value = held.tensor() if name == "features" else held.dense()
+    assert torch.equal(value, _opened(stores / name))
+    assert written == []
+    assert _files(stores / name) == before
+
+
+def test_an_interrupted_store_is_gone_on_with(stores: Path, written: list[tuple[int, int]]) -> None:
+    store = stores / "trace_interrupted"
+    opened = tg.open_gram(str(store))
+    assert opened.progress == (make_stores.KEPT, 6)
+    there, before = opened.store.finished(), _files(store)
+    resumed = make_stores.STORES["trace_interrupted"].into(store)
+    assert sorted([*written, *there]) == sorted(opened.store.plan.tiles())
+    assert before.items() <= _files(store).items()  # what was there is as it was
+    _same(resumed.dense(), _opened(stores / "trace"))
+
+
+def test_features_are_still_those_of_their_kernel(stores: Path) -> None:
+    kernel, x = make_stores.STORES["features"].job()
+    features = tg.projection.open_features(str(stores / "features"))
+    _same(tg.compute(kernel, features, progress=False).dense(), tg.compute(kernel, x, progress=False).dense())
+
+
+@pytest.mark.parametrize("name", GRAMS)
+def test_the_command_accepts_them(
+    stores: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_stores, "job", make_stores.STORES[name].job, raising=False)
+    count = tg.open_gram(str(stores / name)).store.plan.count
+    assert cli.main(["status", str(stores / name)]) == 0
+    assert f"{count} of {count} tiles" in capsys.readouterr().out
+    assert cli.main(["verify", str(stores / name), f"{FIXTURES / 'make_stores.py'}:job"]) == 0
+    said = capsys.readouterr().out
+    assert f"{count} of {count} finished tiles match their checksums" in said
+    assert f"{count} tiles computed again" in said
+    if ALIKE:
+        assert f"{count} equal bit for bit" in said
+
+
+def test_another_kernel_is_refused(stores: Path) -> None:
+    model, x = make_stores.drawn()
+    model.gain = 0.75
+    with pytest.raises(tg.errors.StoreMismatch):
+        tg.compute(tg.trace_ntk(model), x, store=str(stores / "trace"), tile=2, progress=False)
+    model.gain = 0.5
+    with pytest.raises(tg.errors.StoreMismatch, match="head"):
+        tg.compute(tg.head_ntk(model, lambda out: out.sum(1)), x, store=str(stores / "trace"), tile=2, progress=False)
