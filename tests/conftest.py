@@ -8,12 +8,15 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+import shape_checks
 import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
 assert "tangency" not in sys.modules, "tangency was imported before its shapes could be checked"
-# The rooms inside the house; at its doors (kernels, network, …) our own messages are what is tested.
+# Shapes are checked in all modules; inside the engine and the models, every other annotation too. At the doors
+# (kernels, network, …) our own messages about wrong types are what is tested.
+shape_checks.install()
 INSIDE = [
     "agreement",
     "apart",
@@ -25,9 +28,14 @@ INSIDE = [
     "features",
     "fused",
     "halving",
+    "hidden",
+    "layout",
     "probe",
     "readers",
+    "recorder",
     "rules",
+    "verify",
+    "weights",
 ]
 INSIDE = [f"engine.{name}" for name in INSIDE] + ["gram.gram", "models"]
 with install_import_hook([f"tangency.{room}" for room in INSIDE], "beartype.beartype"):

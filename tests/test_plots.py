@@ -76,3 +76,42 @@ def test_pictures_of_wide_networks_show_their_numbers() -> None:
     np.testing.assert_allclose(left.collections[0].get_array().reshape(3, 3).filled(0), shown.filled(0))
     np.testing.assert_allclose(left.lines[0].get_xdata(), [grid.critical] * 2)
     assert "generalise" in right.get_title()
+
+
+def test_pictures_of_decisions_show_their_numbers() -> None:
+    x, y = torch.randn(40, 3), torch.arange(40) % 3
+    decisions = tg.explain(
+        tg.models.mlp([3, 8, 3]), (x[:28], y[:28]), (x[28:], y[28:]), kernels=["trNTK", "CK"], outputs_are="logits",
+        progress=False,
+    )  # fmt: skip
+    taus, tads, spectra = decisions.plot().axes
+    for k, explanation in enumerate(decisions.explanations):
+        faithful = explanation.faithfulness
+        for axis, value, ends in ((taus, faithful.tau, "tau"), (tads, faithful.tad, "tad")):
+            interval = faithful.intervals[ends]
+            assert list(axis.lines[2 * k].get_xdata()) == [interval.low, interval.high]
+            assert list(axis.lines[2 * k + 1].get_xdata()) == [value]
+        values = explanation.values / explanation.values[0]
+        np.testing.assert_allclose(spectra.lines[k].get_ydata(), values.clamp_min(1e-16))
+    first = decisions.explanations[0]
+
+    gram, spectrum = first.plot().axes[:2]
+    np.testing.assert_allclose(np.array(gram.images[0].get_array()), first.picture.double())
+    np.testing.assert_allclose(spectrum.lines[0].get_ydata(), first.values.clamp_min(float(first.values[0]) * 1e-16))
+
+    figures, increasing = first.faithfulness.plot().axes
+    assert [float(figures.lines[k].get_xdata()[0]) for k in (1, 3, 5)] == [
+        first.faithfulness.tau, first.faithfulness.tad, first.faithfulness.pearson,
+    ]  # fmt: skip
+    knots = torch.as_tensor(np.array(increasing.lines[0].get_xdata()))
+    np.testing.assert_allclose(increasing.lines[0].get_ydata(), first.faithfulness.map(knots))
+
+    said, other = first.attribution.plot(5, names=["ant", "bee", "cat"]).axes
+    heights = [np.unique(line.get_ydata()) for line in said.lines]
+    middles = [float(v[0]) for v in heights if len(v) == 1]
+    assert all(float(v) in middles for v in first.attribution.boxes[5, 0, :, 2])
+    names = ["ant", "bee", "cat"]
+    assert said.get_title().startswith(f"logit of {names[int(first.attribution.outputs[5, 0])]}")
+    assert other.get_title().startswith(f"logit of {names[int(first.attribution.outputs[5, 1])]}")
+    with pytest.raises(tg.InputError, match="decision=12; needed: one of the 12 that are explained"):
+        first.attribution.plot(12)

@@ -114,7 +114,7 @@ def doubled_when_unpickled(self: Any, state: Any) -> None:
 
 
 BROKEN = {
-    "spec() must be JSON": {"spec": counted},
+    "spec\\(\\) must be JSON": {"spec": counted},
     'the kernel\'s name under "kernel"': {"spec": lambda self: {"name": "quadratic"}},
     "with bounds on memory": {"prepare": with_memory},
     "two prepared batches of the same samples": {"pair": with_workspace},

@@ -52,6 +52,13 @@ def gpu() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "trace, 16-bit factors, 2048 x 2048", tile(tg.trace_ntk(model, dtype="float16"), 2048)
     yield "pseudo, 16-bit factors, 2048 x 2048", tile(tg.pseudo_ntk(model, dtype="float16"), 2048)
     yield "trace, tf32, 512 x 512", tile(tg.trace_ntk(model, dtype="tf32"), 512)
+    projected = tg.projected(tg.pseudo_ntk(model, dtype="float16"), 10_240)
+
+    def features() -> None:
+        projected.features(x, progress=False)
+        torch.cuda.synchronize()
+
+    yield "projected features, 10,240 of 2048 samples", features
 
 
 def stores() -> Iterator[tuple[str, Callable[[], Any]]]:

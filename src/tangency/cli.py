@@ -294,8 +294,8 @@ def _gram(args: argparse.Namespace) -> int:
     executor: RayExecutor | str | None = RayExecutor(args.ray) if args.ray else "gpus" if args.gpus else None
     start = time.perf_counter()
     try:
-        run = Run(kernel, x1, x2, args.memory, args.function)
-        made = run.compute(place, args.tile, executor, not args.quiet)
+        run = Run(kernel, x1, x2, args.memory, executor, args.function)
+        made = run.compute(place, args.tile, not args.quiet)
     finally:
         if isinstance(executor, RayExecutor):
             executor.close()

@@ -84,7 +84,8 @@ def draw_risk(study: DrawnRisk) -> "Figure":
         left.loglog(regs, train, color=color, lw=0.7, ls=":")
         right.loglog(study.measured[k].flatten().cpu(), study.gcv[k].flatten().cpu(), "o", ms=3, color=color)
         right.loglog(study.measured[k].flatten().cpu(), study.loo[k].flatten().cpu(), "x", ms=4, color=color)
-    left.set_ylim(bottom=float(study.measured.min()) / 4)  # training errors fall without end
+    # Training errors fall without end as reg does; what matters lies above.
+    left.set_ylim(bottom=float(study.measured.min()) / 4)
     left.set(xlabel="reg", ylabel="mean square error", title="Test error (dots), GCV (lines), training error (dotted)")
     left.legend(frameon=False)
     ends = [float(study.measured.min()) * 0.9, float(study.measured.max()) * 1.1]
@@ -125,6 +126,7 @@ def draw_spectral_bias(
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     shown = [m for m in modes if m < len(flow.values)]
+    # A mode without energy has nothing to lose: 0, not 0/0.
     part = (flow.loss_by_mode(times) / flow.energy.clamp_min(torch.finfo(flow.energy.dtype).tiny)).cpu()
     for k, mode in enumerate(shown):
         color = colormaps["viridis"](0.9 * k / max(1, len(shown) - 1))
@@ -143,8 +145,8 @@ def draw_convergence(result: DrawnConvergence) -> "Figure":
 
     >>> import tangency as tg
     >>> net = lambda m: torch.nn.Sequential(torch.nn.Linear(2, m), torch.nn.ReLU(), torch.nn.Linear(m, 1))
-    >>> found = tg.studies.convergence(net, [16, 64], torch.randn(3, 2), seeds=2)
-    >>> len(draw_convergence(found).axes)
+    >>> study = tg.studies.convergence(net, [16, 64], torch.randn(3, 2), seeds=2)
+    >>> len(draw_convergence(study).axes)
     1
     """
     from matplotlib.figure import Figure
@@ -159,6 +161,7 @@ def draw_convergence(result: DrawnConvergence) -> "Figure":
             spread = (rows[name].std(1).cpu() / len(result.seeds) ** 0.5).numpy() if len(result.seeds) > 1 else None
             label = f"{result.MEANING[name]}: slope {slopes[name]}"
             axis.errorbar(result.widths, mean, yerr=spread, marker="o", ms=4, lw=1.4, capsize=2, label=label)
+        # What moves need not fall with the width (it does not in the NTK parametrisation): no guide for it.
         if "moved" not in names:
             guide = float(_rms(rows[names[0]])[0]) * (torch.tensor(result.widths) / result.widths[0]) ** -0.5
             axis.plot(result.widths, guide, color="gray", lw=0.8, ls="--", label="slope −1/2")
@@ -179,8 +182,8 @@ def draw_phase(result: DrawnPhases) -> "Figure":
     The dashed line is the boundary χ₁ = 1; the thin lines are depths of 6 ξ, beyond which κ or P is lost.
 
     >>> import tangency as tg
-    >>> found = tg.studies.trainability(torch.randn(4, 5), [1, 4, 8], [0.5, 1.0, 2.0], activation="tanh")
-    >>> len(draw_phase(found).axes)
+    >>> study = tg.studies.trainability(torch.randn(4, 5), [1, 4, 8], [0.5, 1.0, 2.0], activation="tanh")
+    >>> len(draw_phase(study).axes)
     4
     """
     from matplotlib.colors import LogNorm
@@ -205,6 +208,7 @@ def draw_phase(result: DrawnPhases) -> "Figure":
         shown = grid.cpu().masked_fill(~grid.cpu().isfinite(), float("nan"))
         known = shown[shown.isfinite() & (shown > 0)]
         if len(known):
+            # Beyond these, differences are rounding: κ above 1e12 cannot be told from a singular kernel.
             norm = LogNorm(max(float(known.min()), 1e-6), min(float(known.max()), 1e12))
             image = axis.pcolormesh(result.w_vars, result.depths, shown.numpy(), norm=norm, cmap="viridis")
             figure.colorbar(image, ax=axis)
@@ -223,8 +227,8 @@ def draw_projection(errors: Sequence[DrawnProjection]) -> "Figure":
     >>> import tangency as tg
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 500), torch.nn.Tanh(), torch.nn.Linear(500, 2))
     >>> k, x = tg.pseudo_ntk(model), torch.randn(9, 3)
-    >>> found = [tg.projection_error(k, tg.projected(k, dim=dim), x) for dim in (64, 256, 1024)]
-    >>> len(draw_projection(found).axes)
+    >>> errors = [tg.projection_error(k, tg.projected(k, dim=dim), x) for dim in (64, 256, 1024)]
+    >>> len(draw_projection(errors).axes)
     1
     """
     from matplotlib.figure import Figure
@@ -287,7 +291,8 @@ def draw_decisions(explanations: Sequence[DrawnExplanation]) -> "Figure":
     >>> import tangency as tg
     >>> x = torch.randn(30, 3)
     >>> data = (x[:20], torch.arange(20) % 2), (x[20:], torch.arange(10) % 2)
-    >>> result = tg.explain(tg.models.mlp([3, 8, 2]), *data, kernels=["trNTK", "CK"], progress=False)
+    >>> options = {"outputs_are": "logits", "progress": False}
+    >>> result = tg.explain(tg.models.mlp([3, 8, 2]), *data, kernels=["trNTK", "CK"], **options)
     >>> len(draw_decisions(result.explanations).axes)
     3
     """

@@ -46,12 +46,12 @@ def check_kernel(kernel: Kernel, x: Inputs, *, tolerance: float | None = None) -
     agree = _Agreement.with_tile(k, tolerance)
     _shape(k, n)
     _symmetric_psd(k, agree)
+    _says_of_itself(kernel, x, n)
     _consistent(kernel, x, k, agree)
     _prepared(kernel, x, k, agree)
     _blockwise(kernel, x, k, agree)
     _parts(kernel, x, k, agree)
     _reproducible(kernel, x, k)
-    _says_of_itself(kernel, x, n)
     if isinstance(kernel, Empirical) and isinstance(kernel.feature_map, Jacobian):
         reference = by_autograd(kernel.feature_map.network, kernel.ready(x), kernel.trace)
         agree(k, reference, "k(x) is that of plain autograd")
@@ -108,6 +108,7 @@ def _symmetric_psd(k: Tensor, agree: _Agreement) -> None:
 def _consistent(kernel: Kernel, x: Inputs, k: Tensor, agree: _Agreement) -> None:
     n, half = k.shape[0], k.dim() // 2
     agree(kernel.diag(x), _diagonal(k), "diag(x) is the diagonal of k(x)")
+    # A batch of many with a batch of one, where batch norms and squeezes go wrong.
     head, tail = tree.take(x, slice(0, n - 1)), tree.take(x, slice(n - 1, n))
     columns = k[:-1].narrow(half, n - 1, 1)
     agree(kernel(head, tail), columns, "k(x1, x2) is a block of k([x1, x2])")
@@ -135,6 +136,7 @@ def _prepared(kernel: Kernel, x: Inputs, k: Tensor, agree: _Agreement) -> None:
 def _blockwise(kernel: Kernel, x: Inputs, k: Tensor, agree: _Agreement) -> None:
     n = k.shape[0]
     agree(compute(kernel, x, progress=False).dense(), k, "compute(k, x) is k(x)")
+    # Blocks of one, blocks that fit, and a last block that is smaller than the others.
     for rows in {1, n // 2, n - 1}:
         for x2 in (None, x):
             agree(compute(kernel, x, x2, tile=rows, progress=False).dense(), k, f"blocks of {rows}")
@@ -211,6 +213,7 @@ def by_autograd(network: Network, x: Inputs, trace: bool) -> Tensor:
     for p in parameters:
         p.requires_grad_(True)
     for i in range(n):
+        # In company: for a batch of one, torch's batch norm is wrong in some layouts.
         two = tree.transform(lambda v, i=i: v[[i, (i + 1) % n]].clone(), x)  # type: ignore[misc]
         args, kwargs = network.arguments(two)
         with torch.enable_grad(), network.modes(exact=True):
@@ -229,6 +232,7 @@ def _flat_gradient(g: Tensor | None, p: Tensor) -> Tensor:
 
 def _copied(network: Network) -> nn.Module:
     """A copy of the model at the network's parameters, in its precision."""
+    # Tensors that are no leaves (kept from an earlier call) cannot be copied by deepcopy.
     memo = {
         id(v): v.detach().clone()
         for m in network.model.modules()
@@ -242,7 +246,7 @@ def _copied(network: Network) -> nn.Module:
     return model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelState:
     """Everything of a model that must stay as it is.
 
@@ -268,13 +272,13 @@ class ModelState:
         """Raise AssertionError naming what has changed."""
         now = ModelState.of(model)
         assert [m[0] for m in now.modules] == [m[0] for m in self.modules], "the model has other modules than before"
-        for (name, m, training, own), (_, m2, training2, own2) in zip(self.modules, now.modules, strict=True):
+        for (name, m, training, held), (_, m2, training2, held2) in zip(self.modules, now.modules, strict=True):
             where = f"module {name or 'model'}"
             assert m is m2, f"{where} is another object"
             assert training == training2, f"{where} is in another mode"
-            assert own.keys() == own2.keys(), f"{where} has other attributes: {set(own) ^ set(own2)}"
-            for key, v in own.items():
-                assert _same(v, own2[key]), f"{where}: attribute {key} has changed"
+            assert held.keys() == held2.keys(), f"{where} has other attributes: {set(held) ^ set(held2)}"
+            for key, v in held.items():
+                assert _same(v, held2[key]), f"{where}: attribute {key} has changed"
         assert [t[0] for t in now.tensors] == [t[0] for t in self.tensors], "the model has other parameters or buffers"
         for (name, v, needs, grad, value), (_, v2, needs2, grad2, value2) in zip(
             self.tensors, now.tensors, strict=True
@@ -302,6 +306,7 @@ def _same(a: object, b: object) -> bool:
         return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
     if isinstance(a, list):
         return isinstance(b, list) and len(a) == len(b) and all(map(_same, a, b))
+    # By identity: an equal tensor in its place would be another one. Numbers by value, NaN being itself.
     simple = isinstance(a, (bool, int, float, str)) and type(a) is type(b)
     return a is b or (simple and (a == b or a != a))
 

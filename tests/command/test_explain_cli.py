@@ -201,6 +201,7 @@ def test_each_experiment_runs_in_its_quick_form_and_is_not_repeated(
 
 def test_an_experiment_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tangency.experiments import surrogate_table1
+    from tangency.experiments.surrogate_table1 import Case
 
     done: list[str] = []
     real = surrogate_table1.measure_seed
@@ -214,12 +215,17 @@ def test_an_experiment_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(surrogate_table1, "measure_seed", measure_seed)
     options = Options(out=tmp_path, quick=True, seeds=1, progress=False)
     with pytest.raises(KeyboardInterrupt):
-        surrogate_table1.run(options)
+        surrogate_table1.reproduce_table1(options)
     kept = json.loads((tmp_path / "surrogate-table1-quick.json").read_text())
     assert list(kept["rows"]) == done
-    calls = []
-    monkeypatch.setattr(surrogate_table1, "one", lambda case, seed, o: calls.append(case.name) or real(case, seed, o))
-    table = surrogate_table1.run(options)
+    calls: list[str] = []
+
+    def counted(case: Case, seed: int, options: Options) -> object:
+        calls.append(case.name)
+        return real(case, seed, options)
+
+    monkeypatch.setattr(surrogate_table1, "measure_seed", counted)
+    table = surrogate_table1.reproduce_table1(options)
     assert calls == ["CNN (digits 3, 8)"]
     assert table.rows[0]["model"] == "MLP (digits 3, 8)"
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import tangency as tg
 from tangency import InputError, ModelError, TangencyWarning, decisions
 from tangency.datasets import Labelled
-from tangency.decisions import Decisions, Explanation, explained, kernels, compared
+from tangency.decisions import Decisions, Explanation, compared, explained, kernels
 from tangency.decisions.attribution import Attribution, attributions
 from tangency.decisions.forensics import flag
 from tangency.engine import outputs as heads
@@ -286,6 +286,19 @@ def test_two_runs_are_equal_and_leave_everything_as_it_was(found: Decisions) -> 
 
 
 # Which are shown.
+
+
+def test_results_say_what_they_are_and_become_json(found: Decisions) -> None:
+    first = found.explanations[0]
+    everything = found.to_dict()
+    assert everything["kernels"] == found.summary()["kernels"]
+    assert everything["units"]["seconds"] == "s"
+    assert len(json.dumps(everything)) < 10_000  # figures, not data
+    for result in (first, first.surrogate, first.faithfulness, first.faithfulness.map, first.attribution):
+        assert json.loads(json.dumps(result.to_dict()))["result"] == type(result).__name__
+        assert "tensor" not in repr(result)
+    tau, *_ = first.faithfulness.table().splitlines()[1:]
+    assert f"{first.faithfulness.tau:.3f}" in tau
 
 
 @pytest.mark.parametrize("samples", [1, 3, 9, M - 1, 500])

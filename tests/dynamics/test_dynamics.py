@@ -1,6 +1,7 @@
 """Training in closed form, as an ODE and by steps, against the linearised network trained by torch itself."""
 
 import copy
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -547,3 +548,46 @@ def test_without_scipy_the_ode_says_what_to_install(case: Case, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "scipy.integrate", None)
     with pytest.raises(tg.InputError, match="pip install 'tangency\\[dynamics\\]'"):
         D.integrate(case.K, case.y, [1], loss=F.mse_loss)
+
+
+def results(case: Case) -> dict[str, object]:
+    """One of each."""
+    monitor = D.Monitor(tg.trace_ntk(case.net), case.x)
+    options = {"loss": F.mse_loss, "optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}
+    history = D.train(copy.deepcopy(case.net), case.x, case.y, steps=2, **options)
+    monitor(0), monitor(3)
+    small = tg.models.two_layer(4, 16).double()
+    flow = D.flow(case.K, case.y)
+    return {
+        "Flow": flow,
+        "Path": flow.at([0, 1, INF]),
+        "History": history,
+        "Regime": monitor.regime(),
+        "Decomposition": D.learning_path(case.net, case.z, case.x[:1], torch.tensor([1]), lr=0.1),
+        "LazyRun": D.linearization_quality(small, case.x, case.y[:, 0], width=16, beta=1.0, lr=0.1, steps=2),
+    }
+
+
+def test_results_are_short_in_print_and_whole_in_json(case: Case) -> None:
+    for name, result in results(case).items():
+        shown = repr(result)
+        assert shown.startswith(f"{name}(")
+        assert len(shown) < 600
+        assert "tensor(" not in shown
+        kept = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+        assert kept["result"] == name
+        assert kept["environment"]["torch"] == torch.__version__
+
+
+def test_results_have_tables_and_pictures(case: Case) -> None:
+    made = results(case)
+    assert [line.split()[0] for line in made["Regime"].table().splitlines()] == ["step", "0", "3"]
+    lines = made["LazyRun"].table().splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(made["LazyRun"].bounds())
+    bound = made["LazyRun"].bounds()["movement"]
+    assert bound.measured is made["LazyRun"].moved
+    assert bound == tuple(bound)
+    assert f"{float(bound.limit[-1]):.6g}" in lines[2]
+    pytest.importorskip("matplotlib")
+    assert len(made["Regime"].plot().axes) == 3
+    assert len(made["Flow"].plot([0.1, 1, 10], modes=(0, 1)).axes) == 2

@@ -604,7 +604,7 @@ def test_an_array_that_changes_after_it_was_hashed(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(Run, "_job", then)
     with pytest.raises(tg.InputError, match="sample 7 of x1 is not what it was"):
-        run.compute(tmp_path / "k", 5, None, False)
+        run.compute(tmp_path / "k", 5, False)
 
 
 def test_a_folder_without_hard_links_can_hold_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

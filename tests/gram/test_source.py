@@ -333,10 +333,10 @@ def test_refused_on_the_other_side(tmp_path: Path) -> None:
     for other, message in [
         (
             {"u": u, "v": v},
-            r"x and y differ in form: x has \['x\[0\]', 'x\[1\]'\], y has \[\"x\['u'\]\", \"x\['v'\]\"\]",
+            r"x1 and x2 differ in form: x1 has \['x\[0\]', 'x\[1\]'\], x2 has \[\"x\['u'\]\", \"x\['v'\]\"\]",
         ),
         ((u,), "differ in form"),
-        ((u, v[:, 0]), r"x and y differ: x\[1\] is \(2, 2\) torch.float64 on cpu in x, \(2,\)"),
+        ((u, v[:, 0]), r"x1 and x2 differ: x\[1\] is \(2, 2\) torch.float64 on cpu in x1, \(2,\)"),
         ((u, v[:3]), r"disagree on the number of samples: {'x2\[0\]': 9, 'x2\[1\]': 3}"),
         (["a"], "x2 is a list of str"),
         (TensorDataset(u, torch.arange(N)), r"items of x2 are.*tg.from_dataset\(x2, 0\)"),

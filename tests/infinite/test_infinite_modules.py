@@ -1311,6 +1311,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
         seq,
         r"batch_first=True",
     ),
+    "attention of another value, by keyword": (
+        ask(
+            lambda s, x: s.a(query=s.b(x), key=s.b(x), value=s.c(x))[0],
+            a=nn.MultiheadAttention(6, 2, batch_first=True),
+            b=nn.Identity(),
+            c=nn.Linear(6, 6),
+        ),
+        seq,
+        "attends from one sequence to another",
+    ),
     "integers": (lambda: nn.Linear(3, 1), lambda: torch.ones(2, 3).long(), r"\(Linear\).*int64.*Embedding"),
     "reflected borders": (lambda: nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"), images, "reflect.*circular"),
     "batch moved": (ask(lambda s, x: s.a(x).transpose(0, 1), a=nn.Linear(6, 8)), seq, r"transpose at .*:\d+.*batch"),

@@ -62,7 +62,7 @@ def test_two_layer_ntk_as_a_sum_over_neurons(name: str) -> None:
 
 
 def test_ntk_is_ck_plus_the_rest() -> None:
-    """For one output the last layer's part (weight and bias) is 1 + z·z'; the others are E: (30) of Chiang et al. 2023."""
+    """For one output the last layer's part (weight, bias) is 1 + z·z'; the others are E: (30) of Chiang et al. 2023."""
     model = mlp([4, 16, 8, 1], nn.Tanh).double()
     x = torch.randn(7, 4, dtype=torch.float64)
     last = list(dict(model.named_parameters()))[-2:]

@@ -1,5 +1,6 @@
 """The options and kernels that users call: checkpoints, subsets of parameters, outputs, heads, layers, combinators."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -239,7 +240,7 @@ def test_gradients_are_formed_once_where_they_are_smaller() -> None:
     assert float((half.diag(x) - exact.diagonal()).abs().max()) < 2e-3 * float(exact.abs().max())
 
 
-def test_methods_can_be_forced_by_name_and_explain_says_so() -> None:
+def test_methods_can_be_forced_by_name_and_costs_say_so() -> None:
     model = lenet5(4).double()
     x = torch.randn(3, 3, 32, 32, dtype=F64)
     kernel = tg.trace_ntk(model, method={"0.weight": "in place", "7.weight": "expand"})
@@ -251,6 +252,17 @@ def test_methods_can_be_forced_by_name_and_explain_says_so() -> None:
     assert "0.weight" in str(kernel.costs(x))
     with pytest.raises(tg.InputError, match="names '9.wight'"):
         tg.trace_ntk(model, method={"9.wight": "expand"})
+
+
+def test_costs_print_as_a_table_and_go_into_json() -> None:
+    costs = tg.trace_ntk(net()).costs(X, X[:2])
+    lines = costs.table().splitlines()
+    assert str(costs) == costs.table()
+    assert lines[0].startswith("trace ntk, 5 x 2 samples")
+    assert len(lines) == 3 + len(costs.rows)  # a title, a header, a rule
+    assert len(repr(costs)) < 200
+    record = json.loads(json.dumps(costs.to_dict()))
+    assert [row["parameter"] for row in record["rows"]] == [row.parameter for row in costs.rows]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "tf32", "float16"])

@@ -1,6 +1,7 @@
 """Solvers and eigenpairs against numpy, over every kind of Gram; what is reported is measured again here."""
 
 import itertools
+import json
 import pickle
 import subprocess
 import sys
@@ -873,6 +874,16 @@ def test_kept_leaves_out_rounding_and_refuses_indefinite_matrices() -> None:
 def test_a_spectrum_shows_what_it_is() -> None:
     shown = repr(top(torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0])), 2))
     assert "2 of 4 eigenpairs, λ from 4 to 3" in shown
+
+
+def test_results_are_short_in_print_and_whole_in_json() -> None:
+    k, y = rotated([3.0, 2.0, 1.0]), torch.ones(3, dtype=F64)
+    for name, result in {"Solution": solve(k, y), "Spectrum": spectrum(k)}.items():
+        assert repr(result).startswith(f"{name}(")
+        assert len(repr(result)) < 200
+        kept = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+        assert (kept["result"], kept["solver"], kept["residual"]) == (name, result.solver, result.residual)
+    assert solve(k, y).to_dict()["value"] == solve(k, y).value.tolist()
 
 
 def test_a_matrix_too_large_for_all_its_eigenpairs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,9 @@ from zoo import Net
 
 import tangency as tg
 from tangency._base import tree as _tree
+from tangency._base.types import FeatureBatch
+from tangency.gram.compute import Run
+from tangency.gram.rows import RowMap
 from tangency.gram.witness import SAMPLES
 from tangency.models import mlp
 from tangency.projection import StoredFeatures, nearest, open_features
@@ -1167,3 +1170,75 @@ def test_results_do_not_leave_a_trace_in_the_model() -> None:
     assert torch.equal(x, copy)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+# Features in place of inputs, and results.
+
+
+def test_features_stand_for_inputs_of_their_own_kernel_alone() -> None:
+    kernel, x = tg.projected(KERNEL, 8), torch.randn(6, 3)
+    batch = kernel.embedded(x)
+    assert isinstance(batch, FeatureBatch)
+    assert repr(batch) == "FeatureBatch([6, 2, 8])"
+    assert torch.equal(kernel(batch), kernel(x))
+    assert torch.equal(tg.compute(kernel, batch, x, progress=False).dense(), kernel(x, x))
+    assert torch.equal(kernel.diag(batch), kernel.diag(x))
+    with pytest.raises(tg.InputError, match="x is a FeatureBatch; needed: a tensor"):
+        KERNEL(batch)
+    with pytest.raises(tg.InputError, match="x1 is a FeatureBatch; needed: a tensor"):
+        tg.compute(KERNEL, batch, progress=False)
+    with pytest.raises(tg.InputError, match="features of another kernel: seed 0, not 1"):
+        tg.projected(KERNEL, 8, seed=1)(batch)
+
+
+def test_rows_have_values_by_themselves() -> None:
+    """A run of rows makes each block once, and nothing of pairs."""
+    seen: list[int] = []
+
+    class Lengths(RowMap):
+        together = 4
+
+        def values(self, x: Any, memory: int | None = None) -> Tensor:
+            seen.append(len(x))
+            return torch.stack([x, x.square()], 1)
+
+        def ready(self, x: Any, name: str = "x") -> Any:
+            return x
+
+        def footprint(self, x: Any) -> tuple[int, int]:
+            return 48, 48
+
+        def diagnose(self, values: Tensor) -> None: ...
+
+        def outputs(self, x: Any) -> None: ...
+
+        def spec(self) -> dict[str, Any]:
+            return {"kernel": "features", "of": {"kernel": "lengths"}}
+
+        @property
+        def device(self) -> torch.device:
+            return torch.device("cpu")
+
+    x = torch.randn(10, 3)
+    made = Run(Lengths(), x).compute(None, 4, False)
+    assert made.shape == (10, 2, 1, 3)
+    assert torch.equal(made.dense()[:, :, 0], torch.stack([x, x.square()], 1))
+    assert seen == [1, 4, 4, 2]  # the first is the plan's
+
+
+def test_neighbours_have_names() -> None:
+    features = torch.eye(4)
+    result = nearest(features[:2], features, neighbours=1)
+    assert result.index[:, 0].tolist() == [0, 1]
+    assert torch.equal(result.similarity, torch.ones(2, 1))
+
+
+def test_a_projection_error_can_be_read() -> None:
+    error = tg.projection_error(KERNEL, tg.projected(KERNEL, 8), torch.randn(6, 3))
+    assert len(repr(error)) < 200
+    lines = error.table().splitlines()
+    assert [line.split()[0] for line in lines] == ["pairs", "50%", "90%", "95%", "99%", "100%"]
+    assert float(lines[-1].split()[1]) == pytest.approx(error.largest, rel=1e-4)
+    said = error.to_dict()
+    assert said["kind"] == "sparse"
+    assert len(said["residuals"]) == 15

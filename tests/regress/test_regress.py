@@ -1,6 +1,7 @@
 """Fits against feature space, numpy and scikit-learn: each by another road than the one that the code takes."""
 
 import itertools
+import json
 import math
 import pickle
 import warnings
@@ -1370,6 +1371,33 @@ def test_models_show_what_they_are() -> None:
     shown = repr(ridgeless(torch.ones(2, 2), torch.tensor([1.0, 3.0])))
     assert "rank 1" in shown
     assert "residual" in shown
+
+
+def test_results_are_short_in_print_and_whole_in_json() -> None:
+    data, y = some(12, 20), normal(12)
+    gp = gaussian_process(data.k, y, noise=0.1)
+    study = risk_study(data.k, y, data.cross, normal(len(data.cross)), sizes=[6, 12], regs=[0.1, 1.0], progress=False)
+    made = {
+        "KernelModel": ridge(data.k, y, reg=0.1),
+        "GaussianProcess": gp,
+        "Posterior": gp.predict(data.cross, torch.full((len(data.cross),), 1e3, dtype=F64)),
+        "LogisticModel": logistic(data.k, torch.arange(12) % 3, reg=0.1),
+        "Risks": cross_validate(data.k, y, [0.1, 1.0]),
+        "RiskStudy": study,
+    }
+    for name, result in made.items():
+        shown = repr(result)
+        assert shown.startswith(f"{name}(")
+        assert len(shown) < 500
+        assert "tensor(" not in shown
+        assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["result"] == name
+    assert "factor" not in gp.to_dict()  # n² numbers, which follow from K
+    assert [line.split()[0] for line in made["Risks"].table().splitlines()] == ["reg", "0.1", "1"]
+    rows = [line.split() for line in study.table().splitlines()]
+    assert [row[:2] for row in rows] == [["samples", "reg"], ["6", "0.1"], ["6", "1"], ["12", "0.1"], ["12", "1"]]
+    assert float(rows[3][5]) == pytest.approx(float(study.measured[1, :, 0].mean()), rel=1e-5)
+    pytest.importorskip("matplotlib")
+    assert len(study.plot().axes) == 2
 
 
 def test_pseudo_ntk_regression_tends_to_the_full_one_with_width() -> None:

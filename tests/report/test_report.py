@@ -109,7 +109,9 @@ def decide(
         found = attribution(cross[rows], weights, bias, outputs, train.y, c, k)
         title, spectrum = f"a made-up kernel, number {i + 1}", torch.linalg.eigvalsh(gram).flip(0)
         seconds = 1.5 + 60 * i
-        views.append(Explanation(names[i], title, machine, faith, logits, found, picture, spans, spectrum, seconds, flagged))
+        views.append(
+            Explanation(names[i], title, machine, faith, logits, found, picture, spans, spectrum, seconds, flagged)
+        )
     facts = {
         "model": "made-up network",
         "data": test.name,
@@ -401,7 +403,10 @@ def test_filters_order_and_search(show: Opener, poisoned: Decisions, poisoned_pa
 
 
 def odds_off(d: Decisions, view: int) -> Tensor:
-    odds = [tg.surrogate.log_odds(v.double(), d.test.y, outputs_are="logits") for v in (d.logits, d.explanations[view].logits)]
+    odds = [
+        tg.surrogate.log_odds(v.double(), d.test.y, outputs_are="logits")
+        for v in (d.logits, d.explanations[view].logits)
+    ]
     line = d.explanations[view].faithfulness.map
     return MonotoneMap(line.knots.double(), line.values.double())(odds[1]) - odds[0]
 

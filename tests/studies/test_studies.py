@@ -1,5 +1,6 @@
 """Finite networks against their limit, and order and chaos: identities, closed forms, and rates that theory gives."""
 
+import json
 import math
 
 import pytest
@@ -390,3 +391,27 @@ def test_studies_of_depth_refuse_what_they_cannot_use() -> None:
         condition(x, [1], w_var=1.0, activation=Erf(), y=torch.ones(4))
     with pytest.raises(tg.InputError, match=r"w_vars is empty"):
         tg.studies.trainability(x, [1], [], activation=Erf())
+
+
+def test_results_say_what_they_hold() -> None:
+    """Tables for people, dicts for JSON, pictures, and a repr that never dumps a tensor."""
+    x = torch.randn(5, 4)
+    deep_ones = condition(x, [1, 20], w_var=1.6, b_var=0.1, activation=Erf(), x_test=x[:2] + 1)
+    grid = tg.studies.trainability(x, [1, 20], [0.5, 2.0], b_var=0.1, activation=Erf())
+    descent = GradientDescent(torch.ones(5), steps=2, every=1)
+    widths = tg.studies.convergence(lambda m: deep_of(4, m), [8, 16], x, seeds=2, train=descent, progress=False)
+    assert deep_ones.table().split()[:5] == ["depth", "λ_max", "λ_min", "κ", "predictor"]
+    assert len(deep_ones.table().splitlines()) == 3
+    assert grid.table().splitlines()[-1].split() == ["phase", "ordered", "chaotic"]
+    for result in (deep_ones, grid, widths, grid.phases[0], widths.slopes["ntk"]):
+        assert len(repr(result)) < 1200
+        assert "tensor(" not in repr(result)
+        again = json.loads(json.dumps(result.to_dict()))
+        assert again["result"] == type(result).__name__
+    assert deep_ones.to_dict()["units"] == {"depths": "activations"}
+    assert len(grid.plot().axes) >= 3
+    assert len(widths.plot().axes) == 3
+
+
+def deep_of(inputs: int, width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, 1))

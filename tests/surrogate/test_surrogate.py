@@ -549,8 +549,8 @@ def test_a_gram_in_single_precision_is_fitted_in_double(monkeypatch: pytest.Monk
     data = Problem(3)
     K, cross = data.K.float(), data.cross.float()
     want = fit(K.double(), data.y, tol=1e-9, progress=False)
-    for limit in (model_room.WIDEN, 0):
-        monkeypatch.setattr(model_room, "WIDEN", limit)
+    for limit in (model_room.WIDENED_ON_CPU, 0):
+        monkeypatch.setattr(model_room, "WIDENED_ON_CPU", limit)
         got = fit(K, data.y, tol=1e-9, progress=False)
         assert got.coefficients.dtype == F64
         near(got.coefficients, want.coefficients, 1e-7)
@@ -670,7 +670,11 @@ def test_stochastic_descent_from_a_store_is_that_from_its_numbers(tmp_path: Path
     own = tg.compute(kernel, data.x, store=str(tmp_path), tile=20, progress=False).cosine()
     assert not own._in_memory
     options = {"reg": 10 * default_reg(own), "solver": "sgd", "max_steps": 3, "tol": ANY, "progress": False}
-    near(fit(own, data.y, **options).coefficients, fit(Counted(own.dense(), 20, []), data.y, **options).coefficients, 1e-9)
+    near(
+        fit(own, data.y, **options).coefficients,
+        fit(Counted(own.dense(), 20, []), data.y, **options).coefficients,
+        1e-9,
+    )
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -66,6 +66,7 @@ def _select(model: nn.Module, every: Mapping[str, Tensor], trainable: Trainable)
 
 def memory(given: int | str | None, name: str = "memory") -> int | None:
     """Bytes from a number or a string such as '4GiB' or '500 MB'."""
+    # True is an int, too, and nobody means one byte by it.
     if given is None or (isinstance(given, int) and not isinstance(given, bool)):
         if given is not None and given <= 0:
             raise InputError(f"{name}={given}; needed: a positive number of bytes, or a string such as '4GiB'.")
@@ -73,6 +74,7 @@ def memory(given: int | str | None, name: str = "memory") -> int | None:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", given.lower()) if isinstance(given, str) else None
     if match is None or float(match[1]) <= 0:
         raise InputError(f"{name}={given!r}; needed: a number of bytes, or a string such as '4GiB' or '500MB'.")
+    # "4GiB" and "4096" count in 1024s, "4GB" in 1000s.
     base = 1024 if match[3] or match[2] == "" else 1000
     return int(float(match[1]) * base ** " kmgt".index(match[2] or " "))
 

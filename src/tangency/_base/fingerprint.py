@@ -13,6 +13,7 @@ from .types import Json
 
 def architecture(model: nn.Module) -> str:
     """A hash of what a model is made of: its modules as they print, and the shapes and types of its tensors."""
+    # As it prints says which modules and options; the shapes say what a custom module's repr leaves out.
     shapes = [(k, tuple(v.shape), str(v.dtype)) for k, v in model.state_dict(keep_vars=True).items() if v is not None]
     return hashlib.sha256(repr((_stable(model), shapes)).encode()).hexdigest()[:16]
 
@@ -20,6 +21,7 @@ def architecture(model: nn.Module) -> str:
 def digest(state: Mapping[str, Tensor]) -> str:
     """A hash of named tensors, bit for bit."""
     h = hashlib.sha256()
+    # As bytes: NaNs and signs of zeros count, and bfloat16, which NumPy does not know, needs no cast.
     for k, v in state.items():
         h.update(k.encode())
         h.update(v.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -47,6 +49,7 @@ def describe(thing: object) -> Json:
 
 def instructions(code: CodeType, doc: str | None = None) -> Iterator[str]:
     """What some code does, in pieces to hash: the same in every process, and without its docstring if that is given."""
+    # Not line numbers or file names: moving a function does not change it.
     yield hashlib.sha256(code.co_code + repr((code.co_names, code.co_varnames)).encode()).hexdigest()[:16]
     for k, v in enumerate(code.co_consts):
         if isinstance(v, CodeType):  # a function inside

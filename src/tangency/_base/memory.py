@@ -4,8 +4,15 @@ import os
 
 import torch
 
-# Where the user gives no budget: for a Gram on a CPU, for what one micro-batch keeps on a CPU (both heuristics).
-GRAM_ON_CPU, BATCH_ON_CPU = 4 << 30, 1 << 28
+# What is taken where the user gives no budget, in bytes; all of them heuristics. (How many numbers one loop of an
+# algorithm holds at a time stands beside the loop.)
+GRAM_ON_CPU = 4 << 30  # for computing a Gram
+BATCH_ON_CPU = 1 << 28  # for what one micro-batch keeps
+WORKSPACE = {"cpu": 1 << 28, "cuda": 1 << 32}  # for each large temporary of a contraction
+TILE_WORKSPACE = {"cpu": 1 << 28, "cuda": 1 << 31}  # the same in a run of tiles, at most
+TILE_CAPTURE = 3 << 33  # for making a block of a run of tiles, at most
+WIDENED_ON_CPU = 4 << 30  # a Gram in float32 is copied to float64 once if that takes no more
+ATTRIBUTIONS = "256MB"  # for the attributions of one band of test samples
 
 
 def machine_memory() -> int:
@@ -17,6 +24,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that a GPU has free, torch's own cache included; of a CPU, all that the machine has."""
     if device.type != "cuda":
         return machine_memory()
+    # What torch holds without using it can be had again, though the driver does not count it as free.
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + cached
 

@@ -6,15 +6,16 @@ from contextlib import contextmanager
 from typing import Protocol
 
 
-class Step(Protocol):
+class Tick(Protocol):
     """Moves a bar on by k and may write a note behind it."""
 
     def __call__(self, k: int = 1, note: str = "") -> None: ...
 
 
 @contextmanager
-def bar(total: int | None, what: str, unit: str, *, done: int = 0, show: bool = True) -> Iterator["Step"]:
+def bar(total: int | None, what: str, unit: str, *, done: int = 0, show: bool = True) -> Iterator[Tick]:
     """`step(k=1, note="")` moves the bar on by k and may write a note behind it."""
+    # Log files get no bars: one line for every step of a long job.
     if not (show and sys.stderr.isatty()):
         yield lambda k=1, note="": None
         return
@@ -26,6 +27,7 @@ def bar(total: int | None, what: str, unit: str, *, done: int = 0, show: bool = 
     with tqdm(total=total, initial=done, unit=unit, desc=what, smoothing=0.05) as shown:
 
         def step(k: int = 1, note: str = "") -> None:
+            """Move on by k, and show the note behind the bar."""
             if note:
                 shown.set_postfix_str(note, refresh=False)
             shown.update(k)

@@ -27,7 +27,8 @@ from .._version import __version__
 from . import strict_json
 from .types import Json
 
-LONGEST = 60  # characters of one value in a repr
+# Characters of one value in a repr.
+LONGEST = 60
 
 
 class Result:
@@ -96,6 +97,7 @@ def _fields(value: object) -> tuple:
 
 def _plain(value: object) -> Json:
     """A value as JSON has it; results inside results become dicts, without the environment said again."""
+    # A model is named, not written out: its weights are no result.
     if isinstance(value, nn.Module):
         return type(value).__name__
     if isinstance(value, Mapping):

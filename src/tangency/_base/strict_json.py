@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import overload
+from collections.abc import Mapping
 
 import numpy as np
 from torch import Tensor
@@ -10,10 +10,6 @@ from torch import Tensor
 from .types import Json
 
 
-@overload
-def plain(value: dict[str, object]) -> dict[str, Json]: ...
-@overload
-def plain(value: object) -> Json: ...
 def plain(value: object) -> Json:
     """What JSON can hold: finite numbers, text, lists, dicts; NaN and infinity become None.
 
@@ -33,6 +29,11 @@ def plain(value: object) -> Json:
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(v) for v in value]
     return str(value)
+
+
+def plain_dict(value: Mapping[str, object]) -> dict[str, Json]:
+    """The same of a dict, which stays one."""
+    return {str(k): plain(v) for k, v in value.items()}
 
 
 def text(value: object, indent: int | None = None) -> str:

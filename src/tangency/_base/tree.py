@@ -35,7 +35,8 @@ def transform(f: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
         return f(x)
     if isinstance(x, Mapping):
         return {k: transform(f, v) for k, v in x.items()}
-    if isinstance(x, tuple) and hasattr(x, "_fields"):  # a named tuple
+    # A named tuple stays one: forward() may ask for its fields.
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
         return type(x)(*[transform(f, v) for v in x])  # type: ignore[arg-type]  # its fields, not an iterable
     if isinstance(x, (tuple, list)):
         return tuple(transform(f, v) for v in x)
@@ -89,6 +90,7 @@ def normal(x: Inputs) -> Inputs:
 def two_samples(x: Inputs) -> tuple[Inputs, int]:
     """The first sample and one that differs from it, and which; the first one twice (0) where there is none."""
     x = transform(lambda v: v.detach(), x)
+    # Not through all of them: where the first 64 are alike, so are most, and looking would wait for a GPU each time.
     for other in range(1, min(size(x), 64)):
         if any(not torch.equal(v[0], v[other]) for _, v in leaves(x)):
             return take(x, torch.tensor([0, other])), other
@@ -115,12 +117,14 @@ def signature(x: Inputs) -> tuple[Hashable, ...]:
     that are no tensors."""
 
     def form(v: object) -> Hashable:
+        """One value of the tree, as something that can be compared and hashed."""
         if isinstance(v, Tensor):
             return v.dtype, v.shape[1:], str(v.device)
         if isinstance(v, Mapping):
             return "dict", tuple((k, form(w)) for k, w in v.items())
         if isinstance(v, (tuple, list)):
             return "tuple", tuple(form(w) for w in v)
+        # What is neither a tensor nor a number may do anything: it is known by its identity.
         return type(v), v if isinstance(v, (bool, int, float, str, type(None))) else id(v)
 
     return (form(x),)
@@ -155,6 +159,7 @@ def check(x: Inputs, name: str = "x") -> None:
 
 def check_place(x: Inputs, device: torch.device, dtypes: Iterable[torch.dtype]) -> None:
     """Refuse inputs that are not where the parameters are: on one device, in one floating-point type."""
+    # Models may mix types (a norm in 32 bits); one of them is enough to say what is meant.
     want = next(iter(dtypes))
     for label, v in leaves(x):
         if v.device != device:
@@ -186,8 +191,8 @@ def check_alike(x1: Inputs, x2: Inputs) -> None:
 
 
 # How torch words it where a layer cannot take its input: by the numbers' type, or by the shape.
-_TYPES = re.compile(r"dtype|same type|scalar type|should be the same")
-_SHAPES = re.compile(
+_ABOUT_TYPES = re.compile(r"dtype|same type|scalar type|should be the same")
+_ABOUT_SHAPES = re.compile(
     r"shapes? cannot|size mismatch|size of tensor|channels|normalized_shape|[eE]xpected .*\dD|incompatible"
 )
 
@@ -196,11 +201,11 @@ def misfit(e: RuntimeError, x: Inputs, name: str, dtype: torch.dtype | None) -> 
     """What to say of samples x where a model failed on their type or shape; None where it failed for another reason."""
     text = next(iter(str(e).splitlines()), "")
     types = [v.dtype for _, v in leaves(x)]
-    if _TYPES.search(text):
+    if _ABOUT_TYPES.search(text):
         want = dtype or torch.float32
         scale = f" (divided by 255, if the network was trained so: {name}.float() / 255)" * (torch.uint8 in types)
         fix = f"Give it in the type of the parameters: {name}.to({want}){scale}."
-    elif _SHAPES.search(text):
+    elif _ABOUT_SHAPES.search(text):
         fix = "Give samples of the shape that the network was made for."
     else:
         return None

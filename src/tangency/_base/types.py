@@ -56,6 +56,7 @@ class FeatureBatch:
         return f"FeatureBatch({list(self.value.shape)})"
 
 
+T = TypeVar("T")
 Answer = TypeVar("Answer", covariant=True)
 
 
@@ -71,7 +72,7 @@ class Pending(Protocol[Answer]):
 class Executor(Protocol):
     """Whoever computes tasks elsewhere: `tg.Workers`, `tg.RayExecutor`, a `concurrent.futures.ProcessPoolExecutor`."""
 
-    def submit(self, f: Callable[..., Answer], /, *args: Any) -> Pending[Answer]:
+    def submit(self, f: Callable[..., T], /, *args: Any) -> Pending[T]:
         """Begin f(*args)."""
 
 
@@ -95,6 +96,7 @@ __all__ = [
     "Spec",
     "StorePath",
     "StorePlace",
+    "T",
     "Tensor",
     "Trainable",
 ]

@@ -22,6 +22,7 @@ class Column:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the numbers that a row became: a column of words gives one for each word."""
         """The columns of numbers that it becomes.
 
         >>> Column("colour", ("green", "red")).names
@@ -52,4 +53,5 @@ class Encoding:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the numbers that a row became: a column of words gives one for each word."""
         return tuple(name for column in self.columns for name in column.names)

@@ -20,6 +20,8 @@ _DELIMITERS = {",": "','", ";": "';'", "\t": "'\\t'", "|": "'|'"}
 
 @dataclass(frozen=True)
 class Lines:
+    """The lines of a CSV file, cut into cells, and where each of them stands in the file."""
+
     file: Path
     names: list[str]
     rows: list[list[str]]
@@ -46,6 +48,7 @@ class Lines:
         return int(given) % len(self.names)
 
     def cells(self, k: int) -> list[str]:
+        """Column k, from top to bottom."""
         return [row[k] for row in self.rows]
 
     def without(self, numbers: Container[int]) -> "Lines":
@@ -55,6 +58,7 @@ class Lines:
         return replace(self, rows=rows, lines=lines, left_out=len(self.rows) - len(kept))
 
     def where(self, i: int, k: int) -> str:
+        """The place of a cell, for messages: file, line and column."""
         return f"{self.file}, line {self.lines[i]}, column {self.names[k]!r}"
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._base import checks
+from .._base.memory import ATTRIBUTIONS
 from .._base.progress import bar
 from .._base.results import Result
 from .._base.types import Array, Float, Int
@@ -95,13 +96,14 @@ def summarize(
     classes: int | None = None,
     neighbours: int = 8,
     fliers: int = 8,
-    memory: int | str = "256MB",
+    memory: int | str = ATTRIBUTIONS,
     progress: bool = True,
 ) -> Attribution:
-    """Box plots by class, outliers, the k most similar, helpful and harmful training samples of each decision.
+    """Box plots by class, outliers, the most similar, helpful and harmful training samples of each decision.
 
     `cross` [m, N] may lie on disk; it is read by bands of rows that take about `memory`. `outputs`: which logits,
-    [m, q] (default: all). `labels`: the classes of the training samples (default: one box for all).
+    [m, q] (default: all). `labels`: the classes of the training samples (default: one box for all). `neighbours`,
+    `fliers`: how many training samples are listed, and outliers of each box kept.
 
     >>> import tangency as tg
     >>> x, y = torch.randn(60, 3).double(), torch.randint(3, (60,))
@@ -153,6 +155,7 @@ class _Terms:
         """A [b, q, N] for rows [b, N] of κ."""
         wide = torch.promote_types(kernel.dtype, self.coefficients.dtype)
         w, b, k = self.coefficients.to(wide), self.bias.to(wide), kernel.to(self.bias.device, wide)
+        # The bias is shared out evenly, so that the terms of a decision sum to its logit.
         return w.T[outputs] * k[:, None] + (b[outputs] / len(w))[..., None]
 
 
@@ -170,6 +173,7 @@ def _checked(model: Model, cross: Matrix) -> tuple[Gram, _Terms]:
             f"cross has shape {tuple(gram.shape)}; needed: new samples by the {n} training samples, [m, {n}]: "
             "tg.compute(kernel, x_new, x_train)."
         )
+    # A Gram on disk has no device; its rows are brought to the model's.
     if gram.device is not None:
         checks.beside(terms.bias, gram.device, "the model", "cross")
     return gram, terms
@@ -208,6 +212,7 @@ def _groups(labels: Array | None, classes: int | None, n: int, device: torch.dev
 
 def _summary(terms: _Terms, kernel: Tensor, outputs: Tensor, groups: list[Tensor], k: int, fliers: int) -> Attribution:
     """Of a band of rows κ [b, N]."""
+    # Before anything is sorted: NaN would count as the largest.
     checks.finite(kernel, "cross")
     kernel = kernel.to(terms.bias.device)
     a = terms.of_rows(kernel, outputs)
@@ -224,17 +229,20 @@ def _box(a: Tensor, fliers: int) -> tuple[Tensor, Tensor, Tensor]:
     """Whiskers, quartiles, median and mean of [b, q, n] over n, [b, q, 6]; how many lie beyond; the farthest."""
     ordered = a.sort(-1).values
     n = ordered.shape[-1]
+    # Quartiles are linear between samples, as numpy's and matplotlib's.
     at = torch.tensor([0.25, 0.5, 0.75], dtype=a.dtype, device=a.device) * (n - 1)
     below = at.floor().long()
     quartiles = torch.lerp(ordered[..., below], ordered[..., (below + 1).clamp_max(n - 1)], at - below)
     low, _, high = quartiles.unbind(-1)
     reach = WHISKERS * (high - low)
+    # The first and the last sample within reach, [b, q, 1].
     first = torch.searchsorted(ordered, (low - reach)[..., None].contiguous())
     last = torch.searchsorted(ordered, (high + reach)[..., None].contiguous(), right=True) - 1
     ends = [ordered.gather(-1, end.clamp(0, n - 1)) for end in (first, last)]
     # With few samples a quartile may lie beyond the last one within reach: a whisker never ends inside its box.
     tips = [torch.minimum(ends[0], low[..., None]), torch.maximum(ends[1], high[..., None])]
     boxes = torch.cat([tips[0], quartiles, tips[1], a.mean(-1, keepdim=True)], -1)
+    # A class may have fewer samples than fliers are asked for: the rest is padded, so that classes can be stacked.
     f = min(fliers, n)
     tails = torch.cat([ordered[..., :f], ordered[..., n - f :]], -1)  # the farthest are among these
     beyond = torch.maximum(ends[0] - tails, tails - ends[1])

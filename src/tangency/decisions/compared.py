@@ -66,6 +66,7 @@ def kernels(model: nn.Module, names: Names = None, **options: Any) -> dict[str, 
     ['trNTK', 'trNTK⁰', 'pNTK', 'Em', 'CK']
     """
     makers = _makers(model, options)
+    # Each once, in the order of the names.
     return {name: makers[name]() for name in dict.fromkeys(check_names(names))}
 
 
@@ -85,6 +86,7 @@ def _makers(model: nn.Module, options: Mapping[str, Any]) -> Makers:
 
 
 def _embedding(model: nn.Module, options: Mapping[str, Any]) -> Kernel:
+    """Em; refuses a model of one module, with a reason of its own."""
     if not default_layers(unwrapped(model)[0]):
         raise InputError("this model has no modules before its last, whose outputs Em compares.")
     return embedding_kernel(model, **options)
@@ -165,6 +167,7 @@ def _why_missing(name: str, makers: Makers, x: Inputs) -> str:
         try:
             makers[name]().diag(x)
         except (InputError, ModelError) as e:
+            # Where kernels go by name, there is no layer= to give.
             return str(e).removesuffix(" Name one: layer='…'.")
     return ""
 
@@ -175,6 +178,7 @@ def _vanishes(pseudo: Kernel, trace: Kernel, x: Inputs) -> bool:
     By the largest of some samples: those of a saturated softmax are rounding themselves.
     """
     assert isinstance(pseudo, CosineKernel)
+    # k(x, x) is the square of a gradient's length, so the bound on its roundings is squared, too.
     small, large = pseudo.kernel.diag(x), trace.diag(x)
     return float(small.max()) <= (ZERO_ROUNDINGS * torch.finfo(small.dtype).eps) ** 2 * float(large.max())
 
@@ -221,6 +225,7 @@ class Grams:
     def _cosine(self, kernel: Kernel) -> GramPair:
         """The cosines of a kernel's Grams; refuses samples with k(x, x) = 0."""
         train, cross = self(kernel)
+        # k(x, x) of the training samples is in their Gram; of the test samples it is not, and costs one pass.
         norms = {"training": train.diag(), "test": kernel.diag(self.asked[id(kernel)])}
         for which, squares in norms.items():
             if not bool((squares > 0).all()):
@@ -246,6 +251,7 @@ class Grams:
 def _stores(folder: Path, kernel: Kernel) -> tuple[Path, Path]:
     """A folder of its own for each kernel and each of its two Grams."""
     spec = kernel.spec()
+    # Eight digits tell a handful of kernels apart; `compute` compares the whole spec with what is in a store.
     number = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{str(spec['kernel']).replace(' ', '-')}-{number}"
     return folder / f"{name}-train", folder / f"{name}-test"

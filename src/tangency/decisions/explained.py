@@ -142,6 +142,7 @@ class Decisions(Result):
 
     def to_dict(self) -> dict[str, Json]:
         """The figures, with units and the environment; neither data nor what is said of single samples."""
+        # `Result.to_dict` would write out both data sets.
         return {"result": "Decisions", **self.summary(), "units": dict(self.UNITS), "environment": environment()}
 
 
@@ -185,9 +186,7 @@ def explain(
     begin = time.perf_counter()
     model, known, asked = _checked_data(model, train, test)
     poisoned_train, poisoned_test = _mask(poisoned_train, known, "train"), _mask(poisoned_test, asked, "test")
-    _check_numbers(samples, neighbours, reg_factor)
-    if not isinstance(kernels, Mapping):
-        _check_types(model)
+    _check_options(samples, neighbours, reg_factor, None if isinstance(kernels, Mapping) else model)
     x, z = _placed(model, known.x), _placed(model, asked.x)
     read = heads.learn(outputs, model, x, known.y, len(known.classes), outputs_are)
     logits = heads.logits(outputs, model, z, read)
@@ -231,6 +230,7 @@ def _checked_data(model: nn.Module, train: Samples, test: Samples) -> tuple[nn.M
     model = unwrapped(model)[0]
     check_evaluation_mode(model)
     known = labelled(train, name="train")
+    # A test set without names takes the training set's: it need not have samples of every class.
     asked = labelled(test, classes=None if isinstance(test, Labelled) else known.classes, name="test")
     if len(asked) < 2:
         raise InputError("there is one test sample; needed: two or more, since faithfulness compares their order.")
@@ -269,17 +269,17 @@ def _mask(mask: Tensor | None, data: Labelled, name: str) -> Tensor | None:
     return mask
 
 
-def _check_numbers(samples: int, neighbours: int, reg_factor: float) -> None:
+def _check_options(samples: int, neighbours: int, reg_factor: float, model: nn.Module | None) -> None:
+    """Refuse, before the network runs, counts below 1, factors that are not above 0 (NaN is not), and 16-bit models.
+
+    `model`: None where kernels are given; named ones are computed in the network's own type.
+    """
     if not all(isinstance(v, int) and v >= 1 for v in (samples, neighbours)) or not reg_factor > 0:
         raise InputError(
             f"samples={samples}, neighbours={neighbours}, reg_factor={reg_factor}; needed: whole numbers from 1, and "
             "above 0."
         )
-
-
-def _check_types(model: nn.Module) -> None:
-    """Refuse 16-bit parameters: named kernels are computed in the network's own type."""
-    for p in model.parameters():
+    for p in [] if model is None else model.parameters():
         if p.is_floating_point() and p.dtype not in (torch.float32, torch.float64):
             raise InputError(
                 f"the model's parameters are {p.dtype}; needed: torch.float32 or torch.float64. Give model.float(), "
@@ -292,6 +292,7 @@ def _placed(model: nn.Module, x: Inputs) -> Inputs:
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     device = parameters[0].device if parameters else torch.device("cpu")
     dtypes = list(dict.fromkeys(p.dtype for p in parameters))
+    # Where the samples lie is ours to change; their type is not, since it decides the numbers.
     placed = tree.to(tree.transform(Tensor.detach, x), device)
     if dtypes:
         tree.check_place(placed, device, dtypes)
@@ -359,9 +360,11 @@ class _Task:
             raise InputError(f"kernel {name}: {e}") from e
         device, classes = self.logits.device, len(self.train.classes)
         y, y_test = self.train.y.to(device), self.test.y.to(device)
+        # The default follows the kernel's scale, so one factor means the same for all kernels.
         reg = self.reg_factor * default_reg(gram)
         surrogate = fit(gram, y, reg=reg, classes=classes, progress=self.progress)
         logits = surrogate.logits(cross)
+        # The network's log-odds and the surrogate's are known to the coarser of the two types.
         ties = rounding(self.dtype, gram.dtype)
         faithful = faithfulness(self.logits, logits, y_test, outputs_are="logits", ties=ties)
         if shown is None:
@@ -373,6 +376,7 @@ class _Task:
         ).cpu()  # fmt: skip
         flagged = None
         if self.poisoned is not None:
+            # 3 of 5, as published (Engel et al. 2024, Table 3); of fewer samples, of as many as there are.
             nearest = min(5, len(self.train))
             flagged = flag(cross, self.poisoned, neighbours=nearest, threshold=min(3, nearest)).flagged.cpu()
         return Explanation(
@@ -395,6 +399,7 @@ def _choose_shown(logits: Tensor, surrogate: Tensor, y: Tensor, samples: int, ti
     ranks = [values.argsort(stable=True).argsort() for values in odds]
     gap = (ranks[0] - ranks[1]).abs()
     wrong = (logits.argmax(1) != y).nonzero()[:, 0].cpu()
+    # One seed, and on the CPU: the same samples in every run, on every device.
     order = torch.Generator().manual_seed(0)
     wrong = wrong[torch.randperm(len(wrong), generator=order)]
     # A third of each kind, where there are so many; a sample that is in the queue twice is shown once.
@@ -410,6 +415,7 @@ def _picture(gram: Gram, train: Labelled) -> tuple[Tensor, Tensor]:
     """
     counts = train.counts()
     part = min(1.0, PICTURE_ROWS / len(train))
+    # At least one row of each class: its place in the picture is to be seen.
     spans = (counts * part).floor().long().clamp_min(1).minimum(counts)
     rows = torch.cat([(train.y == c).nonzero()[: int(k), 0] for c, k in enumerate(spans)])
     return gram.select(rows, rows).dense().float().cpu(), spans

@@ -30,6 +30,7 @@ _PICTURE_TYPES = (
 )  # fmt: skip
 # Pictures that go from 0 to this or beyond have another scale than those around 0 and 1 (heuristic).
 _BRIGHT = 8
+YELLOW = (1.0, 1.0, 0.0)  # of pictures in [0, 1]
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Patch:
 def _pictures(x: object) -> Tensor:
     """Pictures [n, c, h, w] as a tensor; refuses those with the channels at the end."""
     if isinstance(x, np.ndarray):
+        # torch takes neither another byte order, nor negative strides, nor read-only arrays without a warning.
         try:
             x = torch.from_numpy(np.require(x, x.dtype.newbyteorder("="), ["C", "W"]))
         except TypeError:
@@ -129,6 +131,7 @@ def _pictures(x: object) -> Tensor:
         raise InputError(f"x has shape {tuple(x.shape)}; needed: pictures [n, c, h, w].{fix.get(x.dim(), '')}")
     if x.dtype not in _PICTURE_TYPES:
         raise InputError(f"x is {x.dtype}; needed: pictures, uint8 or floating point, as x.float() is.")
+    # Channels are few, and pictures square or larger than that: what fits both readings is taken as [n, c, h, w].
     a, b, c = x.shape[1:]
     last = c <= _CHANNELS and (a == b or min(a, b) > _CHANNELS)
     first = a <= _CHANNELS and (b == c or min(b, c) > _CHANNELS)
@@ -167,9 +170,6 @@ def _same_scale(colour: Tensor, dtype: torch.dtype, low: float, high: float) -> 
         f"colour={colour.tolist()} in pictures that are {dtype} from {low:g} to {high:g}, {what}; needed: a colour on "
         f"their scale. {fix}: colour={other.tolist()}."
     )
-
-
-YELLOW = (1.0, 1.0, 0.0)  # of pictures in [0, 1]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -214,6 +214,7 @@ def poison(
         raise InputError(f"rate={rate} of {n} pictures; needed: above 0, at most 1, and at least one picture.")
     patch.place(pictures)  # a patch that does not fit is refused before its colour is
     paint = patch.paint(pictures)  # the scale is that of all pictures
+    # On the CPU: the same pictures are poisoned whatever device they are on.
     chosen = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: round(rate * n)]
     mask = torch.zeros(n, dtype=torch.bool)
     mask[chosen] = True
@@ -277,7 +278,7 @@ def flag(cross: Matrix, poisoned: Tensor, *, neighbours: int = 5, threshold: int
     votes = []
     for start in range(0, gram.shape[0], 1024):  # (heuristic: a band of rows at a time)
         rows = gram[start : start + 1024]
-        checks.finite(rows, "cross")
+        checks.finite(rows, "cross")  # NaN would be nearest
         near = rows.topk(neighbours).indices
         votes.append(poisoned.to(near.device)[near].sum(1))
     count = torch.cat(votes)
@@ -297,6 +298,7 @@ def detect(cross: Matrix, poisoned: Tensor, truth: Tensor, *, neighbours: int = 
         raise InputError(
             f"truth has shape {tuple(truth.shape)} {truth.dtype}; needed: a mask (bool) of the {len(flagged)} samples."
         )
+    # Without flags there is no precision, without poison no recall.
     right = float((flagged & truth).sum())
     precision, recall = (
         right / total if total else float("nan") for total in (float(flagged.sum()), float(truth.sum()))

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -12,8 +12,9 @@ from .._base import checks
 from .._base.results import Result, text_table
 from .._base.types import Float, Trainable
 from ..errors import InputError
+from ..kernels.empirical import Empirical
 from ..kernels.ntk import trace_ntk
-from .linearized import linearize
+from .linearized import Linearized, linearize
 from .training import train
 
 
@@ -125,36 +126,48 @@ def linearization_quality(
     tangent = linearize(model, trainable=list(names))
     kernel = trace_ntk(moving, trainable=list(names))
     points = x if x_test is None else torch.cat([x, x_test])
-    records: list[tuple[float, ...]] = []  # a row for each recorded step, in the order of LazyRun's fields
-    first: list[Tensor] = []
-    lipschitz = 0.0
-
-    def watch(step: int) -> None:
-        """Measure everything after so many steps."""
-        nonlocal lipschitz
-        with torch.no_grad():  # the linearisation goes where the network went: same parameters, two functions
-            for name in names:
-                tangent.model.get_parameter(name).copy_(moving.get_parameter(name))
-        jacobian = kernel.features(x)
-        first[:] = first or [jacobian]  # J_0
-        moved = float(tangent.displacement().detach())
-        # K of (18) bounds ‖J‖, and √m times J's Lipschitz constant; this is the largest that the run has shown of both.
-        change = (jacobian - first[0]).norm()
-        lipschitz = max(lipschitz, float(jacobian.norm()), width**0.5 * float(change) / moved if moved else 0.0)
-        with torch.no_grad():
-            gap = float((moving(points) - tangent(points)).abs().max())
-            error = float((moving(x).reshape(y.shape) - y).norm())
-        drift = torch.linalg.matrix_norm(jacobian @ jacobian.T - first[0] @ first[0].T, 2)
-        records.append((float(step), gap, moved, float(drift), error, float(torch.linalg.svdvals(jacobian)[-1])))
-
-    # The loss of the theory: a sum, and halved, so that its gradient in f is f − y.
-    def square(f: Tensor, target: Tensor) -> Tensor:
-        """½ Σ_i (f_i − y_i)²."""
-        return (f.reshape(target.shape) - target).square().sum() / 2
-
+    watch = _Watch(moving, tangent, kernel, x, y, points, width)
     train(
-        moving, x, y, loss=square, optimizer=lambda p: torch.optim.SGD(p, lr=lr), steps=steps, every=every,
+        moving, x, y, loss=_half_square, optimizer=lambda p: torch.optim.SGD(p, lr=lr), steps=steps, every=every,
         watch=watch, progress=False,
     )  # fmt: skip
-    at, gap, moved, drift, error, smallest = torch.tensor(records, dtype=torch.float64).unbind(1)
-    return LazyRun(at, gap, moved, drift, error, smallest, lipschitz, lr, width, beta * norm**2 * readout)
+    at, gap, moved, drift, error, smallest = torch.tensor(watch.rows, dtype=torch.float64).unbind(1)
+    return LazyRun(at, gap, moved, drift, error, smallest, watch.lipschitz, lr, width, beta * norm**2 * readout)
+
+
+def _half_square(f: Tensor, target: Tensor) -> Tensor:
+    """½ Σ_i (f_i − y_i)²: the loss of the theory, a sum and halved, so that its gradient in f is f − y."""
+    return (f.reshape(target.shape) - target).square().sum() / 2
+
+
+@dataclass(eq=False)
+class _Watch:
+    """Measures everything that is bounded, called with the step as training goes on."""
+
+    moving: nn.Module
+    tangent: Linearized
+    kernel: Empirical
+    x: Tensor
+    y: Tensor  # [n, 1]
+    points: Tensor  # where network and linearisation are compared
+    width: int
+    lipschitz: float = 0.0
+    first: Tensor | None = None  # J_0
+    rows: list[tuple[float, ...]] = field(default_factory=list)  # in the order of LazyRun's fields
+
+    def __call__(self, step: int) -> None:
+        with torch.no_grad():  # the linearisation goes where the network went: same parameters, two functions
+            for name in self.tangent.names:
+                self.tangent.model.get_parameter(name).copy_(self.moving.get_parameter(name))
+        jacobian = self.kernel.features(self.x)
+        first = self.first = jacobian if self.first is None else self.first
+        moved = float(self.tangent.displacement().detach())
+        # K of (18) bounds ‖J‖, and √m times J's Lipschitz constant; this is the largest that the run has shown of both.
+        change = (jacobian - first).norm()
+        slope = self.width**0.5 * float(change) / moved if moved else 0.0
+        self.lipschitz = max(self.lipschitz, float(jacobian.norm()), slope)
+        with torch.no_grad():
+            gap = float((self.moving(self.points) - self.tangent(self.points)).abs().max())
+            error = float((self.moving(self.x).reshape(self.y.shape) - self.y).norm())
+        drift = torch.linalg.matrix_norm(jacobian @ jacobian.T - first @ first.T, 2)
+        self.rows.append((float(step), gap, moved, float(drift), error, float(torch.linalg.svdvals(jacobian)[-1])))

@@ -46,11 +46,7 @@ def linearize(model: nn.Module, order: int = 1, trainable: Trainable = None, out
     """
     if order not in ORDERS:
         raise InputError(f"order={order!r}; needed: 1 (the linearised network), 2 or 3.")
-    try:
-        network = Network.of(model, trainable=trainable, outputs=outputs)
-    except InputError as e:
-        raise InputError(str(e).replace("train=", "trainable=")) from None  # as the option is called here
-    return Linearized(network, order)
+    return Linearized(Network.of(model, trainable=trainable, outputs=outputs), order)
 
 
 class Linearized(nn.Module):

@@ -6,7 +6,6 @@ f(z) = f₀(z) + k(z, X) a. For a gradient flow da/dt = −lr·∂L/∂f(X); a s
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -134,7 +133,7 @@ def integrate(
     >>> path.train.shape, bool(path.loss[-1] < path.loss[0])
     (torch.Size([3, 6, 3]), True)
     """
-    solve_ivp, training, lr = _import_solve_ivp(), _Training.of(K, y, loss, f0), checks.nonnegative(lr, "lr")
+    training, lr = _Training.of(K, y, loss, f0), checks.nonnegative(lr, "lr")
     when = checked_times(times, training.f0)
     if bool(when.isinf().any()) or bool((when.diff() < 0).any()):
         raise InputError(f"times={when.tolist()}; needed: finite and in order. For t → ∞ see flow and ridgeless.")
@@ -162,23 +161,30 @@ def integrate(
 
         # The state is a, and with momentum its velocity behind it.
         begin = np.zeros(size if momentum is None else 2 * size)
-        span = (0.0, max(float(when[-1]), 1e-300))  # solve_ivp takes no empty span
-        solution = solve_ivp(slope, span, begin, method=integrator, t_eval=when.cpu().numpy(), rtol=rtol, atol=atol)
-    if not solution.success:
-        raise DidNotConverge(
-            f"solve_ivp ({integrator}) stopped: {solution.message} Try integrator='LSODA' or 'Radau'.", solution
-        )
-    duals = [tensor(np.ascontiguousarray(column)) for column in solution.y[:size].T]
+        states = _solve_ivp(slope, begin, when.cpu().numpy(), integrator, rtol=rtol, atol=atol)
+    duals = [tensor(np.ascontiguousarray(column)) for column in states[:size].T]
     return training.path(when, duals, [outputs(a) for a in duals])
 
 
-def _import_solve_ivp() -> Any:
-    """SciPy's integrator, or how to get it; SciPy has no types."""
+def _solve_ivp(
+    slope: Callable[[float, np.ndarray], np.ndarray],
+    begin: np.ndarray,
+    times: np.ndarray,
+    integrator: str,
+    **tol: float,
+) -> np.ndarray:
+    """States at the times, a column each, by SciPy."""
     try:
         from scipy.integrate import solve_ivp
     except ImportError as e:
         raise InputError("integrate needs SciPy: pip install 'tangency[dynamics]'.") from e
-    return solve_ivp
+    span = (0.0, max(float(times[-1]), 1e-300))  # solve_ivp takes no empty span
+    solution = solve_ivp(slope, span, begin, method=integrator, t_eval=times, **tol)
+    if not solution.success:
+        raise DidNotConverge(
+            f"solve_ivp ({integrator}) stopped: {solution.message} Try integrator='LSODA' or 'Radau'.", solution
+        )
+    return np.asarray(solution.y)
 
 
 def descend(

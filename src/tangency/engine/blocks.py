@@ -291,7 +291,8 @@ class MixedBlock(GradientBlock):
 def scatter(index: Tensor, d: Tensor, rows: int) -> Float[Tensor, "n c 1 o v"]:
     """Add δ_t into row index_t of a weight with `rows` rows; −1 adds nowhere."""
     n, c, t, _, o = d.shape
-    # One row more, into which −1 goes, and which is cut off: cheaper than a mask, and no entry decides a shape.
+    # One row more, into which −1 goes, and which is cut off: with a mask, entries would decide a shape, for which a
+    # GPU would have to be waited for.
     out = d.new_zeros(n, c, rows + 1, o)
     where = torch.where(index < 0, rows, index)[:, None, :, None].expand(n, c, t, o)
     out = out.scatter_add(2, where, d[:, :, :, 0])[:, :, :rows]
@@ -383,7 +384,7 @@ def saved_by_forming(block: OuterBlock) -> int:
 def gradient(a: Tensor, d: Tensor) -> Tensor:
     """Σ_t δ_t ⊗ a_t from a [n, g, t, i] and δ [n, c, t, g, o]: [n, c, g·o·i]."""
     n, c, t, g, _ = d.shape
-    if a.dtype == torch.float16 and a.device.type == "cpu":  # a CPU's 16-bit products are slow, and round their sums
+    if a.dtype == torch.float16 and a.device.type == "cpu":  # faster in 32 bits, and rounded once
         return gradient(a.float(), d.float()).half()
     # One product per sample (and group) that reads the activations once for all outputs.
     deltas = d.permute(0, 3, 1, 4, 2).reshape(n * g, -1, t)

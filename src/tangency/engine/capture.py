@@ -85,6 +85,7 @@ def by_rules(
         raise Unfamiliar(recorder.calls)
     if measure:
         _check_alone(network, state, x, out, plan)
+    companions = _companions(recorder.taps)
     # By identity: a weight that is made anew in every step of a loop is another one each time.
     uses: dict[int, tuple[Weight, list[GradientBlock]]] = {}
     with network.modes(differentiable=differentiable, exact=exact), torch.set_grad_enabled(differentiable):
@@ -92,13 +93,13 @@ def by_rules(
         for weight, block in gathered:
             uses.setdefault(id(weight), (weight, []))[1].append(block)
         gradients = _to_parameters(uses, recorder, differentiable)
-    if new := {k: b for k, b in gradients.items() if k not in plan.rules}:
-        _check_new(network, state, x, new, plan)
+    if new := gradients.keys() - plan.rules.keys():
+        _check_new(network, state, x, {k: gradients[k] for k in new}, plan)
         plan.rules.update({k: tap.rule.name for tap in recorder.taps for k in tap.names if k in new})
-    for weight_name, bias in _companions(recorder.taps).items():
-        factored = gradients.get(weight_name)
+    for name, bias in companions.items():
+        factored = gradients.get(name)
         if isinstance(factored, OuterBlock) and bias in gradients:
-            gradients[weight_name] = replace(factored, bias=bias)
+            gradients[name] = replace(factored, bias=bias)
     return gradients
 
 
@@ -334,7 +335,10 @@ def _to_parameters(
         elif weight.slot is not None or weight.value.requires_grad:  # else made without a graph: torch.no_grad
             for name, block in pull_back(weight, blocks.add_blocks(of_uses), recorder.parameters, differentiable):
                 by_name.setdefault(name, []).append(block)
-    return {name: blocks.add_blocks(of_weights) for name, of_weights in by_name.items()}
+    gradients: dict[str, GradientBlock] = {}
+    for name, of_weights in by_name.items():
+        gradients[name] = blocks.add_blocks(of_weights)
+    return gradients
 
 
 def _check_alone(network: Network, state: Params, x: Inputs, out: Tensor, plan: CapturePlan) -> None:
@@ -359,7 +363,7 @@ def _check_new(network: Network, state: Params, x: Inputs, new: Mapping[str, Gra
         want = wanted[name]
         got = torch.einsum("ncp,n,c->p", block.expand().to(want), s.to(want), v.to(want))
         bound = max(FITS.get(want.dtype, 2e-3), FITS.get(plan.narrowest, 2e-3))
-        # Ten times the probe's bound: terms of many samples cancel in the sum. "Not ≤" refuses NaN, too.
+        # Ten times the probe's bound, since terms of many samples cancel in the sum (heuristic). "Not ≤" refuses NaN.
         if not float((got - want).norm()) <= 10 * bound * (float(want.norm()) + 1e-3 * scale):
             wrong.append(name)
     if wrong:
@@ -371,7 +375,7 @@ def _companions(taps: list[Tap]) -> dict[str, str]:
     pairs = {(_name(tap.weight), _name(tap.bias)) for tap in taps}
     weights, biases = [w for w, _ in pairs], [b for _, b in pairs]
     made_of = {k for tap in taps for w in (tap.weight, tap.bias) if w is not None and w.name is None for k in w.sources}
-    # The sum over the rows of W and b alike is right only where nothing else adds to either of them.
+    # To add the bias along with its weight is right only where nothing else adds to either of them.
     unlike = {_name(tap.weight) for tap in taps if not tap.rule.summed} | made_of
     return {
         w: b

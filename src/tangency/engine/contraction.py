@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._base.memory import WORKSPACE
 from ..errors import InputError
 from . import fused
 from .blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock, matched
-from .expansion import WORKSPACE, expanded
+from .expansion import expanded
 
 Method = str | Mapping[str, str] | None  # for all parameters, or by name
 
@@ -200,7 +201,7 @@ class TileSum:
         """The tile; of a symmetric one the lower half is the mirrored upper half, exactly."""
         k = self.value
         if self.symmetric and not self.differentiable:
-            # What lies below the strips was never computed, and the strips' own corners only up to rounding.
+            # Below the strips nothing was computed; of the squares on the diagonal, both halves, alike up to rounding.
             for rows, _ in self._tiles():
                 r = slice(rows.start * self.c, rows.stop * self.c)
                 k[r.stop :, r] = k[r, r.stop :].T

@@ -24,6 +24,7 @@ def examine(network: Network, state: Params, x: Inputs) -> bool:
     found and noted in `network.caches`.
     """
     copies = {k: v.clone() for k, v in state.items()}
+    # Before the first run: with values of other parameters in its caches the model is another function.
     held = [(name, v) for name, _, _, v in attributes(network.model) if isinstance(v, dict)]
     network.caches[:] = _caches(network, held, x) if held else []
     for _ in range(LOOKS):
@@ -31,11 +32,12 @@ def examine(network: Network, state: Params, x: Inputs) -> bool:
         drew = not all(map(_same_state, *seen.generators))
         if not drew:
             break
+    # Buffers may change (running statistics, counters), but then the model must be borrowed for every call.
     same_buffers = all(_equal(v, copies[k]) for k, v in seen.buffers.items())
     network.tidy[:] = [seen.unchanged and same_buffers and not network.caches]
     _check_parameters(network, state, copies)
-    for name, own, copy in seen.attributes:
-        if not _equal(own, copy):
+    for name, original, copy in seen.attributes:
+        if not _equal(original, copy):
             raise ModelError(
                 f"forward() changes the tensor {name} in place, which is neither a parameter nor a buffer, so what the "
                 f"model returns depends on earlier calls. Register it (register_buffer), or do not write to it."
@@ -87,6 +89,7 @@ def _caches(network: Network, held: list[tuple[str, Cache]], x: Inputs) -> list[
     for name, cache in held:
         if not any(isinstance(v, Tensor) for v in cache.values()):
             continue
+        # A cache is what forward() fills again, with the same keys, when it finds it empty.
         keys = set(cache)
         copies = {k: v.clone() for k, v in network.state().items()}
         with torch.no_grad(), network.modes(exact=True):

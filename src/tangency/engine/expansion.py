@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .._base.memory import WORKSPACE
 from .blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock, gradient, matched
 
-# Bytes that each large temporary of a contraction may take when nobody says otherwise (heuristic).
-WORKSPACE = {"cpu": 1 << 28, "cuda": 1 << 32}
 # On a CPU, gradients are formed in slices that stay in the cache until they are multiplied (heuristic: bytes, and the
 # least number of channels for which forming them is still efficient).
 CACHE, CHANNELS = 1 << 24, 64
@@ -123,6 +122,7 @@ def _compact(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
     present = torch.unique(numbers[numbers >= 0])
 
     def renumber(v: Tensor) -> Tensor:
+        """Numbers of rows among those that are used; the last one for padding."""
         return torch.where(v < 0, len(present), torch.searchsorted(present, v.clamp_min(0)))
 
     return renumber(a), None if b is None else renumber(b), len(present)

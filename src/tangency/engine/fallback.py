@@ -126,7 +126,8 @@ def jacobian_vmap(network: Network, state: Params, x: Inputs, names: Sequence[st
     rest = {k: v for k, v in state.items() if k not in chosen}
 
     def of_one_sample(*values: Tensor) -> dict[str, Tensor]:
-        # Cloned: a model may write to its inputs, which vmap forbids for what it maps over.
+        """The Jacobian of one sample, [c, …] for each parameter."""
+        # Cloned: a model may write to its inputs.
         batch = tree.rebuild(x, (v[None].clone() for v in values))
         out, pullback, *_ = vjp(lambda p: network({**rest, **p}, batch)[0], chosen)
         rows = [pullback(e)[0] for e in torch.eye(len(out), dtype=out.dtype, device=out.device)]

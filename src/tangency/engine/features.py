@@ -54,7 +54,7 @@ class Jacobian(Features):
     """Tangent features ∂f_c(x)/∂θ_p, in factored form."""
 
     network: Network
-    plans: dict[Hashable, CapturePlan] = field(default_factory=dict, repr=False)
+    plans: dict[Hashable, CapturePlan] = field(default_factory=dict, repr=False)  # by kind of input
 
     def __getstate__(self) -> dict[str, object]:
         """Without plans: every process finds out for itself, and so checks its own torch."""
@@ -65,6 +65,7 @@ class Jacobian(Features):
 
     def _key(self, x: Inputs) -> Hashable:
         """What may change the model's way: the kind of input, and the modes and flags of its modules."""
+        # Attributes by which forward() may choose its way: modes, flags, numbers and words.
         flags = []
         for name, module in self.network.model.named_modules():
             for key, value in module.__dict__.items():
@@ -81,17 +82,19 @@ class Jacobian(Features):
             with torch.inference_mode(False):
                 plan, certain = probe(self.network, tree.normal(x))
         except RuntimeError as e:
+            # In the user's words where the samples are at fault, else as torch said it.
             refusal = tree.misfit(e, x, "x", next(self.network.model.parameters()).dtype)
             if refusal is None or self._runs(x):  # fails on other samples than these: one alone, or two
                 raise
             raise refusal from e
         if plan.fallback:
             self._say(plan)
-        if certain:
+        if certain:  # else other samples may show more
             self.plans[key] = plan
         return plan
 
     def _runs(self, x: Inputs) -> bool:
+        """Whether the model can be run on all of x at once."""
         try:
             with torch.no_grad(), self.network.modes():
                 self.network(self.network.state(), x)
@@ -100,6 +103,7 @@ class Jacobian(Features):
         return True
 
     def _say(self, plan: CapturePlan) -> None:
+        """Warn of parameters that go through torch.func, each once."""
         said = {name for p in self.plans.values() for name in p.fallback}
         new = {name: why for name, why in plan.fallback.items() if name not in said}
         if new:
@@ -112,9 +116,13 @@ class Jacobian(Features):
             )
 
     def footprint(self, x: Inputs, form: Form = every_parameter) -> tuple[int, int]:
+        """As `Features.footprint`, as the probe weighed it."""
         plan = self.plan(x)
-        saved = sum(size for name, size in plan.saved.items() if form(name))
-        return plan.kept - saved, plan.transient + saved  # a micro-batch has its factors first
+        kept, transient = plan.kept, plan.transient
+        for name, size in plan.saved.items():
+            if form(name):  # a micro-batch has its factors first
+                kept, transient = kept - size, transient + size
+        return kept, transient
 
     def __call__(self, x: Inputs, memory: int | None = None, form: Form = every_parameter) -> dict[str, GradientBlock]:
         """As `Features.__call__`, in micro-batches that fit into `memory` bytes (default: a part of what is free)."""
@@ -139,13 +147,15 @@ class Jacobian(Features):
                     plan.measured.add(e.calls)
 
     def _blocks(self, x: Inputs, plan: CapturePlan, memory: int | None, form: Form) -> dict[str, GradientBlock]:
+        """The blocks of x by this plan. Where gradients with respect to x are wanted, all in one batch."""
         differentiable = tree.needs_grad(x)
         state = self.network.state()
         budget = memory or batch_budget(next(iter(state.values())).device)
         n = tree.size(x)
         step = max(1, budget // max(1, plan.transient + plan.kept))
         step = min(step, TRACED) if plan.measured else step
-        step = -(-n // -(-n // step))  # micro-batches about equal
+        # Micro-batches about equal: a last one of few samples would cost as many launches as a full one.
+        step = -(-n // -(-n // step))
         if differentiable:
             return capture(self.network, state, x, plan, differentiable=True)
         whole: dict[str, GradientBlock] = {}
@@ -154,7 +164,8 @@ class Jacobian(Features):
                 part = capture(self.network, state, x if step >= n else tree.take(x, slice(start, start + step)), plan)
             except NonFiniteError as e:
                 raise e.shifted(start) from None
-            for name in plan.saved:  # gradients where they are smaller, for all batches alike; the factors are freed
+            # Gradients where they are smaller than their factors, for all batches alike, or tiles could not be paired.
+            for name in plan.saved:
                 if name in part and form(name):
                     part[name] = blocks.formed(part[name])
             if step >= n:

@@ -16,9 +16,8 @@ from .._base.memory import power_of_two
 
 def _kernels(v: Tensor) -> ModuleType | None:
     """The Triton kernels, where they can be used for v: on a GPU, and not in a graph."""
-    return (
-        triton.load_kernels("tangency.engine.fused_triton") if v.device.type == "cuda" and not v.requires_grad else None
-    )
+    usable = v.device.type == "cuda" and not v.requires_grad
+    return triton.load_kernels("tangency.engine.fused_triton") if usable else None
 
 
 def dot_positions(d: Tensor, x: Tensor) -> Tensor:

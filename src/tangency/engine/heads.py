@@ -38,6 +38,7 @@ class Readout:
     def __call__(self, returned: object, x: Inputs) -> Float[Tensor, "n c"]:
         """The outputs that count, of what the model returned for the samples x."""
         out, n = pick(returned, self.outputs), tree.size(x)
+        # A model may squeeze the batch away where it has one sample.
         if out.dim() == 0 and n == 1:
             out = out[None]
         if out.dim() == 0 or out.shape[0] != n:
@@ -90,6 +91,7 @@ def head_arity(head: Head) -> int:
         params = inspect.signature(head).parameters.values()
     except (TypeError, ValueError):  # a builtin says nothing about itself: outputs alone
         return 1
+    # Those with a default are options of the function, not inputs of the head.
     return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in params)
 
 
@@ -116,6 +118,7 @@ def pick(returned: object, outputs: Outputs) -> Tensor:
 
 def only(returned: object) -> object:
     """The logits of what a model returns, or what it holds if that is one thing alone; else what it returns."""
+    # Hugging Face models return a mapping or an object with `logits`, beside losses and caches.
     if isinstance(returned, Mapping) and isinstance(returned.get("logits"), Tensor):
         return returned["logits"]
     if isinstance(logits := getattr(returned, "logits", None), Tensor):

@@ -29,13 +29,14 @@ class Hidden(Features):
     bias: bool
 
     def footprint(self, x: Inputs, form: Form = every_parameter) -> tuple[int, int]:
-        found = self._blocks(tree.take(x, slice(0, 1)))
-        kept = sum(b.nbytes for b in found.values())
+        """As `Features.footprint`, from the first sample."""
+        kept = sum(block.nbytes for block in self._blocks(tree.take(x, slice(0, 1))).values())
+        # What a forward pass takes besides is not known: a few times what is kept, more of the inputs (heuristic).
         return kept, 8 * kept + 64 * sum(v[0].numel() * v.element_size() for _, v in tree.leaves(x))
 
     def __call__(self, x: Inputs, memory: int | None = None, form: Form = every_parameter) -> dict[str, GradientBlock]:
-        differentiable = tree.needs_grad(x)
-        if differentiable:
+        """As `Features.__call__`: the activations, in batches that fit into `memory` bytes."""
+        if tree.needs_grad(x):
             return self._blocks(x)
         kept, transient = self.footprint(x)
         device = next(self.network.model.parameters()).device
@@ -64,6 +65,7 @@ class Hidden(Features):
         return features
 
     def _last(self, state: Params, x: Inputs) -> dict[str, Tensor]:
+        """What goes into the last linear or convolutional layer that forward() calls."""
         own = {k for k, _ in self.network.model.named_parameters()}
         recorder = Recorder({k: v for k, v in state.items() if k in own}, tree.size(x))
         self.network(state, x, recorder)
@@ -75,10 +77,14 @@ class Hidden(Features):
         )
 
     def _named(self, state: Params, x: Inputs, layers: tuple[str, ...]) -> dict[str, Tensor]:
+        """What comes out of the named modules."""
         values: dict[str, Tensor] = {}
 
         def keep(name: str) -> Callable[[nn.Module, object, object], None]:
+            """A hook that keeps what the module of this name puts out."""
+
             def hook(module: nn.Module, args: object, out: object) -> None:
+                """Keep the first tensor."""
                 values[name] = _first_tensor(out, name)
 
             return hook

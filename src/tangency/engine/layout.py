@@ -117,6 +117,7 @@ def measure_layouts(
     bound = max(_TOLERANCE.get(out.dtype, 1e-2), _TOLERANCE.get(narrowest, 1e-2))
 
     def backward(seed: Tensor) -> tuple[Tensor | None, ...]:
+        """What comes back to every layer from these weights of the outputs."""
         return torch.autograd.grad(out, list(edges), seed, retain_graph=True, allow_unused=True)
 
     plain, weighted = backward(v.expand(n, c)), backward(s[:, None] * v)
@@ -138,7 +139,7 @@ def _confirmed(layout: Layout, once: Tensor, times_s: Tensor, s: Tensor, bound: 
         a, b = (layout.samples_first(v, len(s)).flatten(2) for v in (once, times_s))
     except (NoRule, RuntimeError, IndexError):
         return False
-    # Row by row: one that belongs to another sample grew by another factor, however small it is beside the rest.
+    # Row by row: in a norm of all, a small one that grew by another sample's factor would vanish.
     gap = torch.linalg.vector_norm(b - s[:, None, None] * a, dim=2)
     size = torch.linalg.vector_norm(a, dim=2)
     room = bound * s[:, None] * (size + 1e-3 * size.amax())  # what is lost in the rounding of the rest is nobody's

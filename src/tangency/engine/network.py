@@ -117,8 +117,8 @@ class Network:
         """x checked and cast."""
         check_evaluation_mode(self.model)
         dtype = _STORED.get(self.precision or "")
-        own = [p for p in self.model.parameters() if p.is_floating_point()]
-        dtypes = {dtype} if dtype else {p.dtype for p in own}
+        parameters = [p for p in self.model.parameters() if p.is_floating_point()]
+        dtypes = {dtype} if dtype else {p.dtype for p in parameters}
         tree.check(x, name)
         for kind in dtypes:
             if kind not in (torch.float32, torch.float64):
@@ -127,7 +127,7 @@ class Network:
                     "16-bit factors with 32-bit sums."
                 )
         x = tree.cast(x, dtype)
-        tree.check_place(x, own[0].device, dtypes)
+        tree.check_place(x, parameters[0].device, dtypes)
         return x
 
     def state(self) -> dict[str, Tensor]:
@@ -136,23 +136,26 @@ class Network:
         dtype = _STORED.get(self.precision or "")
 
         def cast(v: Tensor) -> Tensor:
+            """A value in the type that is computed in."""
             v = v.detach()
             return v.to(dtype) if dtype is not None and v.is_floating_point() else v
 
-        # An own object per parameter: its identity is how the recorder knows it.
+        # Not while another thread has its own tensors in the model.
         with TURN:
-            own, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
-        if gone := [k for k in self.trainable if k not in own]:
+            parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        if gone := [k for k in self.trainable if k not in parameters]:
             raise InputError(
                 f"the model no longer has the parameter {gone[0]} (tied or replaced since the kernel was made). Make a "
                 "new kernel."
             )
-        state = {k: cast(given.get(k, p)).detach() for k, p in own.items()}
+        # An own object per parameter: its identity is how the recorder knows it.
+        state = {k: cast(given.get(k, p)).detach() for k, p in parameters.items()}
+        # What forward() writes to must not be the user's memory.
         renewed = written_by_forward(self.model)
         state = {k: v.clone() if k in renewed else v for k, v in state.items()}
         if self.channels_last:
             state = {k: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v for k, v in state.items()}
-        state = {k: stand_in(own[k], v, False) for k, v in state.items()}
+        state = {k: stand_in(parameters[k], v, False) for k, v in state.items()}
         state |= {k: cast(given.get(k, b)) for k, b in buffers.items()}
         return state
 
@@ -162,10 +165,10 @@ class Network:
         Then a parameter counts on whatever road forward() reaches it. Elsewhere (other values, another type, frozen,
         gradient hooks of its own) it is a stand-in.
         """
-        own, leaves = dict(self.model.named_parameters()), {}
+        parameters, leaves = dict(self.model.named_parameters()), {}
         free = self.params is None and self.tidy == [True] and not self.channels_last
         for k in names:
-            p = own[k]
+            p = parameters[k]
             stays = free and p.requires_grad and not p._backward_hooks and not p.is_inference()
             same = state[k].dtype == p.dtype and state[k].data_ptr() == p.data_ptr()
             leaves[k] = p if stays and same else stand_in(p, state[k], True)
@@ -177,6 +180,8 @@ class Network:
         buffers = {k for k, _ in self.model.named_buffers()}
         values = {k: v.clone() if k in buffers else v for k, v in state.items()}
         if watch is not None:
+            # Everything that the recorder must know before the first call of torch: what is made of parameters (under
+            # which name), what never changes, and what depends on the samples.
             constants = [v for _, _, _, v in plain_tensors(self.model) if not v.requires_grad]
             replaced = {id(p): k for k, p in self.model.named_parameters() if values[k] is not p}
             data = [v for _, v in tree.leaves((args, kwargs))]
@@ -199,6 +204,7 @@ class Network:
         given = {k: stand_in(p, state[k], p.requires_grad) for k, p in self.model.named_parameters()}
         types = {k: v.dtype for k, v in given.items()}
         copies = []
+        # Borrowed twice: the outer one puts plain attributes back, the inner one parameters, buffers and all the rest.
         with torch.enable_grad(), self.modes(exact=True), borrowed(self.model, {}):
             for name, table, key, v in list(plain_tensors(self.model)):
                 if v.layout == torch.strided and not v.requires_grad:
@@ -208,6 +214,7 @@ class Network:
                 inside = Snapshot.of(self.model)
                 known = {k for k, _ in self.model.named_parameters()}
                 returned = self.model(*args, **kwargs)
+                # Before the model is put in order again: afterwards there is nothing to be seen.
                 new = [k for k, _ in self.model.named_parameters() if k not in known]
                 unchanged = inside.unchanged() and all(v.dtype == types[k] for k, v in given.items())
             if new:
@@ -226,6 +233,7 @@ class Network:
         with borrowed(self.model, state):
 
             def call(x: Inputs) -> Tensor:
+                """f(x) at these values."""
                 args, kwargs = self.arguments(x)
                 return self.readout(self.model(*args, **kwargs), x)
 
@@ -249,6 +257,7 @@ class Network:
         The caller's autocast is off (one inside the model is not), and so is the compiling of compiled parts.
         """
         device = next(self.model.parameters()).device.type
+        # On a CPU there is nothing to switch, and no lock to wait for.
         cuda = device == "cuda"
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         before = None
@@ -256,6 +265,7 @@ class Network:
             if cuda:
                 stack.enter_context(_SWITCHES)
             if differentiable:
+                # The fused attention kernels have no second derivatives.
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             if cuda and any(isinstance(m, nn.RNNBase) for m in self.model.modules()):
                 # cuDNN's recurrent layers have no backward pass in evaluation mode; torch's own do.
@@ -263,7 +273,8 @@ class Network:
             for kind in {device, "cpu"}:
                 if torch.is_autocast_enabled(kind):
                     stack.enter_context(torch.autocast(kind, enabled=False))
-            if "torch._dynamo" in sys.modules:  # something may be compiled
+            # Something may be compiled; importing dynamo only to turn it off would take seconds.
+            if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             try:
                 if cuda:
@@ -307,19 +318,20 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
 
 def _check_params(params: Params, model: nn.Module) -> None:
     """`params=` must fit the model: no unknown, missing or misshapen entry."""
-    own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
-    unknown = [k for k in params if k not in own]
+    # Under all names: a state dict has tied parameters under each of theirs.
+    held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    unknown = [k for k in params if k not in held]
     if unknown:
         raise InputError(
-            f"params= has entries that the model lacks: {checks.some(unknown)}.{checks.suggest(unknown[0], own)} "
+            f"params= has entries that the model lacks: {checks.some(unknown)}.{checks.suggest(unknown[0], held)} "
             "Pass a state dict of this model."
         )
     missing = [k for k, _ in model.named_parameters() if k not in params]
     if missing:
         raise InputError(f"params= lacks {checks.some(missing)}. Pass the whole state dict: model.state_dict().")
     for k, v in params.items():
-        if v.shape != own[k].shape:
-            raise InputError(f"params[{k!r}] has shape {tuple(v.shape)}; the model's is {tuple(own[k].shape)}.")
+        if v.shape != held[k].shape:
+            raise InputError(f"params[{k!r}] has shape {tuple(v.shape)}; the model's is {tuple(held[k].shape)}.")
 
 
 def check_evaluation_mode(model: nn.Module) -> None:
@@ -368,6 +380,7 @@ class Snapshot:
         return snapshot
 
     def _keep(self, value: Container, seen: set[int], depth: int) -> None:
+        # Most containers of a module are empty (hooks): a copy of each would be most of the work.
         if not value:
             self.empty.append(value)
             return
@@ -426,28 +439,30 @@ def borrowed(model: nn.Module, values: Params, empty: Iterable[Cache] = ()) -> I
     `empty` are dicts of the model (caches) that are empty for as long.
     """
     with TURN:
-        own = {id(v): values[k] for k, v in (*model.named_parameters(), *model.named_buffers()) if k in values}
+        replaced = {id(v): values[k] for k, v in (*model.named_parameters(), *model.named_buffers()) if k in values}
         before = Snapshot.of(model)
         types = [(v, v.dtype, v.detach()) for v in values.values()]
         try:
             for module in model.modules():
                 for table in (module._parameters, module._buffers):
                     for name, v in table.items():
-                        if v is not None and id(v) in own:
-                            table[name] = own[id(v)]  # type: ignore[assignment]
+                        if v is not None and id(v) in replaced:
+                            table[name] = replaced[id(v)]  # type: ignore[assignment]
             for cache in empty:
                 cache.clear()
             yield
         finally:
             before.restore()
             for v, dtype, data in types:
-                if v.dtype != dtype:  # forward() changed the type of a parameter: `layer.to(…)`
+                # forward() changed the type of a parameter: `layer.to(…)`
+                if v.dtype != dtype:
                     v.data = data
 
 
 def stand_in(p: Tensor, value: Tensor, needs_grad: bool) -> Tensor:
     """`value` in the place of a parameter: of its class, with its attributes."""
     value = value.detach()
+    # Code that asks isinstance(p, nn.Parameter), or for attributes of a subclass, must go the same way.
     if not isinstance(p, nn.Parameter):
         return value.requires_grad_(needs_grad)
     try:

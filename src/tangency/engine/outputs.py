@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from .._base.types import Float, Inputs
 from ..errors import InputError, ModelError, TangencyWarning
 from .heads import pick
 from .network import Network, unwrapped
+from .torch_functions import Function
 
 Kind = Literal["logits", "probabilities", "log-probabilities"]
 Run = Callable[[nn.Module, Inputs], Tensor]
@@ -31,13 +32,13 @@ SUM, MOST, NEARLY = 1e-3, 0.02, 0.1
 # Another reading of one output makes us doubt ours if it halves the errors on the training data and gains this much.
 GAIN = 0.1
 # Of 1 − p, so many roundings must be left for its logarithm to have two digits.
-ROUNDINGS = 100
+TWO_DIGITS = 100
 # Classes in another order make us doubt ours if they leave at most this part of the errors on the training data, and
 # the gain is so many standard deviations of chance (heuristics).
 ORDER, CHANCE = 1 / 5, 3
 WITHOUT = "Give the network without its last sigmoid or softmax: its logits."
 
-_ENDINGS: dict[Any, str] = {
+_ENDINGS: dict[Function, str] = {
     F.softmax: "softmax", torch.softmax: "softmax", Tensor.softmax: "softmax", torch.special.softmax: "softmax",
     F.log_softmax: "log_softmax", torch.log_softmax: "log_softmax", Tensor.log_softmax: "log_softmax",
     torch.special.log_softmax: "log_softmax", F.logsigmoid: "logsigmoid", torch.sigmoid: "sigmoid",
@@ -49,7 +50,7 @@ _KIND_OF: dict[str, Kind] = {
 }  # fmt: skip
 _OF_ONE = ("sigmoid", "logsigmoid")
 # What may still follow, since it moves no number.
-_SHAPES = {
+_RESHAPES = {
     Tensor.squeeze, torch.squeeze, Tensor.flatten, torch.flatten, Tensor.reshape, torch.reshape, Tensor.view,
     Tensor.select, torch.select, Tensor.__getitem__, Tensor.contiguous,
 }  # fmt: skip
@@ -61,6 +62,7 @@ def sums_to_one(p: Float[Tensor, "n c"]) -> bool:
 
 
 def check_kind(kind: str) -> None:
+    """Refuse what is no kind of outputs."""
     if kind not in KINDS:
         raise InputError(f"outputs_are={kind!r}; needed: {', '.join(map(repr, KINDS[:-1]))} or {KINDS[-1]!r}.")
 
@@ -74,13 +76,17 @@ class Ending(TorchFunctionMode):
         self.source: Tensor | None = None
         self.out: Tensor | None = None
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Function, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         if not isinstance(out, Tensor):
             return out
         if func in _ENDINGS:
-            self.name, self.source, self.out = _ENDINGS[func], args[0] if args else (kwargs or {})["input"], out
-        elif func in _SHAPES and args and args[0] is self.out is not None and self.source is not None:
+            source = args[0] if args else (kwargs or {})["input"]
+            assert isinstance(source, Tensor)
+            self.name, self.source, self.out = _ENDINGS[func], source, out
+        elif func in _RESHAPES and args and args[0] is self.out is not None and self.source is not None:
             self.source = self.source.reshape(out.shape) if out.numel() == self.source.numel() else None
             self.out = out
         return out
@@ -145,6 +151,7 @@ class Outputs:
                 return out
             return torch.logit(out) if self.kind == "probabilities" else out - _log1mexp(out)
         z = out.log() if self.kind == "probabilities" else out
+        # Of two classes only the difference of logits means anything.
         if self.columns == 2:
             return z[:, 1:] - z[:, :1]
         return z if self.kind == "logits" else z - z.mean(1, keepdim=True)
@@ -174,9 +181,11 @@ class LogitsOf(nn.Module):
     def __init__(self, model: nn.Module, outputs: Outputs) -> None:
         super().__init__()
         self.model, self.outputs = unwrapped(model)[0], outputs
+        # Of itself alone: `eval()` would change the user's network.
         self.training = False
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, *args: object, **kwargs: object) -> Tensor:
+        """The logits of what the network returns for these arguments."""
         if self.outputs.ending is None:
             return self.outputs.logits(pick(self.model(*args, **kwargs), None))
         with Ending() as seen:
@@ -200,19 +209,21 @@ def read(out: Float[Tensor, "n q"], y: Tensor, given: Kind | None = None, seen: 
     'probabilities'
     """
     q, y = out.shape[1], y.to(out.device)
-    each = seen in _OF_ONE and q > 1
+    sigmoids = seen in _OF_ONE and q > 1  # one per column, each a probability of its own
+    # A softmax over one column, or a sigmoid of each of several, is no way from logits to one distribution.
     seen = seen if seen is not None and (seen in _OF_ONE) == (q == 1) else None
-    kind = given or _found(out, seen)
+    kind = given or _kind_by_numbers(out, seen)
     if given is not None:
         _refuse_others(out, kind, "training")
     seen = seen if seen is not None and _KIND_OF[seen] == kind else None
-    doubt = "" if given is not None or seen is not None else _doubt(out, y, kind, each)
+    doubt = "" if given is not None or seen is not None else _doubt(out, y, kind, sigmoids)
     doubt = doubt or _order(out, y, kind)
     said = " ".join(filter(None, [_said(out, kind, given, seen), doubt]))
     return Outputs(kind, q, seen, said, doubt, out.dtype)
 
 
-def _found(out: Tensor, seen: str | None) -> Kind:
+def _kind_by_numbers(out: Tensor, seen: str | None) -> Kind:
+    """What the numbers may be; where a function was seen to make them, preferably what that makes."""
     if seen is not None and _fits(out, _KIND_OF[seen]):
         return _KIND_OF[seen]
     if _fits(out, "probabilities"):
@@ -268,14 +279,15 @@ def _said(out: Tensor, kind: Kind, given: Kind | None, seen: str | None) -> str:
     return f"The network's outputs are taken for {kind}: on all {n:,} training samples they {_WHY[kind]}.{shift}"
 
 
-def _doubt(out: Tensor, y: Tensor, kind: Kind, each: bool) -> str:
-    """Why outputs, of which nothing but numbers is known, may be something else; `each`: sigmoids were seen."""
+def _doubt(out: Tensor, y: Tensor, kind: Kind, sigmoids: bool) -> str:
+    """Why outputs, of which nothing but numbers is known, may be something else; `sigmoids`: some were seen."""
     if out.shape[1] > 1:
-        return _doubt_of_rows(out, each) if kind == "logits" else ""
-    found = out[:, 0].double()
+        return _doubt_of_rows(out, sigmoids) if kind == "logits" else ""
+    values = out[:, 0].double()
 
     def right(threshold: float) -> float:
-        return float(((found > threshold) == (y == 1)).double().mean())
+        """The share of samples that are right if outputs decide at this threshold."""
+        return float(((values > threshold) == (y == 1)).double().mean())
 
     if kind == "probabilities":
         if right(0.5) > right(0):
@@ -288,7 +300,7 @@ def _doubt(out: Tensor, y: Tensor, kind: Kind, each: bool) -> str:
         (0.5, "if it was trained towards 0 and 1, give the network with ½ taken from its output"),
         (-math.log(2), "if it is a log-probability, say outputs_are='log-probabilities'"),
     ):
-        possible = threshold > 0 or bool((found <= 0).all())
+        possible = threshold > 0 or bool((values <= 0).all())
         if possible and right(threshold) >= right(0) + GAIN and 1 - right(threshold) <= (1 - right(0)) / 2:
             return (
                 f"So read, {right(0):.1%} of the training samples are right; with a threshold at {threshold:.3g}, "
@@ -297,17 +309,17 @@ def _doubt(out: Tensor, y: Tensor, kind: Kind, each: bool) -> str:
     return ""
 
 
-def _doubt_of_rows(out: Tensor, each: bool) -> str:
+def _doubt_of_rows(out: Tensor, sigmoids: bool) -> str:
     """Of several columns that are taken for logits."""
-    own = "sigmoids, each of its own, give the network without these; if they are logits, say outputs_are='logits'."
+    fix = "sigmoids, each of its own, give the network without these; if they are logits, say outputs_are='logits'."
     if not bool(((out >= 0) & (out <= 1)).all()):
-        return f"They were made by sigmoids or their logarithms: if they are {own}" if each else ""
+        return f"They were made by sigmoids or their logarithms: if they are {fix}" if sigmoids else ""
     if bool(((out.double().sum(1) - 1).abs() <= NEARLY).all()):
         return (
             "They all lie between 0 and 1 and their rows nearly sum to 1: if they are probabilities, give a network "
-            f"whose rows do (out / out.sum(1, keepdim=True)); if they are {own}"
+            f"whose rows do (out / out.sum(1, keepdim=True)); if they are {fix}"
         )
-    return f"They all lie between 0 and 1 but their rows do not sum to 1: if they are {own}"
+    return f"They all lie between 0 and 1 but their rows do not sum to 1: if they are {fix}"
 
 
 def _order(out: Tensor, y: Tensor, kind: Kind) -> str:
@@ -348,7 +360,7 @@ def _lost(out: Tensor, known: Outputs, name: str) -> str:
             f"{count} of {len(out)} {name} samples have a probability of exactly {'0 or 1' if known.two else '0'}: it "
             f"has rounded, and its logit cannot be had back. {WITHOUT} (If these are logits: outputs_are='logits'.)"
         )
-    few = int((1 - p < ROUNDINGS * torch.finfo(out.dtype).eps).sum())
+    few = int((1 - p < TWO_DIGITS * torch.finfo(out.dtype).eps).sum())
     if not few or not one or known.kind != "probabilities":
         return ""
     return (
@@ -362,6 +374,7 @@ def _clamped(model: nn.Module, x: Inputs, out: Tensor, known: Outputs, name: str
     the parameters do not move it. Those of exactly 0 and 1 are `_lost`."""
     if known.kind == "logits" or known.ending is not None:
         return
+    # Only the extremes are looked at: a clamp is seen there, and a gradient for every sample would cost too much.
     p, fixed, ends = known.probabilities(out), torch.zeros_like(out, dtype=torch.bool), list[str]()
     for end in (out.min(), out.max()):
         there = out == end

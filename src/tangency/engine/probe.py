@@ -1,9 +1,9 @@
 """Before the first use: two samples through the model, compared with plain autograd.
 
 Found out here: whether the model is a deterministic function of one sample, and changes nothing that is not its own; in
-which dimension of every layer's tensors the samples lie; which parameters no rule covers, or are covered wrongly; how
-much memory a sample takes. The reference is autograd on both samples together: for one sample alone torch's own batch
-norm is wrong in some layouts.
+which dimension of every layer's tensors the samples lie; and (`verify.py`) which parameters no rule covers, or are
+covered wrongly; how much memory a sample takes. The reference is autograd on both samples together: for one sample
+alone torch's own batch norm is wrong in some layouts.
 """
 
 import traceback
@@ -35,11 +35,13 @@ SHRINKS = 1e-6
 
 def probe(network: Network, x: Inputs) -> tuple[CapturePlan, bool]:
     """The plan for inputs like x, and whether two different samples were there to be certain of it."""
+    # Two samples are the fewest that show where the samples lie, and whether one depends on the other.
     pair, second_one = tree.two_samples(x)
     first, second = tree.split(pair, 1)
     certain = second_one > 0
     state = network.state()
     writes = examine(network, state, pair)
+    # A plan that knows nothing yet: recording needs one for what it may write to.
     plan = CapturePlan({}, {}, {}, {}, 1, 0, torch.float64, private=writes)
     try:
         runs = _Runs.of(network, state, plan, pair, first, second)
@@ -63,6 +65,7 @@ def probe(network: Network, x: Inputs) -> tuple[CapturePlan, bool]:
             "(model.eval(), or a fixed generator inside forward)."
         )
     alone = torch.cat(runs.outs_alone)
+    # Of one sample twice a model that mixes them may give the same as of one alone.
     if certain and not close(runs.out, alone, narrowest) and not _only_rounded(network, pair, runs.out, alone, _alone):
         check_independent(runs.out, alone, narrowest)
     layouts, complete = runs.layouts()
@@ -87,10 +90,12 @@ Rerun = Callable[[Callable[[Inputs], Tensor], Inputs], Tensor]
 
 
 def _again(run: Callable[[Inputs], Tensor], pair: Inputs) -> Tensor:
+    """Both together once more: whether the model draws random numbers."""
     return run(pair)
 
 
 def _alone(run: Callable[[Inputs], Tensor], pair: Inputs) -> Tensor:
+    """Each alone: whether the model mixes them."""
     return torch.cat([run(tree.take(pair, slice(k, k + 1))) for k in range(2)])
 
 
@@ -106,6 +111,7 @@ def _only_rounded(network: Network, pair: Inputs, out: Tensor, other: Tensor, re
     exact = replace(network, precision="float64")
 
     def run(x: Inputs) -> Tensor:
+        """The outputs in float64."""
         with torch.enable_grad(), exact.modes(exact=True):  # hooks on activations want a graph
             return exact(exact.state(), private(x)).detach()
 
@@ -133,12 +139,13 @@ def _from_torch(e: BaseException) -> bool:
 
 
 def _unrecorded(network: Network, state: Params, plan: CapturePlan, pair: Inputs) -> CapturePlan:
-    """A plan without rules."""
+    """A plan without rules: all parameters are in the fallback."""
     with torch.enable_grad(), network.modes(exact=True):  # it may take gradients itself
         out = network({**state, **network.leaves(state, network.trainable)}, private(pair)).detach()
     why = dict.fromkeys(network.trainable, "its model cannot be recorded")
     plan = replace(plan, fallback=why, c=out.shape[1], narrowest=out.dtype)
     check_outputs(out)
+    # What the forward pass saves is unknown without a recording: 1 MiB (heuristic).
     return verified(network, state, pair, plan, 1 << 20, float(out.norm()))
 
 
@@ -146,25 +153,29 @@ def _unrecorded(network: Network, state: Params, plan: CapturePlan, pair: Inputs
 class _Runs:
     """Both samples together, twice, and each alone."""
 
-    out: Tensor
-    again: Tensor
-    outs_alone: list[Tensor]
+    out: Tensor  # [2, c]
+    again: Tensor  # the same once more
+    outs_alone: list[Tensor]  # [1, c] each
     both: Recorder
     alone: list[Recorder]
-    bytes_saved: int
+    bytes_saved: int  # what both together keep for the backward pass, parameters aside
 
     @staticmethod
     def of(network: Network, state: Params, plan: CapturePlan, pair: Inputs, *singles: Inputs) -> "_Runs":
+        """The four forward passes, recorded."""
+
         def run(x: Inputs) -> tuple[Tensor, Recorder]:
+            """One pass: its outputs, and what was recorded."""
             out, recorder = record(network, state, x, plan, differentiable=False, half=False, keep_outputs=True)
             recorder.check_unchanged()
             return out.detach(), recorder
 
-        alone = [run(one) for one in singles]
+        alone = [run(single) for single in singles]
         out, both = run(pair)
         saved: dict[int, int] = {}
 
         def pack(v: Tensor) -> Tensor:
+            """Count what autograd keeps, each storage once."""
             if v.layout == torch.strided:
                 saved[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
             return v
@@ -175,6 +186,7 @@ class _Runs:
                 again = run(pair)[0]
         except RuntimeError:  # torch.func inside of the model does not go with such hooks
             again = run(pair)[0]
+            # Layers keep their input, and what lies between two layers keeps some more (heuristic: 4 outputs each).
             saved = {
                 id(tap): 4 * tap.output.numel() * tap.output.element_size()
                 for tap in both.taps
@@ -185,28 +197,28 @@ class _Runs:
 
     def copies(self) -> dict[Hashable, Layout]:
         """Weights that grow with the batch: they hold a copy for every sample."""
-        found = {}
+        copies = {}
         for key, value in self.both.made.items():
-            one = self.alone[0].made.get(key)
-            if one is not None and one.shape != value.shape:
-                layout = _layout(value, one, one, self.both.narrowest)
+            single = self.alone[0].made.get(key)
+            if single is not None and single.shape != value.shape:
+                layout = _layout(value, single, single, self.both.narrowest)
                 if layout is not None:
-                    found[key] = layout
-        return found
+                    copies[key] = layout
+        return copies
 
     def layouts(self) -> tuple[dict[Key, Layout], bool]:
         """Where the samples lie in each use's tensors, and whether that was found for all of them."""
-        found, complete = dict[Key, Layout](), True
+        layouts, complete = dict[Key, Layout](), True
         singles = [{tap.key: tap for tap in r.taps} for r in self.alone]
         for tap in self.both.taps:
-            layout = self._found(tap, *(s.get(tap.key) for s in singles))
+            layout = self._layout_of(tap, *(s.get(tap.key) for s in singles))
             if layout is not None:
-                found[tap.key] = layout
+                layouts[tap.key] = layout
             else:
                 complete = False  # the rows are traced to their samples in every batch
-        return found, complete
+        return layouts, complete
 
-    def _found(self, tap: Tap, first: Tap | None, second: Tap | None) -> Layout | None:
+    def _layout_of(self, tap: Tap, first: Tap | None, second: Tap | None) -> Layout | None:
         if first is None or second is None or first.output is None or second.output is None or tap.output is None:
             return None
         return _layout(tap.output, first.output, second.output, self.both.narrowest)
@@ -223,7 +235,7 @@ def _layout(both: Tensor, one: Tensor, two: Tensor, narrowest: torch.dtype) -> L
     halves = both.narrow(dim, 0, size), both.narrow(dim, size, size)
     if close(halves[0], one, narrowest) and close(halves[1], two, narrowest):
         return Layout(dim, size)
-    turns = both.unflatten(dim, (size, 2))
+    turns = both.unflatten(dim, (size, 2))  # the samples take turns: [position, sample]
     if close(turns.select(dim + 1, 0), one, narrowest) and close(turns.select(dim + 1, 1), two, narrowest):
         return Layout(dim, size, major=False)
     return None

@@ -47,6 +47,7 @@ def register(*functions: Function) -> Callable[[Reader], Reader]:
     """Give torch functions a rule: the decorated reader takes their arguments and returns a `LayerCall`."""
 
     def add(reader: Reader) -> Reader:
+        """The reader itself, now in the table."""
         READERS.update((f, reader) for f in functions)
         return reader
 
@@ -186,6 +187,7 @@ def _instance_norm(
     eps: float = 1e-5,
 ) -> LayerCall:
     def normalise(x: Tensor) -> Tensor:
+        """The norm without its scale and shift."""
         mean, var = (None, None) if use_input_stats else (running_mean, running_var)
         return F.instance_norm(x, mean, var, use_input_stats=use_input_stats, eps=eps)
 

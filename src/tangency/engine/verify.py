@@ -37,6 +37,8 @@ def verified(
             "torch.no_grad() and .detach() in the model."
         )
     _check_kept(network, reference.unused)
+    # Each round takes away one reason for a difference: a rule that cannot be used, recomputed parts, calls that differ
+    # from run to run, rows that are not where they seem; only then a rule is taken for wrong.
     traced = bool(plan.measured)
     blocks: dict[str, GradientBlock] = {}
     while ruled := set(network.trainable) - plan.fallback.keys():
@@ -46,6 +48,7 @@ def verified(
             plan = plan.without(e.names - plan.fallback.keys() or ruled, "its rule does not fit")
             continue
         except CheckpointError:
+            # Recomputed parts would see the model's own parameters, which are back in their place by then.
             if plan.shield:
                 raise
             plan = replace(plan, shield=True)
@@ -56,7 +59,8 @@ def verified(
         wrong = reference.disagree(blocks, ruled, plan.narrowest)
         if not wrong or _only_rounding(network, pair, plan):
             break
-        if not traced:  # rows may belong to other samples than they seem to
+        # Rows may belong to other samples than they seem to.
+        if not traced:
             traced, plan = True, replace(plan, measured={plan.calls})
             continue
         plan = plan.without(wrong, "its rule disagrees with autograd")
@@ -72,6 +76,7 @@ def _check_kept(network: Network, unused: tuple[str, ...]) -> None:
     modules = dict(network.model.named_modules())
     for name in unused:
         path, _, _ = name.rpartition(".")
+        # In its own module only: anywhere else there are too many tensors that have nothing to do with it.
         for key, v in modules[path].__dict__.items():
             if isinstance(v, Tensor) and v.is_floating_point() and not v.requires_grad:
                 raise ModelError(
@@ -87,6 +92,7 @@ def _checked_fallback(
     """torch.func where it agrees with autograd, then one sample at a time, then one in the company of another."""
 
     def wrong(gradients: Mapping[str, Tensor], names: list[str], against: _Reference) -> set[str]:
+        """The names whose gradients differ from the reference."""
         return set(against.disagree({k: DenseBlock(g) for k, g in gradients.items()}, names, plan.narrowest))
 
     names = list(plan.fallback)
@@ -97,6 +103,7 @@ def _checked_fallback(
     if not looped:
         return plan
     rest = [k for k in names if k in looped]
+    # Strictly first: room for cancellation would also hide real differences.
     for against in (reference, reference.cancelling(network, state, pair, plan.shield)):
         for company in (False, True):
             gradients = jacobian_loop(network, state, pair, rest, company=company, shield=plan.shield)
@@ -110,11 +117,13 @@ def _checked_fallback(
 
 def _weighed(network: Network, blocks: Mapping[str, GradientBlock], plan: CapturePlan, saved: int) -> CapturePlan:
     """The plan with the bytes that a sample takes, from the blocks of two."""
+    # In float16 factors take half of what these blocks, which were captured in 32 bits, take.
     half = 2 if network.precision == "float16" else 1
     entries = sum(p.numel() * p.element_size() for k, p in network.model.named_parameters() if k in plan.fallback)
     total, largest, formed = 0, list[float](), dict[str, int]()
     for name, block in blocks.items():
         total += block.nbytes
+        # Blocks list activations and cotangents in turn; the cotangents decide the range of 16 bits.
         for cotangents in block.tensors()[1::2]:
             largest.append(float(cotangents.abs().max()))
         if isinstance(block, OuterBlock) and not block.indexed and block.slot is None:
@@ -123,7 +132,8 @@ def _weighed(network: Network, blocks: Mapping[str, GradientBlock], plan: Captur
                 formed[name] = less // half
     kept = total // 2 + plan.c * entries
     top = max(largest, default=1.0)
-    seed = 2.0 ** round(8 - float(torch.log2(torch.tensor(max(top, 1e-30)))))  # room for 256 times larger ones
+    # 16 bits reach up to 2^16: the largest cotangent is put at 2^8, so there is room for 256 times larger ones.
+    seed = 2.0 ** round(8 - float(torch.log2(torch.tensor(max(top, 1e-30)))))
     return replace(
         plan,
         kept=max(kept // half, 1),
@@ -155,6 +165,7 @@ class _Reference:
         total, rounding = 0.0, {}
         for k, g in gradients.items():
             total += float(g.double().square().sum())
+            # An output's rounding, ε·size, divided by how much the parameter moves it: its norm is the only measure.
             length = float(state[k].detach().double().norm())
             rounding[k] = 1e3 * torch.finfo(g.dtype).eps * size / max(length, 1e-30) if length > 0 else 0.0
         return _Reference(v, gradients, unused, total**0.5, rounding)
@@ -183,10 +194,12 @@ class _Reference:
             except RuntimeError as e:
                 if isinstance(e, torch.OutOfMemoryError):
                     raise
-                wrong.append(name)  # factors that do not fit each other
+                # Factors that do not fit each other.
+                wrong.append(name)
                 continue
             got = torch.zeros_like(want) if g is None else torch.einsum("ncp,c->np", g.to(want), self.v.to(want))
             room = tolerance * (float(want.norm()) + 1e-3 * self.total) + self.rounding[name]
+            # Not "> room": a difference that is NaN is one.
             if not float((got - want).norm()) <= room:
                 wrong.append(name)
         return wrong

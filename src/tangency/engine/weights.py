@@ -117,6 +117,7 @@ def _batched(value: Tensor, parameters: list[Tensor], rows: Tensor, differentiab
     """One pullback for each row, all at once where torch can."""
 
     def pulled_back(g: Tensor, batched: bool) -> list[Tensor]:
+        """The gradients of the parameters that the value is made of."""
         gradients = torch.autograd.grad(
             value,
             parameters,

@@ -129,9 +129,9 @@ def _machine(job: ClassifierJob, grid: Iterable[tuple[Row, Gram]], costs: Sequen
     """A C-SVM: one Gram for all costs while choosing, one for each fold afterwards."""
     best, chosen, kernel, cost = -1.0, {}, None, 0.0
     for options, gram in grid:
-        own, cross = gram(job.choose.x, job.choose.x), gram(job.choose.x_test, job.choose.x)
+        train_gram, cross = gram(job.choose.x, job.choose.x), gram(job.choose.x_test, job.choose.x)
         for C in costs:
-            accuracy, bounded = _svm(own, cross, job.choose, C)
+            accuracy, bounded = _svm(train_gram, cross, job.choose, C)
             if accuracy > best:
                 best, chosen, kernel, cost = accuracy, {**options, "C": C}, gram, C
             if not bounded:  # no dual variable is at C: the same machine for every larger one
@@ -141,11 +141,11 @@ def _machine(job: ClassifierJob, grid: Iterable[tuple[Row, Gram]], costs: Sequen
     return _row(chosen, best, accuracies)
 
 
-def _svm(own: Array, cross: Array, split: TableSplit, C: float) -> tuple[float, bool]:
+def _svm(train_gram: Array, cross: Array, split: TableSplit, C: float) -> tuple[float, bool]:
     """(the accuracy on the test rows, whether a larger C could change it)."""
     from ..estimators import KernelClassifier
 
-    fit = KernelClassifier("precomputed", loss="svm", reg=1 / C).fit(own, split.y)
+    fit = KernelClassifier("precomputed", loss="svm", reg=1 / C).fit(train_gram, split.y)
     machine = fit.model_  # an SVC of scikit-learn, since loss="svm"
     bounded = bool(np.abs(machine.dual_coef_).max() >= C * (1 - 1e-9))  # type: ignore[union-attr]
     return float((fit.predict(cross) == split.y_test).mean()), bounded

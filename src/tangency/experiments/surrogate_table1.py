@@ -111,29 +111,29 @@ def measure_seed(case: Case, seed: int, options: Options) -> Row:
     known, asked = case.data(options)
     model = initialized(case.model, seed=seed)
     train(model, known.x, known.y, case.recipe, seed=seed, progress=options.progress)
-    own, cross = Grams(known.x, asked.x, progress=options.progress)(cosine(trace_ntk(model)))
+    train_gram, cross = Grams(known.x, asked.x, progress=options.progress)(cosine(trace_ntk(model)))
     z = outputs(model, asked.x).double()
     network = torch.cat([-z, z], 1) / 2
     learned = outputs(model, known.x)[:, 0] > 0
     facts: Row = {"train accuracy": float((learned == (known.y == 1)).double().mean())}
     for kind, fitted in (("optimum", optimum), ("scikit-learn", published)):
-        surrogate = fitted(own, known.y, seed, options)
+        surrogate = fitted(train_gram, known.y, seed, options)
         facts[kind] = faithfulness_facts(surrogate, network, surrogate.logits(cross), asked.y)
     return facts
 
 
-def optimum(own: Gram, y: Tensor, seed: int, options: Options) -> Surrogate:
+def optimum(train_gram: Gram, y: Tensor, seed: int, options: Options) -> Surrogate:
     """The surrogate at the optimum of its objective."""
-    return fit(own, y, progress=options.progress)
+    return fit(train_gram, y, progress=options.progress)
 
 
-def published(own: Gram, y: Tensor, seed: int, options: Options) -> Surrogate:
+def published(train_gram: Gram, y: Tensor, seed: int, options: Options) -> Surrogate:
     """The same objective by scikit-learn's SGDClassifier with the scripts' options: stops when the loss stalls."""
     try:
         from sklearn.linear_model import SGDClassifier
     except ImportError as e:
         raise InputError("scikit-learn is needed for the published solver: pip install 'tangency[demo]'.") from e
-    K = own.dense().double()
+    K = train_gram.dense().double()
     solver = SGDClassifier(loss="log_loss", alpha=1e-4, class_weight="balanced", random_state=seed)
     solver.fit(K.numpy(), y.numpy())
     v, b = torch.from_numpy(solver.coef_).T.contiguous(), torch.from_numpy(solver.intercept_)

@@ -35,7 +35,7 @@ TABLE2_NOTES = (
     "  is not stated; the authors' scripts have 1e-4 for small networks, 1e-2 for BERT and the poisoned CNN.",
     "pNTK is exact here; the paper has its projection alone.",
 )
-# CIFAR-10's own.
+# Of CIFAR-10, by channel.
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
@@ -87,8 +87,10 @@ def reproduce_table2(options: Options) -> Table:
     every = seven_kernels(model, options)
     for position, (name, kernel) in enumerate(every.items()):
         if name not in kept:
-            own, cross = grams(kernel)
-            kept[name] = {f"{alpha:g}": surrogate(own, cross, y, network, labels, alpha, options) for alpha in ALPHAS}
+            train_gram, cross = grams(kernel)
+            kept[name] = {
+                f"{alpha:g}": surrogate(train_gram, cross, y, network, labels, alpha, options) for alpha in ALPHAS
+            }
         grams.forget(list(every.values())[position + 1 :])
     right = {"test": accuracy(model, z, labels), "train": accuracy(model, x, y)}
     published = {} if options.quick else TABLE2_PUBLISHED
@@ -103,10 +105,10 @@ def reproduce_table2(options: Options) -> Table:
 
 
 def surrogate(
-    own: Gram, cross: Gram, y: Tensor, network: Tensor, labels: Tensor, alpha: float, options: Options
+    train_gram: Gram, cross: Gram, y: Tensor, network: Tensor, labels: Tensor, alpha: float, options: Options
 ) -> Row:
     """One fit and how it compares."""
-    made = fit(own, y, reg=default_reg(own, alpha=alpha), progress=options.progress)
+    made = fit(train_gram, y, reg=default_reg(train_gram, alpha=alpha), progress=options.progress)
     f = faithfulness(network, made.logits(cross), labels, outputs_are="logits")
     return {
         "tau": f.tau,

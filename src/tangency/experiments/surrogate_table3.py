@@ -68,8 +68,8 @@ def reproduce_table3(options: Options) -> Table:
     every = {name: (plain if name in ("Em", "CK") else tangent)[name] for name in tangent}
     for position, (name, kernel) in enumerate(every.items()):
         if name not in kept:
-            own, cross = grams(kernel)
-            kept[name] = measure_kernel(own, cross, y, network, labels, planted.mask, options)
+            train_gram, cross = grams(kernel)
+            kept[name] = measure_kernel(train_gram, cross, y, network, labels, planted.mask, options)
         grams.forget(list(every.values())[position + 1 :])
     clean = len(asked)
     facts: Row = {
@@ -89,13 +89,15 @@ def reproduce_table3(options: Options) -> Table:
 
 
 def measure_kernel(
-    own: Gram, cross: Gram, y: Tensor, network: Tensor, labels: Tensor, mask: Tensor, options: Options
+    train_gram: Gram, cross: Gram, y: Tensor, network: Tensor, labels: Tensor, mask: Tensor, options: Options
 ) -> Row:
     """Flags, a surrogate, and its faithfulness on clean and on poisoned test images, which follow one another."""
     m = len(labels) // 2
     truth = torch.arange(2 * m, device=labels.device) >= m
     caught = detect(cross, mask, truth)
-    made = fit(own, y, reg=default_reg(own, alpha=ALPHA), sample_weights="balanced", progress=options.progress)
+    made = fit(
+        train_gram, y, reg=default_reg(train_gram, alpha=ALPHA), sample_weights="balanced", progress=options.progress
+    )
     logits, parts = made.logits(cross), (slice(0, m), slice(m, None))
     clean, poisoned = (faithfulness(network[k], logits[k], labels[k], outputs_are="logits") for k in parts)
     return {

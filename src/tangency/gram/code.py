@@ -69,12 +69,13 @@ class Looks:
             for hooks in _FORWARD_HOOKS:
                 for k, hook in enumerate(getattr(m, hooks).values()):
                     self.function(f"{kind.__name__}:{path} {hooks.strip('_')}[{k}]", hook)
-            if _package(kind) == "torch":
+            if _package(kind) == "torch":  # its settings are in the model's repr, which the spec hashes
                 continue
             self.kind(kind)
             for name, value in vars(m).items():
                 if name not in _EVERY_MODULE:
                     self.lines[f"{kind.__name__}:{path}{'.' if path else ''}{name}"] = self.look(value)
+        # Hooks of all modules there are, set by torch.nn.modules.module.register_module_forward_hook.
         for hooks in _FORWARD_HOOKS:
             for k, hook in enumerate(getattr(torch_module, f"_global{hooks}").values()):
                 self.function(f"torch {hooks.strip('_')}[{k}]", hook)
@@ -107,6 +108,7 @@ class Looks:
         for used, attributes in _globals(code):
             value = known.get(used)
             if isinstance(value, types.ModuleType) and not _package(value):
+                # A module of the user's own: what is asked of it, `settings.SCALE`, is as good as a global.
                 for attribute in attributes:
                     if attribute in vars(value):
                         self._read(f"{used}.{attribute}", name, vars(value)[attribute])
@@ -128,7 +130,7 @@ class Looks:
         """A value in a few characters: as it is if that is short, else hashed."""
         try:
             text = self._text(value, depth)
-        except Exception as e:  # somebody's __repr__ or __getattr__
+        except Exception as e:  # somebody's __repr__ or __getattr__: looking must not stop a run
             text = f"({type(e).__name__})"
         return text if len(text) <= LONGEST else _short(text)
 
@@ -154,9 +156,10 @@ class Looks:
         elif (code := _code(value)) is not None:
             yield f"{FUNCTION} {_short(''.join(instructions(code, _plain(value).__doc__)))}"
             yield self._closure(value, depth)
-        elif depth <= 0 or isinstance(value, nn.Module):
+        elif depth <= 0 or isinstance(value, nn.Module):  # modules of the model have lines of their own
             yield type(value).__name__
         elif isinstance(value, Mapping):
+            # By name, not in the order in which they were set: that may differ from run to run.
             yield "{" + ", ".join(f"{k!r}: {self._text(value[k], depth - 1)}" for k in sorted(value, key=repr)) + "}"
         elif isinstance(value, (tuple, list)):
             yield "[" + ", ".join(self._text(v, depth - 1) for v in value) + "]"

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from .source import Watched, batch, source
 from .store import Store
 from .sweep import TileTask, sweep_of, tile_tasks
 from .target import InMemory, Stored, Target
-from .witness import Sample, positions, require_witness, witness
+from .witness import Sample, require_witness, some_samples, witness
 from .work import CPU, Blocks, TileJob, perform
 
 # Tiles between two looks at what other processes have put into a store meanwhile (heuristic).
@@ -69,9 +69,7 @@ def compute(
     >>> gram.shape, (gram @ torch.ones(100)).shape
     (torch.Size([100, 100]), torch.Size([100]))
     """
-    if not isinstance(kernel, Kernel):
-        raise InputError(f"kernel is a {type(kernel).__name__}; needed: a tangency kernel, e.g. tg.trace_ntk(model).")
-    return Run(kernel, x1, x2, memory).compute(store, tile, executor, progress)
+    return Run(kernel, x1, x2, memory, executor).compute(store, tile, progress)
 
 
 @dataclass(frozen=True)
@@ -85,35 +83,48 @@ class Facts:
 
 
 class Run:
-    """A kernel, or a map of rows, with its inputs and a memory budget.
+    """A kernel, or a map of rows, with its inputs, a memory budget, and who computes it.
 
     `function` is what the command line was given to make them.
     """
 
     def __init__(
-        self, kernel: Kernel | RowMap, x1: object, x2: object = None, memory: Memory = None, function: str | None = None
+        self,
+        kernel: Kernel | RowMap,
+        x1: object,
+        x2: object = None,
+        memory: Memory = None,
+        executor: Executor | str | None = None,
+        function: str | None = None,
     ) -> None:
+        if not isinstance(kernel, (Kernel, RowMap)):
+            raise InputError(
+                f"kernel is a {type(kernel).__name__}; needed: a tangency kernel, e.g. tg.trace_ntk(model)."
+            )
         self.kernel, self.function, self._memory = kernel, function, checks.memory(memory)
+        check_executor(executor, kernel)
+        self.executor = executor
         self.x = Watched(source(x1, "x1"), "x1")
         self.y = None if x2 is None else Watched(source(x2, "x2"), "x2")
         self.n = len(self.x)
+        # Rows that have values by themselves are a matrix with one column, which has no samples.
         self.m = 1 if isinstance(kernel, RowMap) else self.n if self.y is None else len(self.y)
         self.symmetric = self.y is None and not isinstance(kernel, RowMap)
 
-    def compute(
-        self, store: StorePlace | Shelf | None, tile: int | None, executor: Executor | str | None, progress: bool
-    ) -> Gram:
+    def compute(self, store: StorePlace | Shelf | None, tile: int | None, progress: bool) -> Gram:
         """The Gram matrix, in memory or in the store; blocks get smaller if a GPU runs out of memory."""
-        if tile is not None and (not isinstance(tile, int) or isinstance(tile, bool) or tile < 1):
-            raise InputError(f"tile={tile!r}; needed: a number of samples, at least 1.")
-        check_executor(executor, self.kernel)
-        tile = None if tile is None else min(tile, max(self.n, self.m))
+        if tile is not None:
+            checks.positive(tile, "tile", "a number of samples")
+            tile = min(tile, max(self.n, self.m))
         with torch.no_grad():
             while True:
                 target = self.in_memory(tile) if store is None else self.stored(store, tile)
                 try:
-                    return self.fill(target, executor, progress)
+                    if missing := target.missing():
+                        self._fill(target, missing, progress)
+                    return target.gram()
                 except torch.cuda.OutOfMemoryError:
+                    # A footprint is an estimate, and other processes may use the GPU too.
                     torch.cuda.empty_cache()
                     tile = target.smaller()
                     warnings.warn(
@@ -135,6 +146,7 @@ class Run:
         spec, hashes = self._job()
         if store is None:
             facts = self.facts
+            # Tiles are written as they are finished: the result takes no memory.
             cut = plan(self.n, self.m, self.symmetric, facts.memory, replace(facts.size, result=0), tile)
             if cut.count > MOST_TILES:
                 side = math.isqrt(max(cut.n, cut.m) ** 2 // MOST_TILES) + 1
@@ -145,12 +157,12 @@ class Run:
             about = manifest(spec, hashes, facts.shape, facts.dtype, cut, self.witness)
             store = Store.create(place, about, self.function)
             if store.new:  # if not, another process was first, perhaps with another job
-                return Stored(store, cut, self._healer(store), self._require_unchanged)
+                return Stored(store, cut, partial(self._heal, store), self._require_unchanged)
         self._require_same(store, spec, hashes, tile)
         cut = store.plan
         if not store.complete:
             cut = grouped(cut, self.facts.memory, replace(self.facts.size, result=0))
-        return Stored(store, cut, self._healer(store), self._require_unchanged)
+        return Stored(store, cut, partial(self._heal, store), self._require_unchanged)
 
     def require_same(self, store: Store) -> None:
         """Refuse a store that holds something else."""
@@ -167,6 +179,7 @@ class Run:
 
     def _require_unchanged(self, store: Store) -> None:
         """Refuse to make a tile with a model that was changed since the store was opened."""
+        # The hash of the weights tells at once; what no hash sees, the numbers tell.
         spec = self.kernel.spec()
         different = differences(store.manifest["kernel"], spec)
         if different:
@@ -176,11 +189,7 @@ class Run:
     @cached_property
     def samples(self) -> list[Sample]:
         """Some of each side, one by one."""
-        samples = []
-        for side, given in enumerate((self.x, self.y)):
-            if given is not None:
-                samples += [Sample(side, k, given.take(slice(k, k + 1))) for k in positions(len(given))]
-        return samples
+        return some_samples(self.x, self.y)
 
     @cached_property
     def witness(self) -> Witness:
@@ -192,21 +201,22 @@ class Run:
         """Shape and type of the result, the budget, and what a sample and an entry take of it."""
         few: list[Inputs] = []
         kept = transient = 0
-        for side, given in enumerate((self.x, self.y)):
-            if given is not None:
-                few.append(self._largest(side, len(given)))
+        for side, samples in enumerate((self.x, self.y)):
+            if samples is not None:
+                few.append(self._largest(side, len(samples)))
         if len(few) > 1:
             assert isinstance(self.kernel, Kernel)
             self.kernel.alike(*few)
+        for x in few:
+            held, besides = self.kernel.footprint(x)
+            kept, transient = max(kept, held), max(transient, besides)
+        # One sample is enough to see the shape and the type of an entry.
         first = tree.take(few[0], slice(0, 1))
         if isinstance(self.kernel, RowMap):
             cell, by_rows = self.kernel.values(first)[:, :, None], self.kernel.together
         else:
             prepared = self.kernel.prepare(first)
             cell, by_rows = self.kernel.pair(prepared, prepared), 0
-        for x in few:
-            held, besides = self.kernel.footprint(x)
-            kept, transient = max(kept, held), max(transient, besides)
         entry = cell.numel() * cell.element_size()
         size = Footprint(self.n * self.m * entry, kept, transient, entry, cell.device.type, self.m, by_rows)
         shape = [self.n, self.m] if cell.dim() == 2 else [self.n, cell.shape[1], self.m, cell.shape[3]]
@@ -225,28 +235,26 @@ class Run:
         assert largest is not None
         return largest
 
-    def fill(self, target: Target, executor: Executor | str | None, progress: bool) -> Gram:
+    def _fill(self, target: Target, missing: set[tuple[int, int]], progress: bool) -> None:
         """Compute what is missing."""
-        missing = target.missing()
-        if missing:
-            count = target.cut.count
-            show = progress and len(missing) > 1
-            try:
-                with bar(count, "kernel", "tile", done=count - len(missing), show=show) as step, closing(target):
-                    if executor is None:
-                        self._here(target, missing, step)
-                    else:
-                        self._there(target, missing, step, executor)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(target.stopped()) from None
-            target.require_all()
-        return target.gram()
+        count = target.cut.count
+        show = progress and len(missing) > 1
+        try:
+            with bar(count, "kernel", "tile", done=count - len(missing), show=show) as step, closing(target):
+                if self.executor is None:
+                    self._here(target, missing, step)
+                else:
+                    self._there(target, missing, step, self.executor)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(target.stopped()) from None
+        target.require_all()
 
     def _here(self, target: Target, missing: set[tuple[int, int]], step: Callable[[int], object]) -> None:
         sweep = sweep_of(self.kernel, self._load, target.cut)
         for planned in tile_tasks(target.cut, missing, LOOK * target.cut.group, target.first):
             task = planned.without(target.finished() & missing)
-            step(planned.count - task.count)  # another process was quicker
+            if planned.count > task.count:  # another process was quicker
+                step(planned.count - task.count)
             for i, j, tile in sweep.tiles(task) if task.count else ():
                 target.put(i, j, tile)
                 step(1)
@@ -255,6 +263,7 @@ class Run:
             if target.bad is not None:
                 break
         target.flush()
+        # Only now, since a GPU works on while we look: the tile that was bad may be some tiles back.
         if target.bad is not None:
             raise sweep.diagnose(*target.bad)
 
@@ -263,6 +272,7 @@ class Run:
     ) -> None:
         cut = target.cut
         with connect(executor) as (submit, workers):
+            # The witness goes along: a worker must give the same numbers before its tiles are believed.
             job = TileJob.of(self.kernel, cut, self.samples, self.witness)
             # Tasks large enough to reuse their rows, small enough that all workers stay busy (heuristic).
             most = max(1, min(16 * cut.group, len(missing) // (4 * workers())))
@@ -296,22 +306,18 @@ class Run:
             raise sweep.diagnose(i, j)
         return tile
 
-    def _healer(self, store: Store) -> Callable[[int, int, Exception], Tensor]:
-        """How a damaged tile is made anew."""
-
-        def heal(i: int, j: int, why: Exception) -> Tensor:
-            self._require_unchanged(store)
-            warnings.warn(f"{why} It was computed again.", StoreWarning, stacklevel=2)
-            tile = self.tile(store.plan, i, j)
-            try:
-                store.write(i, j, tile.numpy())
-            except StoreError as e:  # a store that may only be read
-                warnings.warn(f"tile {i}, {j} could not be put back: {e}", StoreWarning, stacklevel=2)
-            return tile
-
-        return heal
+    def _heal(self, store: Store, i: int, j: int, why: Exception) -> Tensor:
+        """A damaged tile, made anew and put back."""
+        self._require_unchanged(store)
+        warnings.warn(f"{why} It was computed again.", StoreWarning, stacklevel=2)
+        tile = self.tile(store.plan, i, j)
+        try:
+            store.write(i, j, tile.numpy())
+        except StoreError as e:  # a store that may only be read
+            warnings.warn(f"tile {i}, {j} could not be put back: {e}", StoreWarning, stacklevel=2)
+        return tile
 
     def _load(self, side: int, block: slice) -> Inputs:
         """Samples of a side as the kernel takes them."""
-        given = self.y if side and self.y is not None else self.x
-        return batch(self.kernel, given.take(block), f"x{side + 1}", block.stop - block.start)
+        samples = self.y if side and self.y is not None else self.x
+        return batch(self.kernel, samples.take(block), f"x{side + 1}", block.stop - block.start)

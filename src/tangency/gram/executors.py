@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from .._base.types import Executor, Pending
+from .._base.types import Executor, Pending, T
 from ..errors import InputError, WorkerLost
 from ..kernels.kernel import Kernel
 from .rows import RowMap
 
-T = TypeVar("T")
 Submit: TypeAlias = Callable[..., Pending[object]]
 Call: TypeAlias = tuple[object, ...]  # a function and its arguments
 # How often the tiles of one task may go down with their worker: a task that kills its workers must end somewhere.
@@ -68,6 +67,7 @@ def connect(executor: Executor | str) -> Iterator[tuple[Submit, Callable[[], int
         given = contextlib.nullcontext(executor)
 
     def workers() -> int:
+        """How many tasks are worth sending at a time."""
         # `_max_workers` is what Python's own pools have; 8 where nothing is said (heuristic).
         return int(getattr(live, "workers", 0) or getattr(live, "_max_workers", 0) or 8)
 
@@ -88,12 +88,12 @@ def results(submit: Submit, calls: Iterable[Call], workers: Callable[[], int]) -
     waiting: list[tuple[Pending[object], Call, int]] = []  # with how often it was tried
     source = iter(calls)
     while True:
+        # Two more, so that no worker waits for us; not all at once, since each call carries its inputs.
         while len(waiting) < workers() + 2 and (call := next(source, None)) is not None:
             waiting.append((submit(*call), call, 1))
         if not waiting:
             return
-        k = _ready(waiting)
-        future, call, tried = waiting.pop(k)
+        future, call, tried = waiting.pop(_ready(waiting))
         try:
             yield future.result()
         except WorkerLost as e:
@@ -194,7 +194,7 @@ def _serve(device: str, tasks: Tasks) -> None:
         if not future.set_running_or_notify_cancel():
             continue
         try:
-            live = live or _Process(device)
+            live = live or _Process(device)  # the first, or in the place of one that died
             good, answer = live.ask(call)
             future.set_result(answer) if good else future.set_exception(answer)
         except (EOFError, OSError, WorkerLost) as e:
@@ -213,6 +213,8 @@ class _Process:
     """A Python process that computes what it is sent."""
 
     def __init__(self, device: str) -> None:
+        # What is sent is unpickled, so only who knows the key may speak; it goes by the environment, which other users
+        # cannot read.
         key = secrets.token_hex(16)
         with Listener(None, authkey=key.encode()) as listener:
             environment = dict(os.environ, TANGENCY_WORKER_KEY=key)
@@ -220,6 +222,7 @@ class _Process:
                 environment["CUDA_VISIBLE_DEVICES"] = _visible(device)
             # What the parent can import, the worker can.
             environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+            # -P: the working folder comes before the libraries only where it does for the parent.
             command = [sys.executable, "-P", "-c", f"from {__name__} import _work; _work()"]
             self.process = subprocess.Popen(
                 [*command, str(listener.address), str(torch.get_num_threads())],
@@ -234,6 +237,7 @@ class _Process:
 
         # In a thread: `accept` cannot be told to give up when the process is dead.
         def accept() -> None:
+            """Wait for the worker to call; runs in a thread, so that its death is noticed meanwhile."""
             try:
                 calls.put(listener.accept())
             except Exception as e:
@@ -269,6 +273,7 @@ class _Process:
 def _visible(device: str) -> str:
     """The device as CUDA_VISIBLE_DEVICES must name it in a process that sees it alone."""
     number = int(device.partition(":")[2] or 0)
+    # The parent may itself see some devices only; numbers are then those of its list.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(k) for k in range(number + 1)]
     if number >= len(names):
@@ -289,7 +294,7 @@ def _work() -> None:
             try:
                 f, args = pickle.loads(call)
                 answer = pickle.dumps((True, f(*args)), protocol=5)
-            except BaseException as e:
+            except BaseException as e:  # SystemExit too: the parent waits for an answer
                 answer = pickle.dumps((False, _sendable(e)), protocol=5)
             connection.send_bytes(answer)
 

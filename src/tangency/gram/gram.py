@@ -74,6 +74,7 @@ class Gram(ABC):
     def dense(self, max_bytes: Memory = None) -> Tensor:
         """The whole as one tensor; refuses above `max_bytes` (by default, half of the machine's memory)."""
         limit = checks.memory(max_bytes, "max_bytes")
+        # One that lies in memory is there already, or is at most as large as what is.
         if limit is None and not self._in_memory:
             limit = memory_of.machine_memory() // 2
         size = self.shape.numel() * torch.empty(0, dtype=self.dtype).element_size()
@@ -100,7 +101,7 @@ class Gram(ABC):
         half = len(self.shape) // 2
         if self.shape[:half] != self.shape[half:]:
             raise InputError(f"the Gram is {tuple(self.shape)}; only a square one has a diagonal.")
-        c = self.shape[1:half].numel()
+        c = self.shape[1:half].numel()  # 1 for [n, n]: then everything below has an axis of length 1
         out: Tensor | None = None
         for rows, columns, tile in self.tiles(meet):
             i, j = coincide(rows, columns, tile.device)
@@ -168,12 +169,13 @@ class Gram(ABC):
         for name, norms, size in (("row", left, self.shape[:half]), ("column", right, self.shape[half:])):
             if norms.shape != size:
                 raise InputError(f"{name}_diag has shape {tuple(norms.shape)}; needed: {tuple(size)}.")
-            if not bool((norms > 0).all()):
+            if not bool((norms > 0).all()):  # NaN is not above 0 either
                 sample = int((~(norms > 0)).nonzero()[0, 0])
                 raise InputError(
                     f"k(x, x) is not positive for {name} {sample}, so its cosine is undefined. Leave that sample out, "
                     "or use the kernel without cosine."
                 )
+        # Roots before products: k(x, x) k(y, y) may overflow where its root does not.
         view, left, right = self._view(), left.sqrt(), right.sqrt()
         if view.left is not None and view.right is not None:  # a cosine already
             left, right = view.left * left.to(view.left.device), view.right * right.to(view.right.device)
@@ -187,6 +189,7 @@ class Gram(ABC):
                 f"weights have shape {tuple(weights.shape)}, the smallest is {float(weights.min()):g}; needed: "
                 f"[{self.shape[0]}] numbers above 0."
             )
+        # A view divides its entries by norms, here by w^-½ on both sides; all outputs of a sample have its weight.
         norms = weights.rsqrt().reshape(-1, *[1] * (half - 1)).expand(self.shape[:half])
         if view.left is not None:
             norms = norms * view.left.to(norms)
@@ -197,6 +200,8 @@ class Gram(ABC):
         from scipy.sparse.linalg import LinearOperator
 
         def apply(transposed: bool) -> Callable[[np.ndarray], np.ndarray]:
+            """The product with the matrix or with its transpose, as SciPy calls it."""
+            # A copy: scipy's arrays may be read-only, which torch cannot share.
             return lambda v: self._product(torch.from_numpy(np.array(v)), transposed).cpu().numpy()
 
         return LinearOperator(
@@ -216,6 +221,7 @@ class Gram(ABC):
             n, m, per_row, per_column = m, n, per_column, per_row
         if v.dim() not in (1, 2) or v.shape[0] != m:
             raise InputError(f"K is {n} x {m} and v has shape {tuple(v.shape)}; needed: [{m}] or [{m}, q].")
+        # Samples and their outputs on two axes: tiles are cut by samples.
         several, dtype = v.dim() == 2, torch.promote_types(v.dtype, self.dtype)
         v = v.to(dtype).reshape(m // per_column, per_column, v.shape[1] if several else 1)
         out, cast = v.new_zeros(n // per_row, per_row, v.shape[2]), _Caster(v)
@@ -229,6 +235,7 @@ class Gram(ABC):
         return out.flatten(0, 1) if several else out.flatten()
 
     def _view(self) -> "GramView":
+        """All of it as a view. A view is its own: views of views do not pile up."""
         return GramView(self, None, None, None, None)
 
     @property
@@ -322,6 +329,7 @@ class GramView(Gram):
         find_rows, find_columns = Finder(self.rows), Finder(self.columns)
 
         def touched(rows: Index, columns: Index) -> bool:
+            """Whether a tile of the Gram below holds any entry that is wanted."""
             i, j = find_rows(rows)[0], find_columns(columns)[0]
             return length(i) > 0 and length(j) > 0 and (wanted is None or wanted(i, j))
 
@@ -368,7 +376,7 @@ class GramView(Gram):
         if self.left is not None and self.right is not None and not torch.equal(self.left, self.right):
             return False
         everything = torch.arange(self.base.shape[0])
-        return torch.equal(*(everything if numbers is None else numbers for numbers in (self.rows, self.columns)))
+        return torch.equal(*(everything if side is None else side for side in (self.rows, self.columns)))
 
     def __repr__(self) -> str:
         what = "part" if self.left is None else "cosine"
@@ -385,6 +393,7 @@ class _Caster:
     def __call__(self, tile: Tensor, columns: int) -> Tensor:
         if tile.dtype == self.like.dtype and tile.device == self.like.device:
             return tile.reshape(-1, columns)
+        # A mirror image lies column by column, in the memory of the tile that it mirrors.
         turned = tile.dim() == 2 and tile.stride(0) == 1 and tile.stride(1) > 1
         straight = tile.T if turned else tile.reshape(-1, columns)
         # The source is held, so that no other tile can lie at its address meanwhile.
@@ -409,6 +418,7 @@ def _times(k: Tensor, v: Tensor) -> Tensor:
 
 
 def _flat(shape: torch.Size) -> tuple[int, int]:
+    """[n·c, m·d]: the shape as that of a matrix."""
     half = len(shape) // 2
     return shape[:half].numel(), shape[half:].numel()
 

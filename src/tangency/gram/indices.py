@@ -25,13 +25,14 @@ class Finder:
     def __init__(self, chosen: Tensor | None) -> None:
         self.chosen = chosen
         if chosen is not None:
+            # Sorted once; a block is then found by two bisections. Stable: rows chosen twice keep their order.
             self.sorted, self.order = torch.sort(chosen, stable=True)
 
     def __call__(self, block: Index) -> tuple[Index, Tensor | None]:
         """(positions in the selection, rows of the block); of no selection, the block itself and None."""
         if self.chosen is None:
             return block, None
-        assert isinstance(block, slice)
+        assert isinstance(block, slice)  # a view's base is no view: its tiles lie in slices
         low, high = (int(torch.searchsorted(self.sorted, k)) for k in (block.start, block.stop))
         return self.order[low:high], self.sorted[low:high] - block.start
 
@@ -79,6 +80,7 @@ def meet(rows: Index, columns: Index) -> bool:
     """Whether a tile touches the diagonal."""
     if isinstance(rows, slice) and isinstance(columns, slice):
         return rows.start < columns.stop and columns.start < rows.stop
+    # A selection's positions lie on the CPU.
     cpu = torch.device("cpu")
     return bool(torch.isin(numbers(rows, cpu), numbers(columns, cpu)).any())
 
@@ -110,6 +112,7 @@ def chosen(choice: Choice, count: int, name: str) -> Tensor | None:
         return None
     if isinstance(choice, slice):
         return torch.tensor(range(count)[choice], dtype=torch.long)
+    # A copy of an array: torch cannot share one that is read-only or runs backwards.
     index = torch.as_tensor(choice.copy() if isinstance(choice, np.ndarray) else choice).cpu()
     if index.dtype == torch.bool:
         if index.shape != (count,):

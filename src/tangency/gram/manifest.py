@@ -20,6 +20,7 @@ from .._version import __version__
 from ..errors import StoreError
 from .plan import TilePlan
 
+# Raised whenever a store could be misread by a version that knows the format before only.
 FORMAT = 2
 # The libraries that numbers are made with here.
 VERSIONS: Mapping[str, str] = {
@@ -79,11 +80,13 @@ def manifest(
 
 def manifest_digest(said: Manifest) -> str:
     """The hash that a store's zarr.json carries of its manifest."""
+    # Sorted: another program that writes the file anew may put the keys in another order.
     return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def manifest_file(said: Manifest, function: str | None = None) -> bytes:
     """The `zarr.json` of a store. `function` is what the command line was given to make it."""
+    # `function` is outside of the digest: it decides no number, and is never run without being asked for.
     _check(said)
     attributes = {"tangency": said, "digest": manifest_digest(said)}
     return json.dumps(
@@ -205,6 +208,7 @@ def _flatten(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
     if isinstance(tree, Mapping):
         for k, v in tree.items():
             yield from _flatten(v, f"{prefix}.{k}" if prefix else str(k))
+    # Lists of plain values, such as the names of parameters, are compared and shown as a whole.
     elif isinstance(tree, list) and any(isinstance(v, Mapping) for v in tree):
         for k, v in enumerate(tree):
             yield from _flatten(v, f"{prefix}[{k}]")

@@ -8,6 +8,7 @@ from what does not (`group`, the order, who computes it), so that a run can be r
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from .._base.memory import TILE_CAPTURE, TILE_WORKSPACE
 from ..errors import MemoryBudgetError
 
 # Samples on a side of a tile, at most (heuristic): larger ones gain no speed, and only finished tiles survive a crash.
@@ -17,8 +18,6 @@ LARGEST = {"cpu": 1024, "cuda": 4096}
 HELD, SMALL = {"cpu": 1, "cuda": 3}, 1024
 # Buffers of `workspace` bytes that a contraction holds at its peak (measured).
 BUFFERS = {"cpu": 8, "cuda": 5}
-# What making a block, and each large temporary of a contraction, may take at most (heuristic).
-CAPTURE, WORKSPACE = 3 << 33, {"cpu": 1 << 28, "cuda": 1 << 31}
 # The part of a budget that is ours to plan with; the rest is for allocators and libraries (heuristic).
 USABLE = {"cpu": 0.8, "cuda": 0.9}
 # Tiles that lie about at once: the one being made, those being copied and written, and what writing takes (heuristic).
@@ -100,8 +99,8 @@ class Footprint:
 def plan(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: int | None = None) -> TilePlan:
     """Cut the budget: the result, the blocks, the making of a block, the contraction's temporaries."""
     room = size.room(memory)
-    workspace = max(size.cell, min(room // 32, WORKSPACE[size.device]))
-    capture = max(size.kept + size.transient, min(room // 4, CAPTURE))
+    workspace = max(size.cell, min(room // 32, TILE_WORKSPACE[size.device]))
+    capture = max(size.kept + size.transient, min(room // 4, TILE_CAPTURE))
     fewest = tile or max(1, min(n, size.by_rows))
     least = size.least(fewest, capture if room > 0 else 0, workspace if room > 0 else 0)
     if room < least:

@@ -4,13 +4,13 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
+from .._base.types import T
 from ..errors import InputError, WorkerLost
 
 # Seconds between two looks for machines that have joined, and that one may take to join when none is left (heuristic).
 LOOK, WAIT = 10.0, 60.0
-T = TypeVar("T")
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -42,6 +42,7 @@ class RayExecutor:
         except ImportError as e:
             raise InputError("RayExecutor needs Ray: pip install 'tangency[ray]'.") from e
         self._ray = ray
+        # What the user connected to stays connected when this is closed.
         self._started = not ray.is_initialized()
         if self._started:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
@@ -64,7 +65,7 @@ class RayExecutor:
         end = time.monotonic() + WAIT
         while not self._load and self._slots() and time.monotonic() < end:
             self._grow(1.0)
-        self._join(LOOK)
+        self._join(LOOK)  # one is up; the others take about as long
         if not self._load:
             free = ray.available_resources()
             self.close()
@@ -81,6 +82,7 @@ class RayExecutor:
     def submit(self, f: Callable[..., T], /, *args: object) -> "_Answer[T]":
         """f(*args) on the actor with the fewest tasks. The first argument, which all tasks of a run share, is sent to
         each machine once."""
+        # Actors that came up since take tasks; machines that joined get actors, looked for every now and then.
         self._join(0.0)
         if time.monotonic() - self._looked > LOOK:
             self._grow()
@@ -124,6 +126,7 @@ class RayExecutor:
     def _grow(self, wait: float = 0.0) -> None:
         """An actor for every free slot. It takes tasks once it is up, which it is given `wait` seconds for."""
         self._looked = time.monotonic()
+        # Other programs of the cluster may hold some slots; what is free in all need not be free on one machine.
         room = min(self._slots() - len(self._load), self._fit(self._ray.available_resources()))
         for _ in range(room - len(self._starting)):
             actor: Any = self._ray.remote(**self._options)(_Actor).remote()  # Ray's types know no options
@@ -149,7 +152,7 @@ class RayExecutor:
         """Forget an actor, and end it if it lives."""
         self._load.pop(actor, None)
         self._starting.pop(actor, None)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # it may be dead already, or the cluster gone
             self._ray.kill(actor)
 
 
@@ -181,6 +184,7 @@ class _Answer(Generic[T]):
             raise WorkerLost(f"a Ray worker is gone: {str(e).splitlines()[0]}") from e
         except errors.RayTaskError as e:
             self._release()
+            # What the task raised, as it would have here, and not in Ray's wrapping.
             raise (e.cause if isinstance(e.cause, Exception) else e) from None
         self._release()
         return copy.deepcopy(answer)  # Ray's own arrays are read-only and keep its store full

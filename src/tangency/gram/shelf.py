@@ -78,6 +78,7 @@ class Folder(Shelf):
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, str(path)
+        # Folders that are known to be there: to ask for every tile takes longer than writing it, on a network's disk.
         self._made: set[Path] = set()
 
     def read(self, key: str) -> np.ndarray | None:
@@ -91,6 +92,7 @@ class Folder(Shelf):
     def write(self, key: str, *parts: Bytes) -> None:
         """A file beside it that takes its place when it is whole."""
         path = self._room(key)
+        # Renaming is atomic: whoever reads sees the old file or the new one, also after a crash of this process.
         try:
             os.replace(self._partial(path, parts), path)
         except FileNotFoundError:  # the folder was taken away after it was made
@@ -110,6 +112,7 @@ class Folder(Shelf):
         except FileExistsError:
             return False
         except OSError:  # a disk without links
+            # It can be seen before it is whole; whoever finds half a zarr.json is told so, and calls again.
             with contextlib.suppress(FileExistsError), open(path, "xb") as f:
                 f.write(value)
             return False
@@ -175,12 +178,13 @@ class Folder(Shelf):
 
     def _partial(self, path: Path, parts: Sequence[Bytes]) -> Path:
         """The parts in a file beside the path, with a name that nobody else has."""
+        # Beside it, since only within one disk can a file be renamed; two processes may be writing the same tile.
         made = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
         try:
             with open(made, "xb") as f:
                 for part in parts:
                     f.write(part)
-        except BaseException:
+        except BaseException:  # Ctrl-C too
             made.unlink(missing_ok=True)
             raise
         return made

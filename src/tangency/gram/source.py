@@ -136,6 +136,8 @@ class Items(Fingerprinted):
         taken = self._collated(items, block)
 
         def fingerprints() -> np.ndarray:
+            """A fingerprint of each item, taken by itself."""
+            # An item may collate otherwise in company, but its row must be the same (`_same_row`).
             alone = [taken] if len(items) == 1 else [self._collated([item], block) for item in items]
             for k, x in enumerate(alone if len(items) > 1 else ()):
                 _same_row(taken, x, k, block.start + k)
@@ -184,19 +186,20 @@ class Watched(Source):
     others each time they are loaded (augmentation, a file that grows).
     """
 
-    def __init__(self, given: Source, name: str) -> None:
-        self.given, self.name = given, name
-        self._on = isinstance(given, Fingerprinted) and given.fickle
-        self._seen, self._known = np.zeros(len(given), bool), np.zeros(len(given), np.int64)
+    def __init__(self, source: Source, name: str) -> None:
+        self.source, self.name = source, name
+        self._on = isinstance(source, Fingerprinted) and source.fickle
+        # Which samples have been loaded, and the fingerprint that each had then.
+        self._seen, self._known = np.zeros(len(source), bool), np.zeros(len(source), np.int64)
 
     def __len__(self) -> int:
-        return len(self.given)
+        return len(self.source)
 
     def take(self, block: slice) -> Inputs:
         """These samples, if they are what they were."""
-        if not isinstance(self.given, Fingerprinted):
-            return self.given.take(block)
-        taken, fingerprints = self.given.load(block)
+        if not isinstance(self.source, Fingerprinted):
+            return self.source.take(block)
+        taken, fingerprints = self.source.load(block)
         if self._on:
             self._compare(block, fingerprints())
         return taken
@@ -215,13 +218,13 @@ class Watched(Source):
 
     def digest(self) -> str:
         """A hash of every sample; from now on they are watched. Cost: reads everything once."""
-        if not isinstance(self.given, Fingerprinted):
-            return self.given.digest()
+        if not isinstance(self.source, Fingerprinted):
+            return self.source.digest()
         self._on = True
-        form, each = self.given.form()
+        form, step = self.source.form()
         h = hashlib.sha256(f"{form} {len(self)} ".encode())
-        for start in range(0, len(self), each):
-            self.given.feed(h, self.take(slice(start, min(start + each, len(self)))))
+        for start in range(0, len(self), step):
+            self.source.feed(h, self.take(slice(start, min(start + step, len(self)))))
         return h.hexdigest()[:16]
 
 
@@ -400,6 +403,7 @@ def _hash(h: "Hash", name: str, v: object) -> None:
 
 
 def _tensor(v: object) -> Tensor:
+    # What torch cannot hold: other byte orders, negative strides, memory that may not be written.
     array = np.ascontiguousarray(v)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("="))

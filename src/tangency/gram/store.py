@@ -61,7 +61,7 @@ class Store:
         self.plan: TilePlan = plan_of(manifest)
         self.chunk = chunk_shape(manifest)
         self.dtype: torch.dtype = getattr(torch, manifest["dtype"])
-        self.crc = _crc32c()
+        self.crc = _crc32c()  # here, so that a package that is missing is missed before the work
         self.about = manifest_file(manifest, function) if about is None else about
 
     @staticmethod
@@ -69,7 +69,7 @@ class Store:
         """What is at a path or URL: a store of ours, or nothing yet. Anything else is refused."""
         place = shelf(where)
         _crc32c()
-        with _told(place.name, "opened"):
+        with _disk_errors(place.name, "opened"):
             if place.foreign():
                 raise StoreError(f"{place.name} exists and is not a Gram store. Give an empty or a new folder.")
             raw = place.read(ABOUT)
@@ -83,7 +83,7 @@ class Store:
         """A new store. If another process has just made one here, that one: of several, one is first."""
         place = shelf(where)
         store = Store(place, manifest, function)
-        with _told(place.name, "made"):
+        with _disk_errors(place.name, "made"):
             place.make()
             if place.begin(ABOUT, store.about):
                 return store
@@ -95,7 +95,7 @@ class Store:
     def recut(self, cut: TilePlan) -> None:
         """Begin again with other tiles, if nothing was put in yet."""
         self.require_here()
-        with _told(self.url, "made"):
+        with _disk_errors(self.url, "made"):
             self.shelf.write(ABOUT, manifest_file({**self.manifest, "plan": plan_fields(cut)}, self.function))
 
     @property
@@ -105,7 +105,7 @@ class Store:
 
     def require_here(self) -> None:
         """Refuse if the store was moved, removed or replaced since it was opened."""
-        with _told(self.url, "read"):
+        with _disk_errors(self.url, "read"):
             raw = self.shelf.read(ABOUT)
         if raw is None:
             raise StoreError(f"{self.url} is not there any more: somebody moved or removed it, or its zarr.json.")
@@ -146,7 +146,7 @@ class Store:
         there: set[At] = set()
         sealed: set[At] = set()
         high, wide = self.plan.grid
-        with _told(self.url, "read"):
+        with _disk_errors(self.url, "read"):
             for key in self.shelf.keys(CHUNKS):
                 if match := CHUNK_KEY.fullmatch(key):
                     i, j = int(match[1]), int(match[2] or match[3])
@@ -159,26 +159,27 @@ class Store:
 
     def write(self, i: int, j: int, tile: np.ndarray) -> None:
         """Put a tile in its place, with its checksum and its seal."""
-        if list(tile.shape) != self.chunk:  # at an edge
+        if list(tile.shape) != self.chunk:  # at an edge: zarr's chunks are all of one shape
             whole = np.full(self.chunk, np.nan, tile.dtype)
             whole[tuple(slice(0, size) for size in tile.shape)] = tile
             tile = whole
         body = np.ascontiguousarray(tile).reshape(-1).view(np.uint8)
         checksum = self.crc(body)
-        with _told(self.url, "written"):
-            self.shelf.begin(self._seal(i, j, checksum), b"")  # first: a chunk that is there has its seal
+        with _disk_errors(self.url, "written"):
+            # The seal first: a process that is killed in between leaves a seal without a chunk, which is no tile.
+            self.shelf.begin(self._seal(i, j, checksum), b"")
             self.shelf.write(self._chunk(i, j), body.data, checksum.to_bytes(4, "little"))
 
     def read(self, i: int, j: int) -> np.ndarray:
         """A finished tile, if it is the one that was written here."""
-        with _told(f"tile {i}, {j} of {self.url}", "read"):
+        with _disk_errors(f"tile {i}, {j} of {self.url}", "read"):
             raw = self.shelf.read(self._chunk(i, j))
         size = int(np.prod(self.chunk)) * self.dtype.itemsize
         if raw is None:
             raise self._damaged(i, j, "is gone")
         if raw.size != size + 4:
             raise self._damaged(i, j, f"does not match its checksum: it has {raw.size} bytes of {size + 4}")
-        checksum = self.crc(raw[:-4])
+        checksum = self.crc(raw[:-4])  # the last four bytes are that of zarr's crc32c codec
         if checksum.to_bytes(4, "little") != raw[-4:].tobytes():
             raise self._damaged(i, j, "does not match its checksum")
         if not self.shelf.has(self._seal(i, j, checksum)):
@@ -199,6 +200,7 @@ class Store:
         """Those of the finished tiles that are not what was written. Cost: reads them all."""
 
         def fault(at: At) -> DamagedTile | None:
+            """What is wrong with one tile, if anything."""
             try:
                 self.read(*at)
             except DamagedTile as e:
@@ -213,7 +215,8 @@ class Store:
 
     def discard(self, i: int, j: int) -> None:
         """Take a tile out, with its seals: whoever wrote it."""
-        with _told(self.url, "written"):
+        with _disk_errors(self.url, "written"):
+            # The chunk first: a seal without a chunk does no harm.
             self.shelf.delete(self._chunk(i, j))
             for key in [k for k in self.shelf.keys(SEALS) if k.startswith(f"{SEALS}/{i}.{j}.")]:
                 self.shelf.delete(key)
@@ -222,7 +225,7 @@ class Store:
         """Remove what writers that were killed left behind, and refuse, before the work, if the disk cannot hold so
         many more tiles."""
         need = tiles * int(np.prod(self.chunk)) * self.dtype.itemsize
-        with _told(self.url, "written"):
+        with _disk_errors(self.url, "written"):
             free = self.shelf.tidy(CHUNKS, SEALS)
         if free is not None and need > free:
             raise StoreError(
@@ -231,11 +234,21 @@ class Store:
             )
 
     def _chunk(self, i: int, j: int) -> str:
+        """The key of a tile, as zarr's default encoding has it."""
         return "/".join(map(str, (CHUNKS, i, j) if len(self.chunk) == 2 else (CHUNKS, i, 0, j, 0)))
 
     def _seal(self, i: int, j: int, checksum: int) -> str:
-        told = hashlib.blake2b(f"{i} {j} {checksum}".encode(), key=self.key, digest_size=8)
-        return f"{SEALS}/{i}.{j}.{told.hexdigest()}"
+        """The key of a tile's seal."""
+        # Keyed by the manifest: a tile of another store, or of another place in this one, has no seal here.
+        digest = hashlib.blake2b(f"{i} {j} {checksum}".encode(), key=self.key, digest_size=8).hexdigest()
+        return f"{SEALS}/{i}.{j}.{digest}"
+
+
+class Progress(NamedTuple):
+    """How much of a store is there."""
+
+    finished: int  # tiles
+    tiles: int  # in all
 
 
 class _Reading(NamedTuple):
@@ -279,9 +292,9 @@ class StoredGram(Gram):
         return self.store.plan.symmetric
 
     @property
-    def progress(self) -> tuple[int, int]:
+    def progress(self) -> Progress:
         """(finished tiles, all tiles)."""
-        return len(self.store.finished()), self.store.plan.count
+        return Progress(len(self.store.finished()), self.store.plan.count)
 
     def tiles(self, wanted: Wanted | None = None) -> Iterator[tuple[Index, Index, Tensor]]:
         """The stored tiles, and of a symmetric matrix their mirror images; each is read once."""
@@ -313,6 +326,7 @@ class StoredGram(Gram):
 
     def _read(self, todo: list[_Reading]) -> Iterator[tuple[_Reading, Tensor]]:
         """The tiles in order, a few read ahead."""
+        # Threads: reading and checksums let go of Python's lock.
         with ThreadPoolExecutor(AHEAD) as pool:
             ahead: list[Future[np.ndarray]] = []
             for k, t in enumerate(todo):
@@ -361,8 +375,8 @@ def open_store(path: StorePlace) -> StoredGram:
 
 
 @contextmanager
-def _told(what: str, done: str) -> Iterator[None]:
-    """Errors of the disk, in words."""
+def _disk_errors(what: str, done: str) -> Iterator[None]:
+    """Errors of the disk as StoreError: what could not be done, and what is safe."""
     try:
         yield
     except OSError as e:
@@ -376,6 +390,7 @@ def _told(what: str, done: str) -> Iterator[None]:
 
 
 def _crc32c() -> Callable[[np.ndarray], int]:
+    """The checksum of some bytes, as zarr's codec computes it."""
     try:
         from google_crc32c import value
     except ImportError as e:

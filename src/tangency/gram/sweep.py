@@ -8,12 +8,11 @@ import os
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from .._base.types import Inputs
+from .._base.types import Inputs, T
 from ..errors import NonFiniteError
 from ..kernels.kernel import Kernel, Prepared
 from .plan import TilePlan
@@ -118,6 +117,8 @@ class Sweep:
     def tiles(self, task: TileTask) -> Iterator[tuple[int, int, Tensor]]:
         """(i, j, tile) of every tile of the task. A GPU may still be at work on a tile, and nobody has looked at it."""
         self.rows = {i: a for i, a in self.rows.items() if i in task.rows}
+        held = set(task.rows) if self.cut.symmetric else set()  # columns that are rows of this sweep as well
+        passing = self._columns([j for j, _ in task.columns if j not in held])
         if self._side is not None:
             self._side.follow()
         for i in task.rows:
@@ -125,10 +126,8 @@ class Sweep:
                 self.rows[i] = self._block(0, i)
         if self._host is not None and self.cut.symmetric:
             self._host.forget_below(min(task.rows) + self.cut.group)
-        held = self.rows if self.cut.symmetric else {}  # columns that are rows of this sweep as well
-        passing = self._columns([j for j, _ in task.columns if j not in held])
         for j, rows in task.columns:
-            b = held[j] if j in held else next(passing)
+            b = self.rows[j] if j in held else next(passing)
             for i in rows:
                 yield i, j, self.maker.pair(self.rows[i], b, self.cut.workspace)
         passing.close()
@@ -186,9 +185,6 @@ def _overflow(i: int, j: int) -> NonFiniteError:
     )
 
 
-T = TypeVar("T")
-
-
 class SideStream:
     """A second queue of work for a GPU."""
 
@@ -239,6 +235,7 @@ class Host:
             return moved(self.kept[key], lambda t: t.to(self.device, non_blocking=True))
         if self.worth is False:
             return prepare(load())
+        # Until it is known whether blocks are worth keeping, the GPU is waited for, or the times would mean nothing.
         inputs = load()
         _synchronize()
         start = time.perf_counter()
@@ -278,6 +275,7 @@ def _bytes(prepared: Prepared) -> int:
     sizes: list[int] = []
 
     def count(t: Tensor) -> Tensor:
+        """t itself; its size is noted."""
         sizes.append(t.numel() * t.element_size())
         return t
 

@@ -99,6 +99,7 @@ class InMemory(Target):
         if self.cut.symmetric and i != j:
             place_tile(self._out, columns, rows, mirror_tile(tile))
         self._taken.add((i, j))
+        # The sum is begun now and looked at when the next tile is under way: a GPU is never waited for in vain.
         self._unseen.append(((i, j), tile, tile.sum()))
         if len(self._unseen) > 1:  # not the last one: a GPU may still be at work on it
             self._look()
@@ -156,6 +157,7 @@ class Stored(Target):
             # Another process may be at work on it: begin somewhere else. (`secrets`: not the user's random numbers.)
             self.first = secrets.randbelow(self.cut.grid[0])
         if missing:
+            # Whoever goes on with a store reads what is in it once: a damaged tile is cheaper to find now than later.
             for at, why in self.store.damaged(there & wanted) if there else ():
                 warnings.warn(f"{why} It will be computed again.", StoreWarning, stacklevel=4)
                 self.store.discard(*at)
@@ -241,6 +243,7 @@ def _to_host(tile: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     """A copy of the tile in host memory and, on a GPU, the event that says when it is there."""
     if tile.device.type != "cuda":
         return tile.contiguous(), None
+    # Pinned, or the copy would hold up the computation.
     host = torch.empty(tile.shape, dtype=tile.dtype, pin_memory=True)
     host.copy_(tile, non_blocking=True)
     return host, torch.cuda.current_stream(tile.device).record_event()

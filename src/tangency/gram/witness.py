@@ -22,7 +22,7 @@ from ..kernels.kernel import Kernel
 from .code import CHANGES, describe_code, rewritten
 from .manifest import Manifest, Witness, differences
 from .rows import RowMap
-from .source import batch
+from .source import Source, batch
 
 # Samples of each side, and numbers of each pair of samples, of which there are many for several outputs (heuristics).
 SAMPLES, NUMBERS = 3, 16
@@ -43,9 +43,14 @@ class Sample:
         return f"x{self.side + 1}[{self.index}]"
 
 
-def positions(n: int) -> list[int]:
-    """The first, the last, and some between."""
-    return sorted({round(k * (n - 1) / (SAMPLES - 1)) for k in range(SAMPLES)})
+def some_samples(*sides: Source | None) -> list[Sample]:
+    """Of each side that there is, the first sample, the last, and some between."""
+    samples = []
+    for side, given in enumerate(sides):
+        if given is not None:
+            numbers = sorted({round(k * (len(given) - 1) / (SAMPLES - 1)) for k in range(SAMPLES)})
+            samples += [Sample(side, k, given.take(slice(k, k + 1))) for k in numbers]
+    return samples
 
 
 def witness(kernel: Kernel | RowMap, samples: list[Sample]) -> Witness:
@@ -94,6 +99,7 @@ def require_witness(store: str, said: Manifest, now: Witness) -> None:
     lines: dict[str, tuple[object, object]] = {f"code of {name}": pair for name, pair in looks.items()}
     if numbers := changed_numbers(was, now, said["kernel"]):
         raise StoreMismatch(store, dict(islice(numbers.items(), 4)) | lines)  # more numbers say no more
+    # Other instructions may matter at other samples; other values were seen to be read, and made no difference.
     if any(rewritten(str(then), str(here)) for then, here in looks.values()):
         raise StoreMismatch(store, lines | {"numbers at the samples looked at": ("the same", "the same")})
     if looks:
@@ -132,7 +138,7 @@ def _parts(thing: object, depth: int = 6) -> Iterator[Network | nn.Module]:
     """Networks and modules among the fields of a kernel."""
     if isinstance(thing, (Network, nn.Module)):
         yield thing
-    elif isinstance(thing, (tuple, list)):
+    elif isinstance(thing, (tuple, list)):  # a sum's kernels; no level of its own
         for inner in thing:
             yield from _parts(inner, depth)
     elif depth and is_dataclass(thing) and not isinstance(thing, type):
@@ -144,7 +150,7 @@ def _numbers(t: Tensor) -> list[float | None]:
     """Some entries, and the norm of all; None for what is not finite."""
     flat = t.detach().cpu().double().flatten()
     kept = flat[:: max(1, -(-len(flat) // NUMBERS))]
-    if len(kept) < len(flat):
+    if len(kept) < len(flat):  # the norm sees the entries that were left out
         kept = torch.cat([kept, torch.linalg.vector_norm(flat)[None]])
     return [v if math.isfinite(v) else None for v in kept.tolist()]  # JSON has no infinity
 

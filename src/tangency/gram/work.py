@@ -67,12 +67,14 @@ def perform(job: TileJob, task: TileTask, inputs: Blocks) -> Tiles:
     """The tiles of a task, from the inputs of its blocks."""
 
     def load(side: int, block: slice) -> Inputs:
+        """Samples that came with the task."""
         return batch(sweep.maker, inputs[side, block.start], f"x{side + 1}", block.stop - block.start)
 
     if getattr(_held, "run", None) != job.run:
         _held.sweep = None  # one job at a time: a worker's memory is planned for one
         _held.sweep = sweep_of(job.kernel_here(), load, job.cut)
         _held.run = job.run
+    # Rows that the last task prepared are still there; the inputs are those of this task.
     sweep = _held.sweep
     sweep.load = load
     with torch.no_grad():
@@ -91,7 +93,10 @@ def pack(kernel: Kernel | RowMap) -> bytes:
         Base = pickle.Pickler  # type: ignore[misc,assignment,unused-ignore]
 
     class Packer(Base):  # type: ignore[misc,valid-type,unused-ignore]
+        """A pickler that takes tensors off the GPU, which the receiver may number otherwise."""
+
         def reducer_override(self, thing: object) -> object:
+            """How to make a thing again; NotImplemented for the usual way."""
             if type(thing) is Tensor and _far(thing):
                 return _arrive, (_leave(thing),)
             override = getattr(super(), "reducer_override", None)

@@ -47,7 +47,6 @@ from .activations.quadrature import HermiteExpansion, Quadrature
 from .compose import Concat, Masked, Product, Serial, Sum
 from .finite import draw, empirical_nngp, empirical_ntk, readout_nngp
 from .kernel import Infinite
-from .layers.attend import SelfAttention
 from .layers.basic import (
     AvgPool,
     Conv,
@@ -61,7 +60,7 @@ from .layers.basic import (
     Linear,
     SumPool,
 )
-from .layers.recurrent import RNN
+from .layers.sequences import RNN, SelfAttention
 from .layers.spatial import ConvTranspose, Index, PositionMatrix, Positions, Scale
 from .layers.twin import Twin
 from .make import infinite_nngp, infinite_ntk

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from .moments.functions import apply_function
 from .moments.joins import add_fields, as_fields, concat_channels, concat_positions, multiply_fields
 from .moments.shapes import mask_out
 from .reading.traced import Traced
+
+Composable: TypeAlias = Layer | Dual | nn.Module  # a layer, or what becomes one
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Serial(Layer):
 
     layers: tuple[Layer, ...]
 
-    def __init__(self, *layers: object) -> None:
+    def __init__(self, *layers: Composable) -> None:
         object.__setattr__(self, "layers", tuple(as_layer(layer) for layer in layers))
 
     def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Value:
@@ -78,7 +81,7 @@ class _Branches(Layer):
 
     layers: tuple[Layer, ...]
 
-    def __init__(self, *layers: object) -> None:
+    def __init__(self, *layers: Composable) -> None:
         if len(layers) < 2:
             raise InputError(f"{type(self).__name__} takes two or more branches; it was given {len(layers)}.")
         object.__setattr__(self, "layers", tuple(as_layer(layer) for layer in layers))
@@ -127,7 +130,7 @@ class Concat(_Branches):
 
     axis: int | None = None
 
-    def __init__(self, *layers: object, axis: int | None = None) -> None:
+    def __init__(self, *layers: Composable, axis: int | None = None) -> None:
         super().__init__(*layers)
         object.__setattr__(self, "axis", axis)
 
@@ -153,7 +156,7 @@ class Masked(Layer):
 
     inner: Layer
 
-    def __init__(self, *layers: object) -> None:
+    def __init__(self, *layers: Composable) -> None:
         object.__setattr__(self, "inner", Serial(*layers) if len(layers) > 1 else as_layer(layers[0]))
 
     def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Value:
@@ -201,7 +204,7 @@ def _concat(values: list[Tensor]) -> Tensor:
     return torch.cat(values, 1 if values[0].dim() != 3 else -1)
 
 
-def as_layer(given: object) -> Layer:
+def as_layer(given: Composable) -> Layer:
     """A layer; an activation or an nn.Module becomes one."""
     if isinstance(given, Layer):
         return given

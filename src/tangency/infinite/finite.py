@@ -16,7 +16,7 @@ from ..kernels.empirical import Empirical
 from ..kernels.kernel import Prepared
 from ..kernels.ntk import trace_ntk
 from .layers.twin import Twin
-from .layers.weights import Number, Parametrization, by_name, checked
+from .layers.weights import Number, Parametrization, by_name, check_options
 
 _NORM_LAYERS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
@@ -146,12 +146,12 @@ def check_variances(w_var: object, b_var: object, parametrization: str) -> None:
     """Numbers or mappings of numbers, at least 0; "init" is refused, for these weights are drawn."""
     if isinstance(w_var, str):
         raise InputError(f"w_var={w_var!r}; needed: a number, or a mapping from layer names to numbers.")
-    checked(w_var, b_var, parametrization, 1.0)
+    check_options(w_var, b_var, parametrization, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
-    """Σ_p scale_p ⟨∂f(x)/∂p, ∂f(y)/∂p⟩ over the parameters p, mean over outputs: the tangent kernel of √scale·p.
+    """Σ_p scale_p ⟨∂f(x1)/∂p, ∂f(x2)/∂p⟩ over the parameters p, mean over outputs: the tangent kernel of √scale·p.
 
     Follows the module as it is trained. `prepare` keeps one moment of it, `between` compares two.
     """
@@ -258,6 +258,7 @@ def readout(model: nn.Module, x: Inputs) -> tuple[str, ...]:
     holders = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
 
     def note(path: str) -> Callable[..., None]:
+        """A hook that writes down which layer was called."""
         return lambda *_: called.append(path)
 
     hooks = [model.get_submodule(path).register_forward_hook(note(path)) for path in holders]

@@ -54,10 +54,10 @@ class Infinite(Kernel):
 
     def prepare(self, x: Inputs, memory: int | None = None) -> PreparedBatch:
         """As `Kernel.prepare`: the recursion for inputs of this shape, and each sample's own moments."""
-        # Looked at once for every form of inputs: it costs a second reading.
-        form = tuple([(label, tuple(v.shape[1:])) for label, v in tree.leaves(x)])
+        form = tuple((label, tuple(v.shape[1:])) for label, v in tree.leaves(x))
         build, recursion = self.read(x)
-        if form not in self.seen and build.size > 1:  # no sample may depend on another one of its batch
+        # No sample may depend on another one of its batch. Once for every form of inputs: it costs a second reading.
+        if form not in self.seen and build.size > 1:
             first, _ = self.read(tree.take(x, slice(0, 1)))
             self._check_apart(first, build)
             self.seen.add(form)
@@ -68,13 +68,15 @@ class Infinite(Kernel):
 
     def _check_apart(self, alone: Builder, among: Builder) -> None:
         """Refuse a network whose first sample has other known values alone than among the others."""
+        same = alone.numbers == among.numbers
         for slot, v in among.known.items():
-            one, same = alone.known[slot][..., 0].double(), v[..., 0].double()
-            if not torch.allclose(one, same, rtol=1e-9, atol=1e-12, equal_nan=True) or alone.numbers != among.numbers:
-                raise ModelError(
-                    "what forward() computes of one sample's input depends on the others of its batch. Normalise the "
-                    "data beforehand, and reduce over other axes than the batch."
-                )
+            by_itself, in_batch = alone.known[slot][..., 0].double(), v[..., 0].double()
+            same = same and torch.allclose(by_itself, in_batch, rtol=1e-9, atol=1e-12, equal_nan=True)
+        if among.known and not same:
+            raise ModelError(
+                "what forward() computes of one sample's input depends on the others of its batch. Normalise the data "
+                "beforehand, and reduce over other axes than the batch."
+            )
 
     def pair(self, a: PreparedBatch, b: PreparedBatch, workspace: int | None = None) -> Tensor:
         """As `Kernel.pair`: [n, m], or [n, s, m, t] where the outputs have positions."""
@@ -112,8 +114,8 @@ class Infinite(Kernel):
         if a.recursion.batchwise:
             return self.pair(a, a).diagonal()
         # A sample with itself one by one: exact, where the matrix's diagonal may have rounded.
-        own = own_moments(a, self.get == "ntk")
-        v = output_moment(a.recursion, own.diagonal() if own.whole else own, self.get)
+        moments = own_moments(a, self.get == "ntk")
+        v = output_moment(a.recursion, moments.diagonal() if moments.whole else moments, self.get)
         return v.flatten(0, -2).T if v.dim() > 1 else v
 
     def footprint(self, x: Inputs) -> tuple[int, int]:

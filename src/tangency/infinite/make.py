@@ -8,16 +8,16 @@ from torch import nn
 from .._base import checks
 from .._base.types import Trainable
 from ..errors import InputError
-from .compose import as_layer
+from .compose import Composable, as_layer
 from .kernel import Infinite
 from .layers.twin import Twin
-from .layers.weights import Number, Parametrization, Weights, checked
+from .layers.weights import Number, Parametrization, Weights, check_options
 
 Variance = Number | Literal["init"]
 
 
 def infinite_ntk(
-    model: object,
+    model: Composable,
     *,
     w_var: Variance = 2.0,
     b_var: Number = 0.0,
@@ -27,7 +27,7 @@ def infinite_ntk(
     samples: int = 4096,
     seed: int = 0,
 ) -> Infinite:
-    """Θ(x, y) = E ⟨∂f(x)/∂θ, ∂f(y)/∂θ⟩ of the network as all its widths grow, by the recursion over layers.
+    """Θ(x1, x2) = E ⟨∂f(x1)/∂θ, ∂f(x2)/∂θ⟩ of the network as all its widths grow, by the recursion over layers.
 
     `model` is an nn.Module (read by torch.fx) or layers of `tangency.infinite`. Weights have variance w_var/fan-in
     and biases b_var; "init" reads off how the module was initialised. A mapping gives numbers by layer name. In the
@@ -51,7 +51,7 @@ def infinite_ntk(
 
 
 def infinite_nngp(
-    model: object,
+    model: Composable,
     *,
     w_var: Variance = 2.0,
     b_var: Number = 0.0,
@@ -59,7 +59,7 @@ def infinite_nngp(
     samples: int = 4096,
     seed: int = 0,
 ) -> Infinite:
-    """K(x, y) = E f(x) f(y) of one output at initialisation as all widths grow: the network is a Gaussian process.
+    """K(x1, x2) = E f(x1) f(x2) of one output at initialisation as all widths grow: the network is a Gaussian process.
 
     Options are those of `infinite_ntk`. Neal 1996; Lee et al. 2018.
 
@@ -73,7 +73,7 @@ def infinite_nngp(
 
 
 def _weights(
-    model: object,
+    model: Composable,
     w_var: Variance,
     b_var: Number,
     parametrization: Parametrization | None,
@@ -81,7 +81,7 @@ def _weights(
     lr: Number,
 ) -> Weights:
     """What decides the weights' numbers; names that the model does not have are refused."""
-    how = checked(w_var, b_var, parametrization, lr)
+    how = check_options(w_var, b_var, parametrization, lr)
     names: tuple[str, ...] | None
     if isinstance(model, type):
         raise InputError(f"{model.__name__} is a class. Give an instance: {model.__name__}(…).")
@@ -105,14 +105,14 @@ def _layer_names(trainable: Trainable) -> tuple[str, ...] | None:
     """Which of `tangency.infinite`'s layers are trained: None is all."""
     if trainable is None:
         return None
-    several = isinstance(trainable, Iterable) and not isinstance(trainable, str)
-    names = tuple(trainable) if several else (trainable,)  # type: ignore[arg-type]
-    if not all(isinstance(name, str) for name in names):
+    given = tuple(trainable) if isinstance(trainable, Iterable) and not isinstance(trainable, str) else (trainable,)
+    names = tuple(name for name in given if isinstance(name, str))
+    if len(names) < len(given):
         raise InputError(f"trainable={trainable!r}; needed: names of layers, such as '0' or ['2', '4.1'].")
-    return names  # type: ignore[return-value]
+    return names
 
 
-def _kernel(get: Literal["ntk", "nngp"], model: object, weights: Weights, samples: int, seed: int) -> Infinite:
+def _kernel(get: Literal["ntk", "nngp"], model: Composable, weights: Weights, samples: int, seed: int) -> Infinite:
     twin = isinstance(model, Twin)
     layer = as_layer(model.first if isinstance(model, Twin) else model)
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:

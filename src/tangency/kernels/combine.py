@@ -41,7 +41,8 @@ class _Combined(Kernel):
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
         """What all kernels keep, and what the one at work needs besides."""
-        kept, transient = 8, 0  # 8 bytes for what a combination keeps itself: a norm
+        # 8 bytes for what a combination keeps itself: a norm.
+        kept, transient = 8, 0
         for kernel in self.inner:
             own_kept, own_transient = kernel.footprint(x)
             kept, transient = kept + own_kept, max(transient, own_transient)
@@ -69,6 +70,7 @@ class SumKernel(_Combined):
             k.pair(left, left if a is b else right, workspace)
             for k, left, right in zip(self.kernels, a, b, strict=True)
         ]
+        # Else torch would say no more than that it cannot stack them.
         if len({p.shape for p in parts}) > 1:
             raise InputError(
                 f"kernels of different shapes cannot be added: {[tuple(p.shape) for p in parts]}. Add traces to traces."
@@ -132,7 +134,7 @@ class ScaleKernel(_Combined):
 
 @dataclass(frozen=True, eq=False)
 class CosineKernel(_Combined):
-    """k(x, y) / √(k(x, x) k(y, y)); the diagonal of a batch with itself is exactly 1."""
+    """k(x1, x2) / √(k(x1, x1) k(x2, x2)); the diagonal of a batch with itself is exactly 1."""
 
     kernel: Kernel
 
@@ -158,8 +160,10 @@ class CosineKernel(_Combined):
         same = a is b
         left, right = a[1], b[1]
         k = self.kernel.pair(a[0], a[0] if same else b[0], workspace)
-        k = k / (left.view(*left.shape, *[1] * right.dim()) * right)  # by the product: symmetric to the last bit
+        # By the product of the norms, not one after the other: symmetric to the last bit.
+        k = k / (left.view(*left.shape, *[1] * right.dim()) * right)
         if same:
+            # k(x, x) from a product and from a sum of squares differ by rounding, which must not show here.
             size = left.numel()
             eye = torch.eye(size, dtype=torch.bool, device=k.device).view(k.shape)
             k = torch.where(eye, torch.ones_like(k), k)
@@ -210,13 +214,14 @@ def scale(kernel: Kernel, factor: float) -> ScaleKernel:
 
 
 def cosine(kernel: Kernel) -> CosineKernel:
-    """k(x, y) / √(k(x, x) k(y, y)): self-similarity exactly 1. Of `trace_ntk` it is the trNTK.
+    """k(x1, x2) / √(k(x1, x1) k(x2, x2)): self-similarity exactly 1. Of `trace_ntk` it is the trNTK.
 
     >>> import tangency as tg
     >>> tg.cosine(tg.trace_ntk(torch.nn.Linear(3, 2)))(torch.randn(2, 3)).diagonal()
     tensor([1., 1.])
     """
     _is_kernel(kernel, "tg.cosine")
+    # The cosine of a sum is no sum of cosines, and which of them is meant is for the user to say.
     if isinstance(kernel, _Combined):
         raise InputError(
             f"tg.cosine takes an empirical or infinite kernel; it was given a {type(kernel).__name__}. Take the cosine "

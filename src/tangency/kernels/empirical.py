@@ -61,6 +61,7 @@ class Empirical(Kernel):
 
     def diagnose(self, a: Blocks) -> None:
         """As `Kernel.diagnose`, with the parameter whose gradient it is."""
+        # (sample, parameter), to name the first sample, and its first parameter, whatever the order of the blocks.
         bad: list[tuple[int, str]] = []
         for name, block in a.items():
             for t in block.tensors():
@@ -88,7 +89,8 @@ class Empirical(Kernel):
             first, first if a is b else second, trace=self.trace, differentiable=differentiable, workspace=workspace
         )
         with self.feature_map.network.modes(), torch.set_grad_enabled(differentiable):
-            done: set[str] = set()  # a weight's product may bring its bias along
+            # A weight's product brings its bias along. A parameter that one of the batches does not reach adds nothing.
+            done: set[str] = set()
             for name in a:
                 if name in b and name not in done:
                     done |= total.add(a[name], b[name], forced[name], a.keys() & b.keys())
@@ -124,7 +126,8 @@ class Empirical(Kernel):
         a, b = self._prepared(x1, x2)
         plan = self.feature_map.plan(self.ready(x1)) if isinstance(self.feature_map, Jacobian) else None
         rows: list[CostRow] = []
-        along: set[str | None] = set()  # biases that come with their weight's products
+        # Biases that come with their weight's products.
+        along: set[str | None] = set()
         for name in self.feature_map.network.trainable if plan else a:
             if name not in a:
                 rows.append(CostRow(name, "unused", "", (), None))
@@ -147,16 +150,19 @@ class Empirical(Kernel):
         """As `Kernel.spec`: hashes of model, weights and buffers, the parameters that count, and all options."""
         network = self.feature_map.network
         layers = getattr(self.feature_map, "layers", None)
-        state, own = network.state(), dict(network.model.named_parameters())
+        state, names = network.state(), dict(network.model.named_parameters()).keys()
+        # Apart from each other, so that a refused store can say which of them changed.
+        weights = {k: v for k, v in state.items() if k in names}
+        buffers = {k: v for k, v in state.items() if k not in names}
         return {
             "kernel": self.name,
             "trace": self.trace,
             "model": architecture(network.model),
             "parameters": list(network.trainable),
-            "weights": digest({k: v for k, v in state.items() if k in own}),
-            "buffers": digest({k: v for k, v in state.items() if k not in own}),
-            "outputs": describe(network.outputs),
-            "head": describe(network.head),
+            "weights": digest(weights),
+            "buffers": digest(buffers),
+            "outputs": describe(network.readout.outputs),
+            "head": describe(network.readout.head),
             "dtype": network.precision or str(next(network.model.parameters()).dtype).removeprefix("torch."),
             "layers": None if layers is None else list(layers),
             "bias": getattr(self.feature_map, "bias", None),

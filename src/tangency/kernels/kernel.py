@@ -120,6 +120,7 @@ class Kernel(ABC):
     def finite(self, k: Tensor, a: Prepared, b: Prepared) -> Tensor:
         """The tile k of a and b, if all its entries are finite; else NonFiniteError, with the sample if it is known."""
         if not all_finite(k.detach()):
+            # Only now, since it looks at all that was prepared. If that is finite, the products overflowed.
             self.diagnose(a)
             self.diagnose(b)
             raise NonFiniteError("the kernel overflowed although all gradients are finite; use a wider dtype.", 0, "")
@@ -127,6 +128,7 @@ class Kernel(ABC):
 
     def _prepared(self, x1: Inputs, x2: Inputs | None) -> tuple[Prepared, Prepared]:
         """Both sides, checked before either is prepared; one and the same if x2 is left out."""
+        # The very same object twice is how `pair` knows that a tile is symmetric.
         if x2 is None:
             a = self.prepare(self.ready(x1))
             return a, a

@@ -32,7 +32,7 @@ def full_ntk(
     dtype: object = None,
     method: Method = None,
 ) -> Empirical:
-    """Θ(x, y)[n, c, m, d] = ⟨∂f_c(x_n)/∂θ, ∂f_d(y_m)/∂θ⟩, so that reshape(n·c, m·d) is J Jᵀ.
+    """Θ(x1, x2)[n, c, m, d] = ⟨∂f_c(x1_n)/∂θ, ∂f_d(x2_m)/∂θ⟩, so that reshape(n·c, m·d) is J Jᵀ.
 
     `params`: a state dict, for the kernel at a checkpoint. `trainable`: which parameters count, by name, module,
     predicate or a list of these (default: those with requires_grad). `outputs`: picks the tensor out of what the model
@@ -57,7 +57,7 @@ def trace_ntk(
     dtype: object = None,
     method: Method = None,
 ) -> Empirical:
-    """trNTK⁰(x, y)[n, m] = Σ_c ⟨∂f_c(x)/∂θ, ∂f_c(y)/∂θ⟩, a sum over outputs; `cosine` of it is trNTK.
+    """trNTK⁰(x1, x2)[n, m] = Σ_c ⟨∂f_c(x1)/∂θ, ∂f_c(x2)/∂θ⟩, a sum over outputs; `cosine` of it is trNTK.
 
     Options as for `full_ntk`. Engel et al. 2024, "Faithful and efficient explanations…", (4).
 
@@ -80,7 +80,7 @@ def pseudo_ntk(
     dtype: object = None,
     method: Method = None,
 ) -> Empirical:
-    """pNTK(x, y)[n, m] = ⟨∂F(x)/∂θ, ∂F(y)/∂θ⟩ with F = Σ_c f_c/√C: one backward pass whatever C is.
+    """pNTK(x1, x2)[n, m] = ⟨∂F(x1)/∂θ, ∂F(x2)/∂θ⟩ with F = Σ_c f_c/√C: one backward pass whatever C is.
 
     Options as for `full_ntk`. Mohamadi, Bae & Sutherland 2023, "A fast, well-founded approximation to the eNTK".
 
@@ -101,6 +101,7 @@ def pseudo_ntk(
     )
 
 
+# Its code and its name are part of the spec in stores: changed, they would refuse every pseudo-NTK that exists.
 def _mean_head(out: Tensor) -> Tensor:
     flat = out.flatten(1) if out.dim() > 1 else out[:, None]
     return flat.sum(1) / flat.shape[1] ** 0.5
@@ -116,7 +117,7 @@ def head_ntk(
     dtype: object = None,
     method: Method = None,
 ) -> Empirical:
-    """k(x, y)[n, m] = Σ_h ⟨∂h(f(x))/∂θ, ∂h(f(y))/∂θ⟩ for any differentiable function h of the outputs.
+    """k(x1, x2)[n, m] = Σ_h ⟨∂h(f(x1))/∂θ, ∂h(f(x2))/∂θ⟩ for any differentiable function h of the outputs.
 
     `head` is an output's number, a pair (a, b) for f_a − f_b, or a function from outputs [n, …] to [n] or [n, c]. One
     that takes more arguments (a loss takes labels) gets the last elements of the inputs: `k((x, labels))`.
@@ -130,6 +131,7 @@ def head_ntk(
         raise InputError("head=None; needed: an output's number, a pair of them, or a function of the outputs.")
     if isinstance(head, tuple) and (len(head) != 2 or not all(isinstance(j, int) for j in head)):
         raise InputError(f"head={head!r}; a tuple must be two output numbers (a, b) for f_a − f_b.")
+    # Here, not when it is first called: what is no head should be said where it was given.
     head_arity(head)
     return _tangent(
         "head ntk",
@@ -153,7 +155,7 @@ def conjugate_kernel(
     outputs: Outputs = None,
     dtype: object = None,
 ) -> Empirical:
-    """CK(x, y)[n, m] = 1 + z(x)·z(y), z the last hidden layer (the input of the last linear or convolutional one).
+    """CK(x1, x2)[n, m] = 1 + z(x1)·z(x2), z the last hidden layer (the input of the last linear or convolutional one).
 
     `layer` names a module whose output is z instead; `bias=False` leaves the 1 out. Cost: one forward pass.
     Qadeer et al., "Efficient kernel surrogates…", (29); Fan & Wang 2020.
@@ -163,6 +165,7 @@ def conjugate_kernel(
     >>> torch.allclose(conjugate_kernel(model)(x), 1 + z @ z.T, atol=1e-5)
     True
     """
+    # No gradient is taken, so all parameters may be frozen.
     network = Network.of(model, params=params, trainable=lambda name, p: True, outputs=outputs, dtype=dtype)
     layers = None if layer is None else layer_names(network.model, layer)
     return Empirical("conjugate kernel", Hidden(network, layers, bias), trace=True)
@@ -176,7 +179,7 @@ def embedding_kernel(
     outputs: Outputs = None,
     dtype: object = None,
 ) -> Empirical:
-    """Em(x, y)[n, m] = Σ_l z_l(x)·z_l(y) over the outputs z_l of the chosen modules.
+    """Em(x1, x2)[n, m] = Σ_l z_l(x1)·z_l(x2) over the outputs z_l of the chosen modules.
 
     By default the model's children but the last. `k.parts` gives each layer's Gram matrix. Cost: one forward pass.
 

@@ -4,6 +4,7 @@ What a `Spectrum` says is measured: its residual is max_i ‖K v_i − λ_i v_i�
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -111,7 +112,9 @@ def spectrum(K: Matrix, *, dtype: torch.dtype | None = None, device: Device = No
         off = k @ vectors[:, part] - vectors[:, part] * values[part]
         worst = max(worst, float(off.norm(dim=0).max() / scale))
     pairs = Spectrum(values, vectors, gram.shape, "eigh", 1, worst, torch.finfo(gram.precision).eps)
-    return _trusted(pairs, 1e3 * torch.finfo(kind).eps * len(k) ** 0.5)
+    if not worst <= (tol := 1e3 * torch.finfo(kind).eps * len(k) ** 0.5):
+        raise _short_of(pairs, tol)
+    return pairs
 
 
 def top(
@@ -141,8 +144,7 @@ def top(
     n = flat_rows(gram.shape)
     if not isinstance(count, int) or not 1 <= count <= n:
         raise InputError(f"count={count!r}; needed: a number of eigenpairs from 1 to {n}, the size of the matrix.")
-    # A Gram on disk has no device; its products are made where the block lies.
-    where = torch.device(device) if device is not None else gram.device or torch.device("cpu")
+    where = torch.device(device) if device is not None else gram.device or torch.device("cpu")  # on disk: no device
     kind = dtype or gram.dtype
     tol = (1e-8 if kind == torch.float64 else 1e-5) if tol is None else tol
     if max_steps < 1 or (block is not None and block < 1):
@@ -152,39 +154,51 @@ def top(
     # At least `count` columns to begin with: fewer would see but as many copies of an eigenvalue.
     fresh = torch.randn(n, max(b, count), generator=generator, dtype=kind).to(where)
     basis, image = fresh[:, :0], fresh[:, :0]  # Q and K Q
-    values = residuals = vectors = fresh[0, :0]
     with bar(None, f"top {count} eigenpairs", "pass", show=progress) as step:
         for steps in range(1, max_steps + 1):
             fresh = _orthonormal(fresh, basis)
             basis, image = torch.cat([basis, fresh], 1), torch.cat([image, (gram @ fresh).to(kind)], 1)
-            values, s = _ritz(basis, image)
-            want = min(len(values), count + b)
-            vectors = basis @ s[:, :want]
-            off = image @ s[:, :want] - vectors * values[:want]
-            residuals = off.norm(dim=0) / values.abs().max().clamp_min(torch.finfo(kind).tiny)
-            step(note=f"residual {float(residuals[:count].max()):.1e}")
-            done = (basis.shape[1] >= count and bool((residuals[:count] <= tol).all())) or basis.shape[1] == n
-            if done or steps == max_steps:
+            ritz = _ritz(basis, image, count + b)
+            worst = float(ritz.residuals[:count].max())
+            step(note=f"residual {worst:.1e}")
+            done = basis.shape[1] >= count and bool((ritz.residuals[:count] <= tol).all())
+            if done or basis.shape[1] == n or steps == max_steps:
                 break
             if basis.shape[1] + b > 2 * count + 4 * b:  # restart from the best vectors, so that memory stays bounded
-                basis, image = vectors, image @ s[:, :want]
+                basis, image = ritz.vectors, ritz.images
             room = min(b, n - basis.shape[1])
             # Residuals of pairs that are not there yet are the directions that the basis lacks.
-            fresh = off[:, (residuals > tol).nonzero()[:room, 0]]
+            fresh = ritz.off[:, (ritz.residuals > tol).nonzero()[:room, 0]]
             if not fresh.shape[1]:  # an invariant space, smaller than asked for: the rest of K is elsewhere
                 fresh = torch.randn(n, room, generator=generator, dtype=kind).to(where)
-    worst, eps = float(residuals[:count].max()), torch.finfo(gram.precision).eps
-    pairs = Spectrum(values[:count], vectors[:, :count], gram.shape, f"block Krylov, {b} columns", steps, worst, eps)
+    values, vectors, eps = ritz.values[:count], ritz.vectors[:, :count], torch.finfo(gram.precision).eps
+    pairs = Spectrum(values, vectors, gram.shape, f"block Krylov, {b} columns", steps, worst, eps)
     # A basis of the whole space has nothing to add: what is left is rounding, whatever was asked for.
-    return _trusted(pairs, max(tol, n * torch.finfo(kind).eps) if basis.shape[1] == n else tol)
+    if not worst <= (tol := max(tol, n * torch.finfo(kind).eps) if basis.shape[1] == n else tol):
+        raise _short_of(pairs, tol)
+    return pairs
 
 
-def _ritz(basis: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of K on the span of Q, and their eigenvectors in its coordinates, from Q and K Q; largest first."""
+class _Ritz(NamedTuple):
+    """Eigenpairs of K on a subspace, largest first: the best that it has to offer."""
+
+    values: Tensor  # [all of the subspace]
+    vectors: Tensor  # [n, k]
+    images: Tensor  # K times the vectors
+    off: Tensor  # K v − λ v
+    residuals: Tensor  # ‖K v − λ v‖ / max |λ|
+
+
+def _ritz(basis: Tensor, image: Tensor, most: int) -> _Ritz:
+    """From Q and K Q; of vectors the `most` largest at most."""
     # Qᵀ K Q is symmetric but for rounding, which eigh would take from one triangle alone.
     h = basis.T @ image
     values, s = torch.linalg.eigh((h + h.T) / 2)
-    return values.flip(0), s.flip(1)
+    values, s = values.flip(0), s.flip(1)[:, :most]
+    vectors, images = basis @ s, image @ s
+    off = images - vectors * values[: s.shape[1]]
+    scale = values.abs().max().clamp_min(torch.finfo(values.dtype).tiny)
+    return _Ritz(values, vectors, images, off, off.norm(dim=0) / scale)
 
 
 def _orthonormal(block: Tensor, basis: Tensor) -> Tensor:
@@ -195,12 +209,10 @@ def _orthonormal(block: Tensor, basis: Tensor) -> Tensor:
     return block
 
 
-def _trusted(pairs: Spectrum, tol: float) -> Spectrum:
-    """The eigenpairs, or `DidNotConverge` where their residual is above `tol` (or is no number)."""
-    if not pairs.residual <= tol:
-        raise DidNotConverge(
-            f"{pairs.solver} reached the residual {pairs.residual:.2e} in {pairs.steps} step(s); asked for: {tol:.1e}. "
-            "Allow more max_steps, a larger block or a larger tol, or use float64; .solution holds what was found.",
-            pairs,
-        )
-    return pairs
+def _short_of(pairs: Spectrum, tol: float) -> DidNotConverge:
+    """That the residual is above `tol` (or is no number)."""
+    return DidNotConverge(
+        f"{pairs.solver} reached the residual {pairs.residual:.2e} in {pairs.steps} step(s); asked for: {tol:.1e}. "
+        "Allow more max_steps, a larger block or a larger tol, or use float64; .solution holds what was found.",
+        pairs,
+    )

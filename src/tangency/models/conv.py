@@ -84,6 +84,7 @@ def forensics_cnn(outputs: int = 10, width: int = 32) -> nn.Sequential:
     """
 
     def normed(layer: nn.Module, norm: type[nn.BatchNorm1d] | type[nn.BatchNorm2d], features: int) -> list[nn.Module]:
+        """The layer, ReLU, and a batch norm with Keras's defaults."""
         return [layer, nn.ReLU(), norm(features, eps=1e-3, momentum=0.01)]
 
     layers: list[nn.Module] = []

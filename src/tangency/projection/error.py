@@ -75,6 +75,7 @@ class ProjectionError(Result):
         if not _number(probability) or not 0 < probability < 1:
             raise InputError(f"probability={probability}; needed: a number between 0 and 1.")
         spread = float(self.predicted.max()) if self.predicted is not None else self.rms
+        # For all pairs at once: each may fail with a part of the probability (a union bound).
         tail = (1 - probability) / (len(self.residuals) if every else 1)
         z = -NormalDist().inv_cdf(tail / 2)
         power = 4 if self.kind == "kronecker" else 2
@@ -120,6 +121,7 @@ def projection_error(kernel: Kernel, projected: Projected, x: Inputs) -> Project
         raise InputError(f"projected is a {type(projected).__name__}; needed: tg.projected(kernel, …).")
     if not isinstance(kernel, Kernel) or isinstance(kernel, Projected):
         raise InputError(f"kernel is a {type(kernel).__name__}; needed: the exact kernel that was projected.")
+    # How the tiles are contracted ("method") changes rounding only.
     was, now = projected.base.spec(), kernel.spec()
     different = [k for k in was if k != "method" and was[k] != now.get(k)]
     if different:
@@ -141,10 +143,12 @@ def projection_error(kernel: Kernel, projected: Projected, x: Inputs) -> Project
     if not bool((size > 0).all()):
         raise InputError(f"k(x, x) is 0 for sample {int((size <= 0).nonzero()[0]) // max(1, len(size) // n)}.")
     norms = (size[:, None] * size).sqrt()
+    # Each pair once: the lower half is the same, and the diagonal is told apart.
     i, j = torch.triu_indices(len(size), len(size), 1, device=size.device)
     residuals = (near - exact) / norms
     predicted = None
     if projected.projector.sketch.kind in PREDICTED:
+        # Groups of parameters have independent matrices, so their variances add up.
         variance = torch.stack([_variance(tile, k, projected.projector.joint) for k, tile in layers]).sum(0)
         predicted = (variance.sqrt() / norms)[i, j].float()
     return ProjectionError(
@@ -158,6 +162,7 @@ def projection_error(kernel: Kernel, projected: Projected, x: Inputs) -> Project
 
 def _by_group(projected: Projected, x: Inputs) -> list[tuple[int, Tensor]]:
     """(dimensions, the exact kernel full over outputs) of all parameters that share dimensions."""
+    # The variance of a trace needs the cross terms between outputs, too.
     full = replace(projected.base, trace=False)
     if projected.projector.budget == "global":
         return [(projected.projector.dim, full(x).double())]

@@ -28,11 +28,12 @@ def origin(spec: Mapping[str, Json], code: Mapping[str, str]) -> str:
     return json.dumps({**spec, "code": code}, sort_keys=True)
 
 
-def same_origin(made: str, own: str, name: str) -> None:
+def same_origin(made: str, wanted: str, name: str) -> None:
     """Refuse features that another kernel made."""
-    if made == own:
+    if made == wanted:
         return
-    then, now = json.loads(made), json.loads(own)
+    then, now = json.loads(made), json.loads(wanted)
+    # Another version of Python writes code otherwise: then only the specs are compared.
     changes = recoded(then.pop("code", {}), now.pop("code", {})) | differences(then, now)
     if not changes:
         return
@@ -113,6 +114,7 @@ class StoredFeatures(Source):
 
     def digest(self) -> str:
         """Of what they were made of."""
+        # Not of the numbers, which would have to be read: the kernel and the inputs' hashes decide them.
         made = {k: self.manifest[k] for k in ("kernel", "inputs", "shape")}
         return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -185,17 +187,18 @@ def nearest(
     return Neighbours(best, where)
 
 
-def _checked(given: object, name: str) -> Tensor | StoredFeatures:
+def _checked(features: object, name: str) -> Tensor | StoredFeatures:
     """Features as a tensor, or stored ones as they are; anything else is refused."""
-    if isinstance(given, np.ndarray) and given.dtype.kind in "fiu":
-        given = torch.from_numpy(np.require(given, given.dtype.newbyteorder("="), ["C", "W"]))
-    if not isinstance(given, (Tensor, StoredFeatures)):
+    if isinstance(features, np.ndarray) and features.dtype.kind in "fiu":
+        # torch takes neither other byte orders nor memory that may not be written.
+        features = torch.from_numpy(np.require(features, features.dtype.newbyteorder("="), ["C", "W"]))
+    if not isinstance(features, (Tensor, StoredFeatures)):
         raise InputError(
-            f"{name} are a {type(given).__name__}; needed: a tensor, an array of numbers, or StoredFeatures."
+            f"{name} are a {type(features).__name__}; needed: a tensor, an array of numbers, or StoredFeatures."
         )
-    if not given.dtype.is_floating_point:
-        raise InputError(f"{name} are {given.dtype}; needed: real numbers, as k.features(x) gives them.")
-    return given
+    if not features.dtype.is_floating_point:
+        raise InputError(f"{name} are {features.dtype}; needed: real numbers, as k.features(x) gives them.")
+    return features
 
 
 def _comparable(queries: Tensor | StoredFeatures, features: Tensor | StoredFeatures) -> int:
@@ -228,5 +231,6 @@ def _rows(v: Tensor, what: str, first: int, unit: bool) -> Tensor:
     if bool((largest == 0).any()):
         which = first + int((largest[:, 0] == 0).nonzero()[0])
         raise InputError(f"the features of {what} {which} are all 0, so its cosine is undefined: use cosine=False.")
-    v = v / largest  # their squares could overflow, or vanish
+    # Before the norm is taken: the squares of large features could overflow, those of small ones vanish.
+    v = v / largest
     return v / torch.linalg.vector_norm(v, dim=1, keepdim=True)

@@ -38,7 +38,7 @@ MOST_LOST = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Projected(Kernel):
-    """⟨S φ(x), S φ(y)⟩ with a random S: features [n, k], or [n, c, k] with one projection per output."""
+    """⟨S φ(x1), S φ(x2)⟩ with a random S: features [n, k], or [n, c, k] with one projection per output."""
 
     base: Empirical
     projector: Projector
@@ -46,15 +46,27 @@ class Projected(Kernel):
 
     @overload
     def features(
-        self, x: object, *, store: None = None, tile: int | None = None, memory: Memory = None, executor: Executor | str | None = None,
+        self,
+        x: object,
+        *,
+        store: None = None,
+        tile: int | None = None,
+        memory: Memory = None,
+        executor: Executor | str | None = None,
         progress: bool = True,
-    ) -> Tensor: ...  # fmt: skip
+    ) -> Tensor: ...
 
     @overload
     def features(
-        self, x: object, *, store: StorePlace, tile: int | None = None, memory: Memory = None, executor: Executor | str | None = None,
+        self,
+        x: object,
+        *,
+        store: StorePlace,
+        tile: int | None = None,
+        memory: Memory = None,
+        executor: Executor | str | None = None,
         progress: bool = True,
-    ) -> StoredFeatures: ...  # fmt: skip
+    ) -> StoredFeatures: ...
 
     def features(
         self,
@@ -72,9 +84,10 @@ class Projected(Kernel):
         stopped), and a `StoredFeatures` is returned, which the kernel takes in place of inputs. Other options as for
         `tg.compute`.
         """
+        # Blocks hold whole batches, so that a sample is always in the same one; what makes no sense is refused later.
         if isinstance(tile, int) and not isinstance(tile, bool) and tile > 0:
-            tile = -(-tile // BATCH) * BATCH  # blocks hold whole batches, so that a sample is always in the same one
-        made = Run(ProjectedRows(self), x, None, memory).compute(store, tile, executor, progress)
+            tile = -(-tile // BATCH) * BATCH
+        made = Run(ProjectedRows(self), x, None, memory, executor).compute(store, tile, progress)
         if isinstance(made, StoredGram):
             return StoredFeatures(made)
         assert isinstance(made, DenseGram)
@@ -111,6 +124,7 @@ class Projected(Kernel):
         """Bytes per sample: (of its features, while they are made)."""
         if isinstance(x, FeatureBatch):
             return x.value[0].numel() * x.value.element_size(), 0
+        # The projector counts features in 32 bits, which 16-bit ones are made from.
         kept, transient = self.projector.footprint(x)
         return (kept if self.storage is None else kept * self.storage.itemsize // 4), transient
 
@@ -138,9 +152,9 @@ class Projected(Kernel):
 
     def pair(self, a: FeatureBatch, b: FeatureBatch, workspace: int | None = None) -> Tensor:
         """One tile: a matrix product of the features."""
-        own = json.dumps(self._options, sort_keys=True)
-        same_origin(a.origin, own, "a")
-        same_origin(b.origin, own, "b")
+        wanted = json.dumps(self._options, sort_keys=True)
+        same_origin(a.origin, wanted, "a")
+        same_origin(b.origin, wanted, "b")
         left = DenseBlock(a.value)
         right = left if a is b else DenseBlock(b.value)
         total = TileSum(left, right, trace=self.base.trace, differentiable=False, workspace=workspace)
@@ -150,6 +164,7 @@ class Projected(Kernel):
 
     def prepared_diag(self, a: FeatureBatch) -> Tensor:
         """`diag` of a prepared batch."""
+        # The squares of 16-bit numbers overflow from 256 on.
         value = a.value.float() if a.value.dtype == torch.float16 else a.value
         norms = value.square().sum(2)
         return norms.sum(1) if self.base.trace else norms
@@ -211,6 +226,7 @@ class Projected(Kernel):
         kept = value.to(storage)
         size = torch.linalg.vector_norm(value, dim=(1, 2))
         lost = torch.linalg.vector_norm(value - kept.to(value.dtype), dim=(1, 2))
+        # Samples whose features are not finite anyway are left to `diagnose`, which names the cause.
         bad = ~(lost <= MOST_LOST * size) & value.flatten(1).isfinite().all(1)
         if bool(bad.any()):
             sample = int(bad.nonzero()[0])
@@ -274,7 +290,7 @@ def projected(
     nonzeros: int | None = None,
     storage: object = None,
 ) -> Projected:
-    """⟨S φ(x), S φ(y)⟩ ≈ k(x, y) with a random S of `dim` rows: features that can be stored, indexed, multiplied.
+    """⟨S φ(x1), S φ(x2)⟩ ≈ k(x1, x2) with a random S of `dim` rows: features that can be stored, indexed, multiplied.
 
     `kind`: "sparse" (the default: the error of the dense kinds at a fraction of their cost, docs/projection.md; with
     `nonzeros` entries per column), "rademacher", "gaussian", "hadamard", "kronecker", "random-mask". `seed` and the
@@ -300,6 +316,7 @@ def projected(
         raise InputError(f"budget={budget!r}; needed: 'global', 'layer', or a dict from layers to dimensions.")
     checks.positive(dim, "dim", "a number of dimensions")
     try:
+        # A bool is an int to Python; as a string it is refused like anything else that is no number.
         number = operator.index(str(seed) if isinstance(seed, bool) else seed)  # type: ignore[arg-type]
     except TypeError:
         raise InputError(f"seed={seed!r} is a {type(seed).__name__}; needed: an integer.") from None
@@ -310,12 +327,14 @@ def projected(
     if storage not in (None, "float16", torch.float16):
         raise InputError(f"storage={storage!r}; needed: None (as computed) or torch.float16.")
     projector = Projector(base.feature_map, _sketch(kind, nonzeros), dim, number, budget, joint)
+    # Of activations the sizes are known only when there are inputs.
     if isinstance(base.feature_map, Jacobian):
-        _sizes(projector)
+        _check_sizes(projector)
     return Projected(base, projector, None if storage is None else torch.float16)
 
 
 def _base(kernel: object) -> Empirical:
+    """The kernel that is projected; features alone are one with a trace."""
     if isinstance(kernel, Features):
         return Empirical("features", kernel, trace=True)
     if isinstance(kernel, Projected):
@@ -330,6 +349,7 @@ def _base(kernel: object) -> Empirical:
 
 
 def _sketch(kind: str, nonzeros: int | None) -> Sketch:
+    """The kind of random matrix, by its name."""
     made = KINDS[checks.choice(kind, "kind", KINDS)]
     if nonzeros is None:
         return made()
@@ -345,15 +365,15 @@ def _rows_of(budget: Mapping[str, int], dim: int) -> int:
     for name, rows in budget.items():
         checks.positive(rows, f"budget[{name!r}]", "a number of dimensions")
     total = sum(budget.values())
-    if dim not in (10240, total):
+    if dim not in (10240, total):  # 10240 is what `dim` is where nothing was given
         raise InputError(f"dim={dim}, but budget= adds up to {total}. Leave dim out, or make them agree.")
     return total
 
 
-def _sizes(projector: Projector) -> None:
+def _check_sizes(projector: Projector) -> None:
     """Errors and warnings that need the parameters' sizes."""
     shapes = projector.shapes()
-    projector.groups(shapes)
+    projector.groups(shapes)  # refuses a budget that does not fit
     total = sum(torch.Size(shape).numel() for shape in shapes.values())
     if projector.dim >= total:
         warnings.warn(

@@ -44,7 +44,7 @@ class Group:
 class Projector:
     """x → [n, c, k]: the features of `features`, each output's projected (or all outputs' together: `joint`)."""
 
-    features: Features
+    feature_map: Features
     sketch: Sketch
     dim: int
     seed: int
@@ -74,17 +74,17 @@ class Projector:
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
         """Bytes: (per sample, of the features in 32 bits or more; while they are made)."""
-        item = next(self.features.network.model.parameters()).element_size()
-        outputs = self.features.plan(x).c if isinstance(self.features, Jacobian) and not self.joint else 1
-        captured = sum(self.features.footprint(x, _never))
+        item = next(self.feature_map.network.model.parameters()).element_size()
+        outputs = self.feature_map.plan(x).c if isinstance(self.feature_map, Jacobian) and not self.joint else 1
+        captured = sum(self.feature_map.footprint(x, _never))
         together = _power(BYTES // captured, BATCH) if self._on_cpu else 1
         return outputs * self.dim * max(4, item), together * captured
 
     def _batches(self, x: Inputs, memory: int | None) -> tuple[int, int]:
         """Samples in a batch, and in those that are projected together."""
-        captured = sum(self.features.footprint(x, _never))  # bytes per sample
+        captured = sum(self.feature_map.footprint(x, _never))  # bytes per sample
         if not self._on_cpu:
-            device = next(self.features.network.model.parameters()).device
+            device = next(self.feature_map.network.model.parameters()).device
             size = _power((memory or batch_budget(device)) // captured, CUDA_BATCH)
             return size, size
         size = _power(BYTES // captured, BATCH)
@@ -94,7 +94,7 @@ class Projector:
 
     @property
     def _on_cpu(self) -> bool:
-        return next(self.features.network.model.parameters()).device.type == "cpu"
+        return next(self.feature_map.network.model.parameters()).device.type == "cpu"
 
     def _project(self, batches: list[Inputs], start: int, groups: dict[str, Group], places: dict[str, Place]) -> Tensor:
         """The features [n, c, k] of batches, the first of which begins with sample `start`."""
@@ -102,7 +102,7 @@ class Projector:
         outs, sizes = [], []
         for x in batches:
             try:
-                captured.append(self.features(x, None, _never))
+                captured.append(self.feature_map(x, None, _never))
             except NonFiniteError as e:
                 raise e.shifted(start) from None
             sizes.append(tree.size(x))
@@ -112,8 +112,9 @@ class Projector:
             dtype = torch.float32 if like.dtype == torch.float16 else like.dtype
             rows = block.n if self.joint else block.n * block.c
             outs.append(torch.zeros(rows, self.dim, dtype=dtype, device=like.device))
+        # Gradients stay factors until here; `add` forms them a piece at a time.
         room = GRADIENT_BYTES[outs[0].device.type]
-        with self.features.network.modes():
+        with self.feature_map.network.modes():
             for group in groups.values():
                 factor = self.sketch.factor(group.count)
                 for name in group.names:
@@ -142,7 +143,7 @@ class Projector:
 
     def groups(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Group]:
         """Which parameters share which rows."""
-        groups = share_rows(self.budget, shapes, self.dim, isinstance(self.features, Jacobian))
+        groups = share_rows(self.budget, shapes, self.dim, isinstance(self.feature_map, Jacobian))
         least = min(groups, key=lambda key: groups[key].count)
         nonzeros = getattr(self.sketch, "nonzeros", 1)
         if groups[least].count < nonzeros:
@@ -152,9 +153,9 @@ class Projector:
 
     def shapes(self, x: Inputs | None = None) -> dict[str, tuple[int, ...]]:
         """Of every parameter that counts, or of the features of a sample."""
-        if isinstance(self.features, Jacobian):
-            parameters = dict(self.features.network.model.named_parameters())
-            return {name: tuple(parameters[name].shape) for name in self.features.network.trainable}
+        if isinstance(self.feature_map, Jacobian):
+            parameters = dict(self.feature_map.network.model.named_parameters())
+            return {name: tuple(parameters[name].shape) for name in self.feature_map.network.trainable}
         if x is None:
             if len(self.known) != 1:
                 raise InputError(
@@ -163,7 +164,7 @@ class Projector:
             return next(iter(self.known.values()))
         key = tree.signature(x)
         if key not in self.known:
-            activations = self.features(tree.take(x, slice(0, 1)), None, _never)
+            activations = self.feature_map(tree.take(x, slice(0, 1)), None, _never)
             self.known[key] = {name: (block.tensors()[0][0].numel(),) for name, block in activations.items()}
         return self.known[key]
 
@@ -189,7 +190,7 @@ def share_rows(
                     f"budget= says nothing of parameter {name}; needed: dimensions for every parameter that counts, "
                     "by its name or its module's."
                 )
-            members.setdefault(max(fitting, key=len), []).append(name)
+            members.setdefault(max(fitting, key=len), []).append(name)  # the innermost module that is named
         idle = [key for key in shares if key not in members]
         if idle:
             raise InputError(f"budget= names {idle[0]!r}, which holds none of the parameters that count.")
@@ -206,6 +207,7 @@ def _shares(sizes: Mapping[str, int], dim: int) -> dict[str, int]:
         raise InputError(
             f"dim={dim} is too small for budget='layer': the model has {len(sizes)} layers, and each needs a dimension."
         )
+    # One each first; the rest by the method of largest remainders, so that they add up to dim.
     total, left = sum(sizes.values()), dim - len(sizes)
     parts = {key: divmod(left * size, total) for key, size in sizes.items()}
     by_rest = sorted(parts, key=lambda key: -parts[key][1])  # ties in the order of the layers

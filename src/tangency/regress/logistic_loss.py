@@ -102,7 +102,7 @@ def logistic(
     answer = objective.newton(tol, max_steps)
     # θ = Λ^½ Vᵀ a, and a lies in the span of V.
     a = vectors @ (answer.theta.reshape(len(values), -1) / values.sqrt()[:, None])
-    return _model(objective, answer, a, tol, f0 is not None, (len(part), whole.cutoff(cutoff)))
+    return _model(objective, answer, a, f0 is not None, (len(part), whole.cutoff(cutoff)))
 
 
 def logistic_features(
@@ -132,7 +132,7 @@ def logistic_features(
     w = weigh_labels(labels, sample_weights, ABSENT if bias else "")
     objective = _objective(phi, labels, w, f0, checks.nonnegative(reg, "reg"), bias)
     answer = objective.newton(tol, max_steps)
-    return _model(objective, answer, answer.theta, tol, f0 is not None)
+    return _model(objective, answer, answer.theta, f0 is not None)
 
 
 def _objective(phi: Tensor, labels: Tensor, w: Tensor, f0: Array | None, reg: float, bias: bool) -> Objective:
@@ -145,16 +145,11 @@ def _objective(phi: Tensor, labels: Tensor, w: Tensor, f0: Array | None, reg: fl
 
 
 def _model(
-    objective: Objective,
-    answer: Answer,
-    coefficients: Tensor,
-    tol: float,
-    shifted: bool,
-    kept: tuple[int, float] | None = None,
+    objective: Objective, answer: Answer, coefficients: Tensor, shifted: bool, kept: tuple[int, float] | None = None
 ) -> LogisticModel:
     """The answer as a model, or `DidNotConverge` that holds it. `kept`: rank and cutoff of a fit from a Gram."""
     q, full = objective.labels.shape[1], answer.theta.dim() == 1
-    z = objective.logits(answer.theta, answer.b)
+    z = answer.logits
     alone = q == 1 and not full  # one logit, without an axis of its own
     shape = (-1,) if alone or (full and kept is None) else (-1, q)
     rank, cutoff = kept or (None, None)
@@ -163,11 +158,11 @@ def _model(
         answer.steps, answer.gradient, shifted, full, rank, cutoff,
     )  # fmt: skip
     bias = answer.b[0] if alone else answer.b
-    fit = LogisticModel(model, bias, max(2, q), float(objective.loss(z)), answer.distance)
-    if short := answer.shortfall(tol):
+    fit = LogisticModel(model, bias, max(2, q), answer.loss, answer.distance)
+    if answer.shortfall:
         raise DidNotConverge(
-            f"Newton's method reached {short}. Give a larger reg= (it was {objective.reg:g}), more max_steps or a "
-            "larger tol; .solution holds what was found.",
+            f"Newton's method reached {answer.shortfall}. Give a larger reg= (it was {objective.reg:g}), more "
+            "max_steps or a larger tol; .solution holds what was found.",
             fit,
         )
     return fit

@@ -207,33 +207,20 @@ def _factored(small: Tensor, ridge: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """`gradient`: ‖∇‖ relative to that at zero (if this is not rounding).
+    """Coefficients and bias, what they give on the training samples, and how exact they are.
 
-    `distance`: `Objective.distance` of the next step; None if none was made.
+    `gradient`: ‖∇‖ relative to that at zero (if this is not rounding). `distance`: `Objective.distance` of the next
+    step; None if none was made. `shortfall`: what the answer lacks of the tolerance, in words; empty if it is as exact.
     """
 
     theta: Tensor
     b: Tensor
+    logits: Tensor  # [n, q]
+    loss: float  # Σ_i w_i loss_i, without the penalty
     steps: int
     gradient: float
     distance: float | None
-
-    def shortfall(self, tol: float) -> str:
-        """What the answer lacks of `tol`, in words; nothing if it is as exact as that."""
-        if not self.gradient <= tol:
-            return f"the relative gradient {self.gradient:.2e} in {self.steps} steps; asked for: {tol:.1e}"
-        if self.distance is not None and not self.distance <= allowed_distance(tol):
-            return (
-                f"the relative gradient {self.gradient:.2e} in {self.steps} steps, but the optimum is still about "
-                f"{self.distance:.2e} of the answer away (the objective is flat: reg is small, or the classes are "
-                f"separated); asked for: {allowed_distance(tol):.1e}"
-            )
-        return ""
-
-
-def allowed_distance(tol: float) -> float:
-    """How far from the optimum an answer may be, relative to itself."""
-    return max(tol, DISTANCE)
+    shortfall: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,6 +260,22 @@ class Objective:
         )
         return here / max(first, torch.finfo(b.dtype).tiny)
 
+    def answer(
+        self, theta: Tensor, b: Tensor, steps: int, gradient: float, distance: float | None, tol: float
+    ) -> Answer:
+        """These coefficients as an answer, held against `tol` (its distance against `DISTANCE` if that is larger)."""
+        shortfall, allowed = "", max(tol, DISTANCE)
+        if not gradient <= tol:
+            shortfall = f"the relative gradient {gradient:.2e} in {steps} steps; asked for: {tol:.1e}"
+        elif distance is not None and not distance <= allowed:
+            shortfall = (
+                f"the relative gradient {gradient:.2e} in {steps} steps, but the optimum is still about "
+                f"{distance:.2e} of the answer away (the objective is flat: reg is small, or the classes are "
+                f"separated); asked for: {allowed:.1e}"
+            )
+        z = self.logits(theta, b)
+        return Answer(theta, b, z, float(self.loss(z)), steps, gradient, distance, shortfall)
+
     def rounding(self) -> float:
         """About what rounding makes of the gradient at zero, were it to vanish."""
         # |p − y| with no cancellation, so that rounding of each sample's share is counted, not what is left of the sum.
@@ -293,7 +296,7 @@ class Objective:
         return max(function, float(_centred(dz).norm()) / max(float(_centred(moved).norm()), room))
 
     def newton(self, tol: float, max_steps: int, progress: bool = False) -> Answer:
-        """Steps until the gradient is below `tol` of that at zero, and the next step below `allowed_distance(tol)`."""
+        """Steps until the gradient is below `tol` of that at zero, and the next step below `DISTANCE` (or `tol`)."""
         if not tol > 0 or max_steps < 1:
             raise InputError(f"max_steps={max_steps}, tol={tol}; needed: at least 1, above 0.")
         with bar(None, "surrogate", "step", show=progress) as step:
@@ -323,7 +326,7 @@ class Objective:
             dz = self.design.forward(d) + db
             if relative <= tol:  # a step that is not solved for says nothing
                 distance = self.distance(theta, b, z, d, db, dz) if left <= UNSOLVED else float("inf")
-                if distance <= allowed_distance(tol) or steps == max_steps:
+                if distance <= max(tol, DISTANCE) or steps == max_steps:
                     break
                 if self.reg == 0 and float(_centred(dz).abs().max()) > 1e-3:  # vanishes on the way to infinity
                     raise DidNotConverge(SEPARATION)
@@ -336,7 +339,7 @@ class Objective:
         if q > 1:  # softmax does not see a shift of all logits; without penalty it would be left to chance
             b = b - b.mean()
             theta = theta - theta.mean(1, keepdim=True) if theta.dim() == 2 else theta
-        return Answer(theta, b, steps, relative, distance)
+        return self.answer(theta, b, steps, relative, distance, tol)
 
     def _rate(self, theta: Tensor, z: Tensor, d: Tensor, dz: Tensor, slope: float) -> float:
         """How much of a step to take (Armijo). At the end the objective no longer shows what the gradient does."""

@@ -19,6 +19,7 @@ from .model import Decomposable, Problem, checked_f0
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Regs = Sequence[float] | Array | float
 # Eigenvalues up to this many times what rounding K, and decomposing it, leave of λ_1 count as zero (heuristic).
 ZERO_MARGIN = 4.0
 # Leave-one-out errors that rounding may move by more than this, relative to them, are warned of.
@@ -53,7 +54,7 @@ class Risks(Result):
         return text_table(["reg", "train", "gcv", "loo", "degrees", "uncertainty"], rows)
 
 
-def cross_validate(K: Decomposable, y: Array, regs: Sequence[float] | Array, *, f0: Array | None = None) -> Risks:
+def cross_validate(K: Decomposable, y: Array, regs: Regs, *, f0: Array | None = None) -> Risks:
     """Leave-one-out ‖a_i / (K + reg)⁻¹_ii‖² and GCV ‖y − f‖² / (1 − tr H/n)² of `ridge`, for all `regs` at once.
 
     Both from one eigendecomposition, none of the n fits is made. For a full kernel a sample is left out with all its
@@ -142,7 +143,7 @@ def _warn_if_unsure(risks: Risks) -> None:
         )
 
 
-def _check_regs(regs: Sequence[float] | Array, whole: Spectrum) -> Tensor:
+def _check_regs(regs: Regs, whole: Spectrum) -> Tensor:
     """The regs [l] as K is, each positive and large enough for K + reg to be positive definite."""
     grid = torch.as_tensor(regs, dtype=whole.dtype, device=whole.device).reshape(-1)
     if not len(grid) or not bool(((grid > 0) & grid.isfinite()).all()):
@@ -194,7 +195,7 @@ def risk_study(
     y_test: Array,
     *,
     sizes: Sequence[int],
-    regs: Sequence[float] | Array,
+    regs: Regs,
     repeats: int = 1,
     f0: Array | None = None,
     f0_test: Array | None = None,
@@ -211,7 +212,7 @@ def risk_study(
     >>> study.error("loo").shape
     torch.Size([2, 1, 2])
     """
-    gram = square(K)
+    gram, cross = square(K), between(cross)
     if len(gram.shape) != 2:
         raise InputError(f"K has shape {tuple(gram.shape)}; needed: [n, n], one kernel for all outputs.")
     n = gram.shape[0]
@@ -225,7 +226,6 @@ def risk_study(
         y, y_test = y - checked_f0(f0, y, "f0"), y_test - checked_f0(f0_test, y_test, "f0_test")
     elif f0 is not None or f0_test is not None:
         raise InputError("give f0 and f0_test both, or neither.")
-    cross = between(cross)
     y, y_test = y.reshape(n, -1), y_test.reshape(len(y_test), -1)
     if cross.shape != (len(y_test), n) or y_test.shape[1] != y.shape[1]:
         raise InputError(
@@ -241,10 +241,15 @@ def risk_study(
                 index = torch.randperm(n, generator=generator)[:size]
                 whole = spectrum(gram.select(index, index), dtype=y.dtype)
                 risks = cross_validate(whole, y[index], regs)
-                ahead = cross.select(None, index).dense().to(y) @ whole.vectors
-                inside = whole.vectors.T @ y[index]
-                off = [(ahead @ (inside / (whole.values + r)[:, None]) - y_test).square().mean() for r in risks.regs]
-                errors.append((risks.train, risks.gcv, risks.loo, torch.stack(off)))
+                measured = _measure(whole, cross.select(None, index).dense().to(y), y[index], y_test, risks.regs)
+                errors.append((risks.train, risks.gcv, risks.loo, measured))
                 step()
     by_size = [torch.stack(column).unflatten(0, (len(sizes), repeats)) for column in zip(*errors, strict=True)]
     return RiskStudy(tuple(sizes), risks.regs, *by_size)
+
+
+def _measure(whole: Spectrum, cross: Tensor, y: Tensor, y_test: Tensor, regs: Tensor) -> Tensor:
+    """Mean square errors on the test samples by reg, [l], each from the eigenpairs of the training samples' Gram."""
+    ahead, inside = cross @ whole.vectors, whole.vectors.T @ y
+    errors = [(ahead @ (inside / (whole.values + reg)[:, None]) - y_test).square().mean() for reg in regs]
+    return torch.stack(errors)

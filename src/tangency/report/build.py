@@ -113,6 +113,7 @@ def page_path(path: FilePath) -> Path:
 
 
 def _unwritable(to: Path, e: OSError) -> InputError:
+    """What to say of a file that cannot be written."""
     return InputError(
         f"{to} cannot be written: {e.strerror or e}. Give a folder, or a .html file, where you may write."
     )
@@ -130,6 +131,7 @@ def _page(d: Decisions, look: Look, length: int, longest: int, refer: Tensor, te
     data = f'{{"about":{_json(about)},"look":{samples},"numbers":{text}}}'
     script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     parts = {"title": html.escape(title), "style": _asset("style.css"), "data": data, "script": script}
+    # No part can hold a mark itself: the title is escaped, and JSON has no "<" left.
     page = _asset("page.html")
     for name, value in parts.items():
         before, _, after = page.partition(f"<!--{name}-->")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._base.strict_json import plain
+from .._base.strict_json import plain, plain_dict
 from ..decisions import Decisions, Explanation
 from ..surrogate import Faithfulness, MonotoneMap, log_odds
 from . import pack
@@ -84,6 +84,7 @@ class Frame:
 
 
 def _frame(d: Decisions, length: int, refer: Tensor) -> Frame:
+    """What is shown of these decisions."""
     c, shown = len(_classes(d)), d.shown.cpu()
     counts = torch.bincount(d.train.y.cpu(), minlength=c)
     return Frame(length, refer, shown, _points(d), _kept(d, shown), _confused(d, c), counts)
@@ -98,6 +99,7 @@ def _view(d: Decisions, view: Explanation, frame: Frame) -> Content:
     """What the page has of one kernel."""
     odds, network = odds_of(view.logits, d.test.y), odds_of(d.logits, d.test.y)
     shown, points, f, s = frame.shown, frame.points, view.faithfulness, view.surrogate
+    # The line of the map is drawn from the first point to the last, through all knots between.
     ends = torch.stack(odds[points].aminmax())
     line = MonotoneMap(f.map.knots.detach().cpu().double(), f.map.values.detach().cpu().double())
     knots = _thinned(torch.cat([ends, line.knots.clamp(-LIMIT, LIMIT)]).unique(), VALUES)
@@ -133,7 +135,7 @@ def _faithful(f: Faithfulness) -> Content:
     """The figures and their intervals."""
     intervals = {key: [v.low, v.high] for key, v in f.intervals.items()}
     numbers = {key: getattr(f, key) for key in ("tau", "tad", "pearson", "r2", "accuracy", "network_accuracy")}
-    return plain({**numbers, "intervals": intervals, "level": f.level, "samples": f.samples})
+    return plain_dict({**numbers, "intervals": intervals, "level": f.level, "samples": f.samples})
 
 
 def _attribution(view: Explanation, frame: Frame) -> Content:
@@ -141,18 +143,22 @@ def _attribution(view: Explanation, frame: Frame) -> Content:
     a, k = view.attribution, frame.length
     boxes, fliers, outliers = (v.detach().cpu() for v in (a.boxes, a.fliers, a.outliers))
     t = boxes.shape[2]
+    # A box has the mean; times the samples of its class it is their part of the logit.
     sums = (boxes[..., 5].double() * frame.counts[:t]).nan_to_num(0)
     weight = sums.abs()
     weight.scatter_(2, a.outputs.cpu()[..., None], torch.inf)  # the class that is explained is always there
     classes = weight.topk(min(t, CLASSES if t <= CLASSES else CHOSEN), -1).indices.sort(-1).values
+    # Padding is NaN, and nearest to everything.
     far = (fliers - boxes[..., 2:3]).abs().nan_to_num(-1)
     fliers = fliers.gather(3, far.topk(min(FLIERS, fliers.shape[3]), -1).indices)
 
     def chosen(v: Tensor) -> Tensor:
+        """Of [s, q, t, …], the classes that are shown."""
         index = classes.reshape(*classes.shape, *[1] * (v.dim() - 3)).expand(*classes.shape, *v.shape[3:])
         return v.gather(2, index)
 
     def places(v: Tensor) -> pack.Packed:
+        """Numbers of training samples as places in `refer`, which is sorted."""
         return pack.integers(torch.searchsorted(frame.refer, v[..., :k].cpu().contiguous()))
 
     return {

@@ -189,12 +189,14 @@ class NoLook(Look):
 
 
 def _kind(show: Tensor | Sequence[str] | None) -> str:
+    """In a word, for messages."""
     if isinstance(show, Tensor):
         return "pictures" if show.dim() == 4 else "rows"
     return "nothing" if show is None else "texts"
 
 
 def _cut(text: str, most: int) -> str:
+    """At most so many characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -102,4 +102,5 @@ def coded(data: bytes) -> str:
 
 
 def _packed(kind: str, array: np.ndarray, shape: torch.Size) -> Packed:
+    """As `array` in data.js takes it: "f4", "u2", … of this shape."""
     return {"type": kind, "shape": list(shape), "data": coded(array.tobytes())}

@@ -93,6 +93,7 @@ def sheets(images: Tensor, level: Level) -> Sheets:
     """Images [n, 1 or 3, h, w], uint8 or float in [0, 1], side by side on sheets."""
     size = scaled_size((images.shape[2], images.shape[3]), level.side)
     h, w = size if level.quality == 100 else (-(-s // LOSSY_BLOCK) * LOSSY_BLOCK for s in size)
+    # About square sheets, so that browsers need not decode very long ones.
     most = max(1, SHEET // h) * max(1, SHEET // w)
     across = min(max(1, SHEET // w), max(1, math.ceil(math.sqrt(min(len(images), most) * h / w))))
     per = across * max(1, SHEET // h)
@@ -157,7 +158,9 @@ def png(image: np.ndarray) -> bytes:
         packed.append(zlib.compress(marked.tobytes(), 9))
 
     def chunk(name: bytes, data: bytes) -> bytes:
+        """Length, name, what is in it, and a checksum."""
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
+    # 8 bits a channel; colour type 2 is RGB, 0 is gray.
     head = struct.pack(">IIBBBBB", w, h, 8, 2 if image.ndim == 3 else 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", min(packed, key=len)) + chunk(b"IEND", b"")

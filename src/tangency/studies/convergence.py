@@ -86,8 +86,7 @@ class GradientDescent:
         if y.shape not in ((n,), (n, 1)):
             raise InputError(f"train.y has shape {tuple(y.shape)}; needed: one number per sample, [{n}].")
         for name, value in (("steps", self.steps), ("every", self.every)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"train.{name}={value!r}; needed: a whole number, at least 1.")
+            checks.positive(value, f"train.{name}", "a whole number")
         if self.lr is not None and checks.nonnegative(self.lr, "train.lr") == 0:
             raise InputError("train.lr=0; needed: more than 0, or None for 1/λ_max(Θ).")
         checks.finite(y, "train.y")
@@ -195,6 +194,7 @@ def fit_slope(widths: Sequence[int], values: Float[Tensor, "w s"]) -> Slope:
     v = values.double().cpu()
     if not bool((v > 0).all()):
         return Slope(math.nan, math.nan)
+    # Least squares on logarithmic axes, both centred.
     a, b = torch.tensor(widths, dtype=torch.float64).log(), typical(v).log()
     a, b = a - a.mean(), b - b.mean()
     slope = float(a @ b / (a @ a))
@@ -301,6 +301,7 @@ class _Study:
 
     def take(self, module: nn.Module) -> None:
         """The limit of this network; in the standard parametrisation the width enters it."""
+        # The NTK parametrisation has one limit for all widths.
         if self.rows and self.parametrization == "ntk":
             return
         kernel = infinite_ntk(module, w_var=self.w_var, b_var=self.b_var, parametrization=self.parametrization)
@@ -315,12 +316,14 @@ class _Study:
             most = max_learning_rate(self.limit)
             self.lr = most / 2 if self.train.lr is None else self.train.lr
             values = torch.linalg.eigvalsh(self.limit)
+            # Below n·ε·λ_max an eigenvalue is rounding: then the bounds, which divide by it, are left out.
             self.smallest = float(values[0]) if values[0] > len(values) * 2.3e-16 * values[-1] else 0.0
             if self.lr >= most:
                 raise InputError(f"train.lr={self.lr:g}; needed: below 2/λ_max(Θ) = {most:g}, or training diverges.")
 
     def measure(self, module: nn.Module, width: int, seed: int) -> None:
         """One network: drawn, its kernels at the start, then trained if that was asked."""
+        # A large odd factor, so that (seed, width) pairs do not share draws.
         draw(module, w_var=self.w_var, b_var=self.b_var, seed=seed * 1_000_003 + width)
         w_var, b_var = self.w_var, self.b_var
         ntk = empirical_ntk(module, self.x, w_var=w_var, b_var=b_var, parametrization=self.parametrization)
@@ -370,6 +373,7 @@ class _Run:
         self.module, self.study, self.width = module, study, width
         self.scale = scales(module, study.w_var, study.b_var, study.parametrization)
         self.kernel = Scaled.of(module, study.x, self.scale)
+        # The network as it started: distances are measured from it.
         self.still = copy.deepcopy(module)
         still = Scaled.of(self.still, study.x, self.scale)
         self.first = still.prepare(study.x)
@@ -381,6 +385,7 @@ class _Run:
         s = self.study
         assert s.train is not None
         assert s.y is not None
+        # Descent in the parameters of the parametrisation: each weight's own rate is lr times its scale.
         groups = [{"params": [self.module.get_parameter(k)], "lr": s.lr * v} for k, v in self.scale.items() if v]
         past = descend(
             self.module, s.x, s.y, loss=_square, optimizer=lambda p: torch.optim.SGD(groups, lr=s.lr),
@@ -388,6 +393,7 @@ class _Run:
         )  # fmt: skip
         error = (past.train.reshape(len(past.steps), -1, 1) - s.y).flatten(1).norm(dim=1).cpu()
         last = self.seen[-1].moved
+        # K bounds both ‖J‖ and √m times the Lipschitz constant of J (Cagnetta et al. 2023).
         lipschitz = max(max(v.jacobian, self.width**0.5 * v.change / v.moved if v.moved else 0.0) for v in self.seen)
         numbers = {
             "sup": max(v.away_part for v in self.seen),
@@ -425,6 +431,7 @@ class _Run:
         """‖θ‖, or ‖θ − other‖, in the parametrisation: each parameter over the root of its scale."""
         total = 0.0
         for name, scale in self.scale.items():
+            # Frozen, or of variance zero: no parameter of the parametrisation.
             if scale:
                 p = module.get_parameter(name).detach()
                 p = p if other is None else p - other.get_parameter(name).detach()

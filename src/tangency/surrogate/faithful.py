@@ -77,6 +77,7 @@ def levelled(values: Array, ties: float) -> Tensor:
     if ties == 0 or not v.numel():
         return v
     v = v if v.is_floating_point() else v.double()
+    # Infinities have no part in the width, or all finite numbers would be one group.
     n = v.shape[-1]
     ordered, order = v.reshape(-1, n).sort(-1)
     width = ties * torch.where(ordered.isfinite(), ordered.abs(), 0).amax(-1, keepdim=True)
@@ -370,6 +371,7 @@ def _read(outputs: Array, name: str, kind: Kind) -> tuple[Tensor, Tensor]:
             "network with one logit z: torch.stack([torch.sigmoid(-z), torch.sigmoid(z)], 1), or as logits "
             "torch.stack([-z, z], 1) / 2)."
         )
+    # Also of float32: differences of log-odds are what is ranked, and must not round further.
     v = v.double()
     if kind == "logits":
         checks.finite(v, name)
@@ -392,6 +394,7 @@ def _read(outputs: Array, name: str, kind: Kind) -> tuple[Tensor, Tensor]:
 
 def _pearson(a: Tensor, b: Tensor) -> Tensor:
     """NaN where one of them is constant, but for rounding."""
+    # A constant that was computed is not quite one: what is left of it would correlate at random.
     constant = torch.zeros_like(a[..., 0], dtype=torch.bool)
     for v in (a, b):
         constant |= v.amax(-1) - v.amin(-1) <= 8 * torch.finfo(v.dtype).eps * v.abs().amax(-1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._base import checks
-from .._base.memory import batch_budget
+from .._base.memory import WIDENED_ON_CPU, batch_budget
 from .._base.progress import bar
 from .._base.results import Result
 from .._base.types import Array, Float
@@ -23,9 +23,6 @@ from ..regress.samples import SampleWeights, both_columns, one_hot_labels, weigh
 
 Penalty = Literal["weights", "norm"]
 SolverName = Literal["newton", "sgd"]
-# A Gram in float32 is widened once if that takes no more than this, on a GPU no more than a third of what is free
-# (heuristics); else in parts at every product.
-WIDEN = 4 << 30
 # Below this many samples all eigenvectors lead the search, above it the largest 512 (heuristic).
 RANK = 512
 LEAVE_OUT = "Leave the class out (number the others from 0 on: Labelled.only), or add samples of it."
@@ -99,7 +96,6 @@ def fit(
     """W, b = argmin Σ_i w_i·(−log softmax(W κ(x_i, X) + b)_{y_i}) + (reg/2)·‖W‖², a convex problem.
 
     Two classes have one logit, v·κ, and (reg/2)·‖v‖²; then W = (−v/2, v/2).
-
     `K`: the Gram of the training samples, in memory or on disk, of any kernel. `reg`: default `default_reg(K)`.
     `penalty`: "weights" for ‖W‖², as published; "norm" for the kernel's own norm, tr(W K Wᵀ). `sample_weights`: of the
     samples, or "balanced" (each class counts alike). `solver`: "newton" reaches `tol` (1e-6) in `gradient` and, down to
@@ -127,8 +123,8 @@ def fit(
         w = _balanced(labels, sample_weights)
     else:
         w = weigh_labels(labels, sample_weights, LEAVE_OUT)
-    if reg is None:
-        reg = default_reg(gram, penalty)
+    reg = default_reg(gram, penalty) if reg is None else reg
+    # NaN, too, is refused by the check; 0 is a number, but leaves no minimum.
     if not checks.nonnegative(reg, "reg") > 0:
         raise InputError(
             "reg=0; needed: a positive reg. Networks separate their training data, and then there is none."
@@ -178,8 +174,8 @@ def _balanced(labels: Tensor, sample_weights: str) -> Tensor:
 
 
 def _widened(gram: Gram) -> Gram:
-    """In float64 from the start where that is cheap; the numbers are the same."""
-    limit = WIDEN
+    """In float64 from the start where that is cheap, else in parts at every product; the numbers are the same."""
+    limit = WIDENED_ON_CPU
     if gram.device is not None and gram.device.type == "cuda":
         limit = batch_budget(gram.device)
     if gram._in_memory and gram.dtype == torch.float32 and 8 * gram.shape.numel() <= limit:
@@ -190,12 +186,13 @@ def _widened(gram: Gram) -> Gram:
 def _newton(
     gram: Gram, labels: Tensor, w: Tensor, reg: float, tol: float, max_steps: int, rank: int, progress: bool
 ) -> Surrogate:
+    """By Newton's method, led by the Gram's largest eigenvectors."""
     vectors, values = _basis(gram, rank, progress)
     # Where λ² w/4, the most that the losses bend, is below reg, the Hessian is reg to a factor of two.
     count = int((values.clamp_min(0).square() * float(w.max()) / 4 > reg).sum())
     design = GramDesign(gram, vectors[:, :count].contiguous(), values[:count])
     objective = Objective(design, labels, torch.zeros_like(labels), w, reg, True)
-    return _surrogate(objective, objective.newton(tol, max_steps, progress), "newton", tol)
+    return _surrogate(objective.newton(tol, max_steps, progress), objective.reg, "newton")
 
 
 def _basis(gram: Gram, rank: int, progress: bool) -> tuple[Tensor, Tensor]:
@@ -219,19 +216,16 @@ def _basis(gram: Gram, rank: int, progress: bool) -> tuple[Tensor, Tensor]:
     return pairs.vectors.double(), pairs.values.double()
 
 
-def _surrogate(objective: Objective, answer: Answer, solver: SolverName, tol: float) -> Surrogate:
-    """The answer as a surrogate; raises if it is not as exact as `tol` asks."""
+def _surrogate(answer: Answer, reg: float, solver: SolverName) -> Surrogate:
+    """The answer as a surrogate; raises if it is not as exact as was asked for."""
     theta, b = answer.theta, answer.b
-    loss = float(objective.loss(objective.logits(theta, b)))
     if theta.shape[1] == 1:  # one logit z of two classes: −z/2 and z/2
         theta, b = torch.cat([-theta, theta], 1) / 2, torch.cat([-b, b]) / 2
-    surrogate = Surrogate(
-        theta, b, objective.reg, "weights", solver, answer.steps, answer.gradient, loss, answer.distance
-    )
-    if short := answer.shortfall(tol):
+    surrogate = Surrogate(theta, b, reg, "weights", solver, answer.steps, answer.gradient, answer.loss, answer.distance)
+    if answer.shortfall:
         raise DidNotConverge(
-            f"{solver} reached {short}. Give a larger reg= (it was {objective.reg:g}), more max_steps or a larger tol; "
-            ".solution holds what was found.",
+            f"{solver} reached {answer.shortfall}. Give a larger reg= (it was {reg:g}), more max_steps or a larger "
+            "tol; .solution holds what was found.",
             surrogate,
         )
     return surrogate
@@ -241,6 +235,7 @@ def _by_norm(gram: Gram, y: Array, reg: float, w: Tensor, classes: int | None, t
     """Kernel logistic regression, whose penalty is the kernel's norm, in the form of a surrogate."""
 
     def surrogate(model: LogisticModel) -> Surrogate:
+        """The same machine."""
         a, b, core = model.model.coefficients, model.bias, model.model
         if a.dim() == 1:  # one logit of two classes, as in `_surrogate`
             a, b = torch.stack([-a, a], 1) / 2, torch.stack([-b, b]) / 2
@@ -265,6 +260,7 @@ def _descend(gram: Gram, objective: Objective, tol: float, epochs: int, seed: in
     # Curvature is at most ½ w (‖k_i‖² for W and 1 for b): the steps are as long as is safe.
     rate_b = 1 / float(w.max())
     height = _band_height(gram)
+    # A pass over all rows, only to measure them.
     rate = rate_b / max(float(k.square().sum(1).max()) for _, k in _batches(gram, height, seed))
     with bar(epochs, "surrogate", "epoch", show=progress) as step:
         for epoch in range(epochs):
@@ -281,8 +277,8 @@ def _descend(gram: Gram, objective: Objective, tol: float, epochs: int, seed: in
             best = min(best, loss)
             if idle >= IDLE_EPOCHS:
                 break
-    answer = Answer(mean, mean_b, steps, objective.certificate(mean, mean_b), None)
-    return _surrogate(objective, answer, "sgd", tol)
+    answer = objective.answer(mean, mean_b, steps, objective.certificate(mean, mean_b), None, tol)
+    return _surrogate(answer, objective.reg, "sgd")
 
 
 def _band_height(gram: Gram) -> int:

@@ -70,6 +70,7 @@ def _mask(attn: Tensor | None, padding: Tensor | None, q: Tensor, s: int, n: int
     """Both masks as one float mask that is added to the scores [n, heads, t, s]."""
 
     def floating(m: Tensor) -> Tensor:
+        """Masks of booleans become 0 and −∞, which are added to the scores."""
         return q.new_zeros(m.shape).masked_fill(m, float("-inf")) if m.dtype == torch.bool else m.to(q.dtype)
 
     total = None

@@ -40,9 +40,11 @@ def contraction_steps(data: Tensor, weight: Tensor, of_data: str, of_weight: str
     positions = [v for v in of_data if v not in of_weight]
 
     def count(letters: Sequence[str]) -> int:
+        """How many entries the axes of these letters have together."""
         return math.prod(size[v] for v in letters)
 
     def steps() -> Tensor:
+        """The contraction as a linear layer (grouped, where letters stay in both operands)."""
         x = data.sum(data_sums) if data_sums else data
         w = weight.sum(weight_sums) if weight_sums else weight
         x = x.permute([of_data.index(v) for v in (*positions, *groups, *fan_in)])
@@ -84,6 +86,7 @@ def einsum_steps(is_weight: IsWeight, equation: object, *operands: Tensor) -> St
     join = ",".join(t for _, t in data) + "->" + kept
 
     def steps() -> Tensor:
+        """All data first, then the weight."""
         return contraction_steps(torch.einsum(join, *(v for v, _ in data)), weight, kept, of_weight, out)()
 
     shape = torch.einsum(join, *(torch.empty(v.shape, device="meta") for v, _ in data))
@@ -128,6 +131,7 @@ def _broadcast(is_weight: IsWeight, a: Tensor, b: Tensor, of_a: str, of_b: str, 
     large = {v for v, n in (*zip(of_a, a.shape, strict=True), *zip(of_b, b.shape, strict=True)) if n > 1}
 
     def squeezed(v: Tensor, letters: str) -> tuple[Tensor, str]:
+        """An operand without the axes along which it is repeated."""
         keep = [k for k, letter in enumerate(letters) if v.shape[k] > 1 or letter not in large]
         # A letter of size 1 everywhere stays with both; one of size 1 in just this operand is dropped.
         return v.squeeze([k for k in range(v.dim()) if k not in keep]), "".join(letters[k] for k in keep)
@@ -137,6 +141,7 @@ def _broadcast(is_weight: IsWeight, a: Tensor, b: Tensor, of_a: str, of_b: str, 
     of_data, of_weight = (of_b, of_a) if weight_first else (of_a, of_b)
 
     def steps() -> Tensor:
+        """The contraction of what is left after the repeated axes are gone."""
         x, of_x = squeezed(data, of_data)
         w, of_w = squeezed(weight, of_weight)
         return contraction_steps(x, w, of_x, of_w, out)()
@@ -159,6 +164,7 @@ def baddbmm_steps(
     product = bmm_steps(is_weight, batch1, batch2) if is_weight(batch1) or is_weight(batch2) else None
 
     def steps() -> Tensor:
+        """beta · input + alpha · product."""
         y = torch.bmm(batch1, batch2) if product is None else product()
         y = y * alpha if alpha != 1 else y
         return y + (input * beta if beta != 1 else input)
@@ -173,6 +179,7 @@ def linear_steps(is_weight: IsWeight, input: Tensor, weight: Tensor, bias: Tenso
     matmul_steps(lambda v: v is input, input, weight.t())  # NoRule before anything is computed
 
     def steps() -> Tensor:
+        """The product, and the bias where there is one."""
         y = input @ weight.t()
         return y if bias is None else y + bias
 
@@ -187,6 +194,7 @@ def bilinear_steps(
         raise NoRule
 
     def steps() -> Tensor:
+        """A linear layer of all products of an entry of each input."""
         return F.linear((input1[..., :, None] * input2[..., None, :]).flatten(-2), weight.flatten(1), bias)
 
     return steps

@@ -53,6 +53,7 @@ def layer_steps(kind: str) -> Callable[..., Callable[[], object]]:
         is_weight: IsWeight, input: Tensor, hx: Tensor | Sequence[Tensor], params: object, has_biases: bool,
         num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
     ) -> Callable[[], tuple[Tensor, ...]]:  # fmt: skip
+        """The layer as linear layers over its steps; NoRule where it has another form or dropout."""
         if not isinstance(params, (list, tuple)) or input.dim() != 3 or (train and dropout):
             raise NoRule
         start: State = (hx,) if isinstance(hx, Tensor) else tuple(hx)
@@ -62,11 +63,13 @@ def layer_steps(kind: str) -> Callable[..., Callable[[], object]]:
             raise NoRule
 
         def weights(k: int) -> CellWeights:
+            """Those of one layer and direction: two weights, two biases or None, a projection or None."""
             of_layer = list(params[k * count : (k + 1) * count])
             projection = of_layer.pop() if count % 2 else None
             return [*of_layer, *([] if has_biases else [None, None]), projection]
 
         def steps() -> tuple[Tensor, ...]:
+            """What torch returns: the outputs and the last states."""
             x = input.transpose(0, 1) if batch_first else input
             ends: list[State] = []
             for layer in range(num_layers):
@@ -116,11 +119,13 @@ def cell_steps(kind: str) -> Callable[..., Callable[[], object]]:
         b_ih: Tensor | None = None,
         b_hh: Tensor | None = None,
     ) -> Callable[[], Tensor | State]:
+        """The cell as two linear layers and its gates."""
         state: State = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         if any(is_weight(v) for v in state) or is_weight(input):
             raise NoRule
 
         def steps() -> Tensor | State:
+            """What torch returns: the new state, or a pair of them."""
             new = cell(F.linear(input, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
             return new[0] if len(new) == 1 else new
 

@@ -54,6 +54,7 @@ def _grouped_products(
         raise NoRule
 
     def steps() -> Tensor:
+        """Each group of rows times its own weight."""
         ends = offs.tolist()
         spans = zip([0, *ends[:-1]], ends, strict=True)
         return torch.cat([input[start:end] @ weight[e] for e, (start, end) in enumerate(spans)])

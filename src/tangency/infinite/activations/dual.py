@@ -93,6 +93,7 @@ class Pointwise(nn.Module):
 
 def root(x: Tensor) -> Tensor:
     """√max(x, 0) with gradient 0 instead of ∞ where x ≤ 0."""
+    # Two `where`s: the gradient of the branch not taken is 0·∞ = NaN unless its argument is made harmless.
     live = x > 0
     return torch.where(live, torch.where(live, x, 1.0).sqrt(), 0.0)
 
@@ -109,6 +110,7 @@ def attach(value: Tensor, slope: Tensor, c: Tensor, p: Tensor, q: Tensor) -> Ten
     """
     if not recording(c, p, q):
         return value
+    # Value unchanged, gradient added: each difference is zero, and has the gradient that is wanted.
     still = slope.detach()
     value = value + still * (c - c.detach())
     for variance in (p, q):
@@ -129,6 +131,7 @@ def determinant(c: Tensor, p: Tensor, q: Tensor) -> Tensor:
 
 def dead_pairs(p: Tensor, q: Tensor) -> Tensor | None:
     """Where a variance is 0; None when nowhere. On a GPU the mask is always made: asking would wait for the device."""
+    # A tile without dead pairs, as most are, is spared a mask and two passes over it.
     if not p.is_cuda and p.numel() and q.numel() and float(p.amin()) > 0 and float(q.amin()) > 0:
         return None
     return (p <= 0) | (q <= 0)
@@ -144,6 +147,7 @@ def _arc_values(c: Tensor, p: Tensor, q: Tensor, dead: Tensor | None, a: float, 
 
     atan2 and not acos: it needs no division by √(pq), is accurate at both ends, and took 0.78 of the time.
     """
+    # In place on what was just made: a tile is read from memory as few times as possible.
     square = c * c
     s = torch.sub(p * q, square, out=square).clamp_(min=0.0).sqrt_()
     theta = torch.atan2(s, c)
@@ -175,7 +179,9 @@ class _Arc(torch.autograd.Function):
         (c, p, q, dead), (by_value, by_slope), f = ctx.saved_tensors, grads, ctx.f
         s = root(p * q - c * c)
         live = s > 0 if dead is None else (s > 0) & ~dead
+        # At s = 0 the slope of the angle is infinite; gradients there are taken as 0.
         over = torch.where(live, 0.5 * f / torch.where(live, s, 1.0), 0.0)  # f / 2s
+        # By the function itself, so that second derivatives follow.
         slope = _Arc.apply(c, p, q, dead, ctx.a, f)[1]
         common = (by_value * (0.5 * f) * s - by_slope * over * c) * live
         p, q = torch.where(live, p, 1.0), torch.where(live, q, 1.0)
@@ -199,6 +205,7 @@ def _covers(c: Tensor, p: Tensor) -> bool:
 
 def _sine_gap(theta: Tensor) -> Tensor:
     """sin θ − θ cos θ, by its series for θ < 1: Σ (−1)^(k+1) 2k θ^(2k+1)/(2k+1)!."""
+    # sin θ − θ cos θ ~ θ³/3 cancels for small angles; nine terms are exact to rounding below 1.
     small = theta < 1.0
     x = torch.where(small, theta, 1.0)
     square, total = x * x, torch.zeros_like(x)
@@ -246,8 +253,10 @@ class Rectifier(Dual):
         """From 1 − cos θ, which the gap gives without cancellation."""
         a, f = self._constants
         scale, total = root(p * q), root(p) + root(q)
+        # As (p − q)/(√p + √q): roots of nearly equal numbers would cancel.
         apart = (p - q) ** 2 / torch.where(total > 0, total, 1.0) ** 2  # (√p − √q)²
         live = scale > 0
+        # 1 − cos θ, from the gap less what is due to different norms.
         versine = torch.where(live, (g - apart / 2) / torch.where(live, scale, 1.0), 1.0).clamp(0.0, 2.0)
         theta = 2 * root(versine / 2).asin()
         bend = _sine_gap(theta)

@@ -104,6 +104,7 @@ class Erf(Dual):
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
         """By the arc sine of the scaled correlation (Williams 1997)."""
+        # erf(bx) of variance p is erf(x/√2) of variance 2b²p; the determinant below is exactly 0 for equal inputs.
         c, p, q = 2 * self.b**2 * c, 2 * self.b**2 * p, 2 * self.b**2 * q
         s = (1 + (p + q) + determinant(c, p, q)).sqrt()
         value = self.a**2 * 2 / math.pi * torch.atan2(c, s) + self.c**2
@@ -144,6 +145,7 @@ class RectifiedMonomial(Dual):
         now, before = arc(c, p, q, 0.5, 1 / TWO_PI)
         if self.degree == 0:
             dead = dead_pairs(p, q)
+            # arc's convention θ = π/2 at zero variance is not that of a step, which is 1 at 0.
             before = before if dead is None else torch.where(dead, self.mean(p) * self.mean(q), before)
             return before, torch.zeros_like(before) if slope else None
         square = determinant(c, p, q)
@@ -182,6 +184,7 @@ class Powers(Dual):
 
     def _factor(self, order: int, p: Tensor) -> Tensor:
         total = torch.zeros_like(p)
+        # Horner's rule in p, from the highest power down.
         for i in range((len(self.terms) - 1 - order) // 2, -1, -1):
             j = 2 * i + order
             ratio = math.factorial(j) / (2**i * math.factorial(i) * math.sqrt(math.factorial(order)))
@@ -192,6 +195,7 @@ class Powers(Dual):
         """By Horner's rule in c."""
         value = second = torch.zeros_like(c)
         for order in range(len(self.terms) - 1, -1, -1):
+            # The factors depend on p and on q alone: [n, 1] and [1, m], so this is cheap beside the powers of c.
             product = self._factor(order, p) * self._factor(order, q)
             if slope and order:
                 second = second * c + order * product
@@ -269,6 +273,7 @@ class Gelu(Dual):
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
         """In closed form: ¼ + arctan(c/d)/2π and rational terms."""
         a, b = 1 / (1 + p), 1 / (1 + q)
+        # (1 + p)(1 + q) − c², in an order in which pq − c² is exactly 0 for equal inputs.
         square = determinant(c, p, q).add(1 + p).add_(q)  # sums in place where autograd keeps no operand
         d = square.sqrt()
         over, quarter = c / (TWO_PI * d), torch.atan2(c, d).mul(1 / TWO_PI).add_(0.25)
@@ -305,6 +310,7 @@ class Wave(Dual):
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
         """By E exp(ib(u ± v)), which is exp(−b²(p + q ± 2c)/2)."""
         scale, b, phase = self.wave
+        # sin(u)sin(v) = (cos(u − v) − cos(u + v))/2.
         half, middle = scale**2 / 2, (p + q) / 2
         apart = (b**2 * (c - middle)).exp()
         along = math.cos(2 * phase) * (-(b**2) * (c + middle)).exp()
@@ -434,6 +440,7 @@ class Gabor(Dual):
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
         """As for sines, under the density that exp(−u² − v²) narrows."""
         four = 4 * determinant(c, p, q)
+        # Under exp(−u² − v²) the pair has the covariance (Σ⁻¹ + 2I)⁻¹ and the weight 1/√below.
         top, below = p + q + four, 1 + 2 * (p + q) + four
         minus, plus = (top - 2 * c) / below, (top + 2 * c) / below
         apart, along = (-minus / 2).exp(), (-plus / 2).exp()

@@ -39,6 +39,7 @@ def _polar_chunk(
     v = [t / b.clamp(min=1e-150) for t in kinks if t]
     turns = [torch.full_like(theta, t) for t in (-math.pi, -HALF_PI, HALF_PI, math.pi)]
     turns += [theta - HALF_PI, torch.where(theta > HALF_PI, theta - 3 * HALF_PI, theta + HALF_PI)]
+    # Directions in which a kink line of u and one of v cross.
     turns += [torch.atan2(y - cos * x, sin * x) for x in u for y in v]
     breaks = torch.stack(turns, -1).sort(-1).values
     if u:  # the weight of a strip that goes to infinity dies like exp(−1/cos²): smooth, but not analytic
@@ -46,6 +47,7 @@ def _polar_chunk(
     angles, turning = composite_rule(breaks, nodes)
     value, second = torch.zeros_like(theta), torch.zeros_like(theta)
     ends = [torch.full_like(theta, r) for r in (0.0, 0.8, 3.0, REACH)]
+    # Angle by angle: all radii of all pairs of one angle stay in the cache.
     for t, turn in zip(angles.unbind(-1), turning.unbind(-1), strict=True):
         across, along = t.cos(), (t - theta).cos()
         cuts = [_cut(h, across) for h in u] + [_cut(h, along) for h in v]
@@ -83,11 +85,13 @@ def _table(fn: Function, nodes: int, level: float) -> tuple[Tensor, Tensor]:
     side, to_side = _chebyshev(_SIDE)
     turn, to_turn = _chebyshev(_TURN)
     p = ((side + 1) / 2) ** 2 * level
+    # Symmetric in p and q: half of the grid.
     i, j = torch.triu_indices(_SIDE, _SIDE).unbind()
     rho = torch.cos((turn + 1) * HALF_PI)[:, None]
     scale = (p[i] * p[j]).sqrt()
     with torch.no_grad():
         value, slope = polar(fn, (0.0,), nodes, rho * scale, p[i], p[j], True)
+    # √(pq) is the size of E[φφ] where φ(0) = 0: what is left is smooth down to zero variance.
     value = value / scale if _vanishes(fn) else value
     full = torch.empty(2, _TURN, _SIDE, _SIDE, dtype=torch.float64)
     for k, moment in enumerate((value, slope)):
@@ -123,12 +127,14 @@ def interpolate(fn: Function, nodes: int, level: float, c: Tensor, p: Tensor, q:
     lack = [(x @ row + y @ row) / 2 for row in lacking]
     x, y = x[..., :_SIDE], y[..., :_SIDE]
     theta = angle(c, p, q) / HALF_PI - 1
+    # A tile [n, m] with p [n, 1] and q [1, m]: matrix products instead of one sum for each pair.
     outer = p.ndim > 1 and q.ndim > 1 and p.shape[-1] == 1 and q.shape[-2] == 1
     x, y = (x.squeeze(-2), y.squeeze(-3).mT) if outer else (x, y)
     sums = []
     record = recording(c, p, q)
     for k in range(2 if slope or record else 1):
         at = theta if k else theta.detach()
+        # Chebyshev polynomials of θ by their recurrence, so that no table of them is kept.
         before, now = torch.ones_like(at), at
         total = torch.zeros_like(at)
         for m in range(_TURN):

@@ -21,10 +21,14 @@ from .rules import angle, composite_rule, derivative, nested
 # 4 with the first, which leaves 2e-7 at 1e4; the second 2e-10 up to there.
 _RULE, _WIDE_RULE, _USUAL = (64, 3), (96, 5), 4.0
 _CACHED_PAIRS = 8192
-_BATCH = 2**17  # values of the density at once: 1 MB
-_STEPS = (0.8, 0.6, 0.45, 0.35, 0.25, 0.18, 0.125)  # of the trapezoidal rule for a smooth rest
-_NARROW = (2.0, 1.0, 0.5)  # standard deviations with a rule of their own; below, `nested` is as fast
-_FAR = 60.0  # what is not straight beyond is not split
+# Values of the density at once: 1 MB.
+_BATCH = 2**17
+# Of the trapezoidal rule for a smooth rest.
+_STEPS = (0.8, 0.6, 0.45, 0.35, 0.25, 0.18, 0.125)
+# Standard deviations with a rule of their own; below, `nested` is as fast.
+_NARROW = (2.0, 1.0, 0.5)
+# What is not straight beyond is not split.
+_FAR = 60.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class PiecewiseLinear(Dual):
 
     def _turns(self, p: Tensor) -> list[tuple[float, Tensor]]:
         """The change of slope at each kink, and the kink in standard deviations: at most 1e3."""
+        # Beyond 1e3 standard deviations a kink has no weight; the bound keeps squares from overflowing.
         sd = root(p)
         changes = [after - before for before, after in zip(self.slopes, self.slopes[1:], strict=False)]
         return [(k, t / sd.clamp(min=1e-3 * abs(t) or 1.0)) for k, t in zip(changes, self.kinks, strict=True)]
@@ -88,6 +93,7 @@ class PiecewiseLinear(Dual):
         scale = root(p * q)  # not √p√q: exactly p for p = q
         live = scale > 0
         size, safe = c.abs().minimum(scale), torch.where(live, scale, 1.0)
+        # ρ < 0 is ρ > 0 for (u, −v): only the integrals' sign and the kinks of v change.
         sign = where_number(c < 0, -1.0, 1.0, c)
         end = root(safe * safe - size * size) / (safe + size)  # tan of half the angle between ρ and ±1
         end = torch.where(live & (size < scale), end, where_number(live, 0.0, 1.0, scale))
@@ -103,6 +109,7 @@ class PiecewiseLinear(Dual):
     ) -> tuple[Tensor, Tensor]:
         """Σ κκ' ∫ exp(−Q/2)dα/2π, and the same with the weight |ρ| − sin α."""
         nodes, grade = rule
+        # Graded: y^grade crowds points to the end where the integrand is steep.
         x, weights = np.polynomial.legendre.leggauss(nodes)
         y, weights = (x + 1) / 2, weights / 2
         bend, slide, still = torch.zeros_like(end), torch.zeros_like(end), end * end
@@ -160,6 +167,7 @@ class FarLines:
         return torch.cat(parts) if parts else torch.zeros_like(c)
 
     def _part(self, c: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        # Lines with lines in closed form, rest with rest by the rule for two variables, lines with rest by one for one.
         total, det = self._straight(c, p, q), p * q - c * c
         power = torch.stack([q / -2, c, p / -2], -1) / (math.log(2) * det)[:, None] @ self.form.to(c)
         power = power.clamp(min=-120.0) if recording(c, p, q) else power.clamp_(min=-120.0)
@@ -195,6 +203,7 @@ def split_lines(f: Callable[[Tensor], Tensor], kinks: tuple[float, ...], narrow:
 
     None if it is not straight beyond ±60.
     """
+    # The lines are read off where everything else has died away, if it does.
     far = torch.tensor([100.0, 200.0, -100.0, -200.0], dtype=torch.float64)
     y = f(far)
     right, left = (y[1] - y[0]) / 100, (y[2] - y[3]) / 100
@@ -204,6 +213,7 @@ def split_lines(f: Callable[[Tensor], Tensor], kinks: tuple[float, ...], narrow:
     one = torch.ones((), dtype=torch.float64)
 
     def rest(x: Tensor) -> Tensor:
+        """What is left of f without its lines: it falls off on both sides."""
         return f(x) - _lines((level, rise, jump, bend), x, one)
 
     x = torch.arange(3200, dtype=torch.float64) / 8
@@ -219,6 +229,7 @@ def split_lines(f: Callable[[Tensor], Tensor], kinks: tuple[float, ...], narrow:
 
 def _rule(lines: tuple[float, float, float, float], x: Tensor, rest: Tensor, narrowest: float) -> FarLines:
     """The rule for one and for two variables from points that are symmetric about 0, without 0."""
+    # (u, v) and (−u, −v) have the same density, so half of the points carry both products.
     mirror, right = rest.flip(0), x > 0
     product = rest[right, None] * rest + mirror[right, None] * mirror
     u, v = torch.broadcast_tensors(x[right, None], x)
@@ -232,10 +243,12 @@ def _even(rest: Callable[[Tensor], Tensor], reach: float, narrow: float) -> tupl
     """Trapezoidal rule: the largest step that gives ∫r² to 1e-10."""
 
     def points(step: float) -> Tensor:
+        """Points of the midpoint rule with this step."""
         half = math.ceil(reach / step)
         return (torch.arange(-half, half, dtype=torch.float64) + 0.5) * step
 
     finest = _STEPS[-1]
+    # The trapezoidal rule converges exponentially for an analytic rest: the first step that agrees will do.
     energy = finest * rest(points(finest)).square().sum()
     near = [step for step in _STEPS if abs(step * rest(points(step)).square().sum() - energy) <= 1e-10 * energy]
     step = min(near[0] if near else finest, narrow / 2.5)
@@ -266,6 +279,7 @@ def integrate_pairs(
     fn: Callable[[Tensor], Tensor], kinks: tuple[float, ...], nodes: int, slope: bool, c: Tensor, p: Tensor, q: Tensor
 ) -> Pair:
     """Flat pairs by quadrature, at any variance: `FarLines` where φ is straight far out, but `nested` near ρ = ±1."""
+    # In float64, whatever the input: the rules are made for its precision.
     kind, c, p, q = c.dtype, c.double(), p.double(), q.double()
     with torch.no_grad():
         wide = torch.minimum(p, q) * angle(c, p, q).sin().square()  # the smaller conditional variance

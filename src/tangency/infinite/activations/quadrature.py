@@ -24,10 +24,14 @@ from .kink_table import interpolate
 from .piecewise import integrate_pairs
 from .rules import composite_rule, derivative, line, nested
 
-_VALUES = 2**21  # values of φ at once in an expansion: 16 MB
-_ROWS = 64  # rows summed at once: 64 × 256 pairs stay in the cache
-_TABLE = 16.0  # the largest variance in a table
-_WORST = 1e-6  # a larger error is refused
+# Values of φ at once in an expansion: 16 MB.
+_VALUES = 2**21
+# Rows summed at once: 64 × 256 pairs stay in the cache.
+_ROWS = 64
+# The largest variance in a table.
+_TABLE = 16.0
+# A larger error is refused.
+_WORST = 1e-6
 _LADDER = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
@@ -48,6 +52,7 @@ def _hermite(
     else:
         count = round(end * 12 * fine)
         z, weight = np.arange(-count, count + 1) / (12 * fine), np.full(2 * count + 1, 1 / (12 * fine))
+    # Half of the density with each factor: h_k(z) alone overflows far out.
     half = np.exp(-z * z / 4) / TWO_PI**0.25
     rows = [half, z * half]
     for k in range(1, degree - 1):
@@ -70,6 +75,7 @@ def find_kinks(fn: Callable[[Tensor], Tensor], reach: float = 10.0) -> tuple[flo
     Jumps below 1e-3 of the largest value, and two in one interval of 1/64, may be missed.
     """
     kinks: list[float] = []
+    # φ, φ' and φ'': a jump of any of them slows the expansion down.
     stages: list[Callable[[Tensor], Tensor]] = [fn, functools.partial(derivative, fn)]
     stages.append(functools.partial(derivative, stages[1]))
     for stage in stages:
@@ -79,6 +85,7 @@ def find_kinks(fn: Callable[[Tensor], Tensor], reach: float = 10.0) -> tuple[flo
         except RuntimeError:  # torch has no second derivative of some (Hardsigmoid)
             break
         left, right, low, high = grid[:-1], grid[1:], value[:-1], value[1:]
+        # Candidates: what changes much over an interval of 1/64. Bisection tells jumps from slopes.
         steep = (high - low).abs() > 1e-3 * value.abs().max().clamp(min=1e-12)
         left, right, low, high = left[steep], right[steep], low[steep], high[steep]
         for _ in range(44):
@@ -204,6 +211,7 @@ def _off(dual: Quadrature, p_max: float, moments: Callable[..., Pair]) -> float:
     """The largest error of some moments, relative to own ones, against quadrature with twice as many points."""
     worst, ends = 0.0, p_max * torch.tensor([1e-3, 0.03, 0.5, 1.0], dtype=torch.float64)
     i, j = torch.triu_indices(4, 4).unbind()
+    # A few correlations, most near 1: there errors are largest, and there kernels live.
     rho = torch.tensor([-1.0, -0.6, 0.3, 0.97, 0.9999], dtype=torch.float64)[:, None]
     c, p, q = (v.reshape(-1) for v in torch.broadcast_tensors(rho * (ends[i] * ends[j]).sqrt(), ends[i], ends[j]))
     with torch.no_grad():
@@ -251,6 +259,7 @@ def _moments(dual: Quadrature, c: Tensor, p: Tensor, q: Tensor, slope: bool, che
             moments, hard = (torch.where(small, table[0], moments[0]), second), hard & ~small
     if moments is not None and hard is None:
         return moments
+    # Asked once per function and level; kept.
     if check and (error := _stated(dual, level)) > _WORST:
         raise InputError(
             f"The moments of {dual.name} at a variance of {float(torch.maximum(p.max(), q.max())):.3g} are right to "
@@ -312,6 +321,7 @@ def _expanded(
             bound = rho.detach().abs() ** terms * root(tails[0]) * root(tails[1])
             doubt = ~(bound <= dual.tolerance)  # also where it is no number
             hard = doubt if hard is None else hard | doubt
+    # Odd or even functions have every second coefficient 0: half of the passes.
     parity, sums = _parity(dual.fn), []
     for k, (a, b) in enumerate(factors):
         start, stride = (0, 1) if parity == 0 else (int(parity == -1) ^ k, 2)
@@ -332,6 +342,7 @@ def _rows(start: int, rho: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor
 def _series(rho: Tensor, a: Tensor, b: Tensor, start: int, stride: int) -> Tensor:
     """Σ_k a[k]b[k]ρᵏ over k = start, start + stride, …"""
     a, b = (x[..., start::stride].movedim(-1, 0).contiguous() for x in (a, b))
+    # ρ^start, then times ρ or ρ²: one multiplication per term.
     power, step = torch.ones_like(rho) if start == 0 else rho.clone(), rho if stride == 1 else rho * rho
     total = torch.zeros_like(rho)
     if recording(rho, a, b):

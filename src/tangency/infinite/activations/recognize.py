@@ -23,6 +23,7 @@ def _smooth(fn: Callable[..., Tensor], name: str) -> Callable[..., Dual]:
 
 def _kinked(fn: Callable[..., Tensor], name: str, kinks: Callable[..., tuple[float, ...]]) -> Callable[..., Dual]:
     def make(**options: object) -> Dual:
+        """The dual with these options, its kinks known."""
         return Quadrature(functools.partial(fn, **options) if options else fn, name, kinks(**options))
 
     return make

@@ -28,6 +28,7 @@ def derivative(fn: Function, x: Tensor) -> Tensor:
     """φ'(x), elementwise; differentiable again where x is."""
     track = recording(x)
     with torch.enable_grad():
+        # A graph of its own where the caller keeps none.
         at = x if track else x.detach().requires_grad_()
         y = fn(at)
         if not y.requires_grad:
@@ -54,6 +55,7 @@ def line(kinks: tuple[float, ...], p: Tensor, nodes: int) -> tuple[Tensor, Tenso
     """Points √p z and normal weights [..., points] of a composite rule in one dimension."""
     sd = root(p)
     breaks = [torch.full_like(p, z) for z in (-REACH, -4.0, -1.5, 0.0, 1.5, 4.0, REACH)]
+    # Where √p is large, φ's features near 0 are narrow in z: more breaks there.
     near = [sign * t for t in _below(REACH * sd, 2 * REACH) for sign in (-1.0, 1.0)]
     breaks += [(t / sd.clamp(min=1e-100)).clamp(-REACH, REACH) for t in (*near, *kinks) if t]
     z, w = composite_rule(torch.stack(breaks, dim=-1).sort(dim=-1).values, nodes)
@@ -62,6 +64,7 @@ def line(kinks: tuple[float, ...], p: Tensor, nodes: int) -> tuple[Tensor, Tenso
 
 def _below(bound: Tensor, least: float = 0.0) -> list[float]:
     """1/2, 2, 8, … below the largest bound; none where that is at most `least`."""
+    # By the largest of the pairs done together; pieces that are empty for the others have no weight.
     top = float(bound.detach().max()) if bound.numel() else 0.0
     return [t for t in _BREAKS if t < top] if top > least else []
 
@@ -81,9 +84,11 @@ def nested(fn: Function, kinks: tuple[float, ...], nodes: int, c: Tensor, p: Ten
 
     Cost: some thousand evaluations of φ per pair where √(q(1 − ρ²)) ≤ 1/2, ten times as many elsewhere.
     """
+    # u with the larger variance: v given u is then the narrower one.
     theta, a, b = angle(c, p, q), root(torch.maximum(p, q)), root(torch.minimum(p, q))
     second = functools.partial(derivative, fn)
     if recording(c, p, q):
+        # Price's theorem gives the gradient through ρ; autograd would divide by sin θ.
         value = _sorted((fn,), kinks, nodes, theta.detach(), a, b)[0]
         steep = _sorted((second,), kinks, nodes, theta, a, b)[0]
         return attach(value, steep, c, p, q), steep if slope else None
@@ -114,12 +119,14 @@ def _nested_chunk(
     breaks = [zero + z for z in (-REACH, -4.0, -1.5, 0.0, 1.5, 4.0, REACH)]
     safe, slant = a.clamp(min=1e-100), torch.where(lean.abs() > 1e-100, lean, 1e-100)
     breaks += [t / safe for far in _below(REACH * a) for t in (-far, far)] + [t / safe for t in kinks]
+    # E[φ(v)|u] bends where the mean of v passes a kink, over some standard deviations of v.
     breaks += [(t + k * sd) / slant for t in kinks for k in (-7.0, -2.5, 0.0, 2.5, 7.0)]
     pair, z, w = _live(breaks, REACH, nodes)
     pair, z, w = pair[:, None].expand_as(z).reshape(-1), z.reshape(-1), w.reshape(-1)
     mean, sd = lean[pair] * z, sd[pair]
     thin = float(sd.detach().max()) <= _THIN
     if thin and not kinks and float(b.detach().min()) >= 1.0:
+        # Half-integers times 0.8: symmetric, and without 0.
         y = torch.arange(-9.5, 10.0, dtype=a.dtype, device=a.device) * 0.8
         row, weights = torch.arange(len(z), device=a.device), _normal(y) / _normal(y).sum()
     else:
@@ -134,6 +141,7 @@ def _nested_chunk(
 def _live(breaks: list[Tensor], end: float, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """The pieces between breaks [rows] in [−end, end] that are not empty: their rows, points and normal weights."""
     ends = torch.stack([at.clamp(-end, end) for at in breaks], -1).sort(-1).values
+    # Different pairs have different numbers of pieces, so those that are not empty are listed one after the other.
     row, at = (ends.detach().diff(dim=-1) > 1e-12).nonzero(as_tuple=True)
     x, w = _legendre(nodes, ends.dtype, ends.device)
     left = ends[row, at][:, None]

@@ -95,7 +95,7 @@ class Linear(Layer):
         if f.width != needed:
             raise _misfit(build, needed, f.width)
         tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
-        op = weights.layer(name, f.width, bias=self.bias, own=(self.w_var, self.b_var), tensors=tensors)
+        op = weights.layer(name, f.width, bias=self.bias, variances=(self.w_var, self.b_var), tensors=tensors)
         return build.affine(f, self.width or f.width, op)
 
     def module(self, width: int) -> nn.Module:
@@ -151,18 +151,19 @@ class Conv(Layer):
                 "Give each group infinitely many channels (groups > 1 with several channels each, not on the input).",
             )
         stride, dilation = per_axis(self.stride, dims, "stride"), per_axis(self.dilation, dims, "dilation")
-        op = Window(self.size, stride, self._pads(dims), dilation, self.circular)
-        grid = op.grid(f.grid)
+        window = Window(self.size, stride, self._pads(dims), dilation, self.circular)
+        grid = window.grid(f.grid)
         if min(grid) < 1:
             raise InputError(f"{build.where}: windows of {self.size} do not fit into positions {f.grid}.")
         # A convolution is the sum of moments over windows, then weights as in a dense layer of fan-in width·window.
-        patched = build.apply(op, f, shape=(f.width, *grid))
-        build.mask = None if build.mask is None else _mask_after(build.mask, op.size, op.stride, op.padding, grid)
+        patched = build.apply(window, f, shape=(f.width, *grid))
+        if build.mask is not None:
+            build.mask = _mask_after(build.mask, window.size, window.stride, window.padding, grid)
         tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
         patch = prod(self.size)
-        fan_in, own = f.width // self.groups * patch, (self.w_var, self.b_var)
-        affine = weights.layer(name, fan_in, patch=patch, bias=self.bias, own=own, tensors=tensors, names=names)
-        after = build.affine(patched, self.width or f.width, affine)
+        fan_in, variances = f.width // self.groups * patch, (self.w_var, self.b_var)
+        op = weights.layer(name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors, names=names)
+        after = build.affine(patched, self.width or f.width, op)
         return build.apply(Apart(), after) if self.local else after  # weights of its own: positions are independent
 
     def module(self, width: int) -> nn.Module:
@@ -216,7 +217,7 @@ class Embedding(Layer):
         if tensor is not None and self.padding is not None:
             # That row is zero, not drawn: it would spoil the statistics that tell the initialisation.
             tensor = torch.cat([tensor[: self.padding], tensor[self.padding + 1 :]])
-        op = weights.layer(name, 1, bias=False, own=(self.w_var, None), tensors=(tensor, None))
+        op = weights.layer(name, 1, bias=False, variances=(self.w_var, None), tensors=(tensor, None))
         return build.affine(f, self.width or 1, op)
 
     def module(self, width: int) -> nn.Module:
@@ -280,7 +281,7 @@ class GlobalAvgPool(Layer):
         axes = tuple(range(len(f.grid)))
         if build.mask is None:
             return build.apply(Total(axes, self.mean), f, shape=(f.width,), channel=0)
-        # Positions that are not real hold zeros, so the sum leaves them out; the mean is over the real ones of each sample.
+        # Positions that are not real hold zeros, so the sum leaves them out; the mean is over a sample's real ones.
         count, build.mask = build.mask.flatten(1).sum(1), None
         if bool((count == 0).any()):
             raise InputError(f"{build.where}: a sample has no real position left to pool.")

@@ -74,11 +74,11 @@ def detect_init(tensor: Tensor, weight: Tensor | None = None) -> Detected:
         law = _law(v, square)
     best: tuple[float, Detected] | None = None
     for name, variance, uniform in candidates(tensor, weight):
-        # Several named variances may lie close to the sample's: the nearest by its standard error is taken, unless one that
-        # comes earlier in the list (the more usual one) is about as near.
+        # Several named variances may lie close to the sample's: the nearest by its standard error is taken, unless one
+        # earlier in the list, which is more usual, is about as near.
         spread = sqrt((0.8 if uniform else 2.0) / count)  # of the sample variance, relative: kurtosis − 1
         off = abs(square / variance - 1) / spread
-        # A uniform variable has a largest value; a normal sample of 20 or more has gone beyond it almost surely.
+        # A uniform variable has a largest value; a normal sample goes beyond it, unless it is small (heuristic: 20).
         bounded = largest <= sqrt(3 * variance) * (1 + 1e-6)
         shaped = bounded if uniform else not bounded or count < 20
         shaped = shaped and (count < TELLING or law == ("uniform" if uniform else "normal"))

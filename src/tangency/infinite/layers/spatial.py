@@ -37,22 +37,23 @@ class ConvTranspose(Layer):
         f, dims = build.field(value, 0), len(self.size)
         if len(f.grid) != dims:
             raise InputError(f"{build.where}: a convolution over {dims} axes was given values of shape {f.shape}.")
-        stride, padding, more, dilation = (
+        stride, padding, after, dilation = (
             per_axis(v, dims) for v in (self.stride, self.padding, self.output_padding, self.dilation)
         )
         if any(s != 1 for s in stride):
             spread = Spread(stride)
             f = build.apply(spread, f, shape=(f.width, *spread.grid(f.grid)))
-        # The transpose of a convolution that pads by p is one that pads by its reach less p (Dumoulin and Visin 2016).
+        # The transpose of a convolution that pads by p is one that pads by its reach less p.
         reach = [d * (k - 1) for d, k in zip(dilation, self.size, strict=True)]
-        pads = tuple((r - p, r - p + o) for r, p, o in zip(reach, padding, more, strict=True))
+        pads = tuple((r - p, r - p + o) for r, p, o in zip(reach, padding, after, strict=True))
         if any(p < 0 for pair in pads for p in pair):
             raise build.unsupported("cuts more than its window reaches.", "Use padding ≤ dilation·(kernel_size − 1).")
         op = Window(self.size, (1,) * dims, pads, dilation)
         f = build.apply(op, f, shape=(f.width, *op.grid(f.grid)))
         patch = prod(self.size)
-        tensors, own = (getattr(self.of, "weight", None), getattr(self.of, "bias", None)), (self.w_var, self.b_var)
-        affine = weights.layer(name, f.width * patch, patch=patch, bias=self.bias, own=own, tensors=tensors)
+        tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
+        variances = (self.w_var, self.b_var)
+        affine = weights.layer(name, f.width * patch, patch=patch, bias=self.bias, variances=variances, tensors=tensors)
         return build.affine(f, self.width or f.width, affine)
 
     def module(self, width: int) -> nn.Module:

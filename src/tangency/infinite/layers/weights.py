@@ -40,17 +40,17 @@ class Weights:
         *,
         patch: int = 1,
         bias: bool = True,
-        own: tuple[float | None, float | None] = (None, None),
+        variances: tuple[float | None, float | None] = (None, None),
         tensors: tuple[Tensor | None, Tensor | None] = (None, None),
         names: tuple[str, str] = ("weight", "bias"),
     ) -> RandomAffine:
         """The numbers of one layer whose window of `patch` positions is summed before it."""
         w_name, b_name = (dotted(name, n) for n in names)
-        w_var, b_var, note, laws = self._variances(w_name, b_name, fan_in, own, tensors, bias)
+        w_var, b_var, note, laws = self._variances(w_name, b_name, fan_in, variances, tensors, bias)
         lr_w, lr_b = self.rate(w_name), self.rate(b_name) if bias else 0.0
         standard = self.parametrization == "standard"
-        # The squared factor before a standard normal parameter, in units in which weights have variance w_var/fan-in:
-        # w_var in the NTK parametrisation; in the standard one the parameter is the weight, whose gradient grows by fan-in.
+        # ⟨∂f/∂W, ∂f/∂W⟩ is Σ h² = fan-in·mean(h²) where the parameter is the weight itself; the factor √(w_var/fan-in)
+        # of the NTK parametrisation makes it w_var·mean(h²).
         w_rate, b_rate = (fan_in, 1.0) if standard else (w_var, b_var)
         self.record[name or names[0]] = {"w_var": w_var, "b_var": b_var, "lr": [lr_w, lr_b], "fan_in": fan_in, **note}
         return RandomAffine(w_var / patch, b_var, lr_w * w_rate / patch, lr_b * b_rate, laws)
@@ -60,11 +60,11 @@ class Weights:
         w_name: str,
         b_name: str,
         fan_in: int,
-        own: tuple[float | None, float | None],
+        variances: tuple[float | None, float | None],
         tensors: tuple[Tensor | None, Tensor | None],
         bias: bool,
     ) -> tuple[float, float, dict[str, str], tuple[Law, Law]]:
-        """w_var, b_var, what they were taken for, and the laws of both; `own`: the layer's own numbers come first."""
+        """w_var, b_var, what they were taken for, and the laws of both; the layer's own `variances` come first."""
         note: dict[str, str] = {}
         of_weight: Law = "normal"
         of_bias: Law = "normal"
@@ -82,10 +82,10 @@ class Weights:
             w_var = by_name(self.w_var, w_name, "w_var")
             b_var = by_name(self.b_var, b_name, "b_var") if bias else 0.0
         # A layer's own numbers are of normal weights, whatever its tensors hold.
-        if own[0] is not None:
-            w_var, of_weight = own[0], "normal"
-        if own[1] is not None:
-            b_var, of_bias = own[1], "normal"
+        if variances[0] is not None:
+            w_var, of_weight = variances[0], "normal"
+        if variances[1] is not None:
+            b_var, of_bias = variances[1], "normal"
         return w_var, b_var if bias else 0.0, note, (of_weight, of_bias if bias else "normal")
 
     def value(self, name: str, tensor: Tensor, factor: float = 1.0) -> RandomAffine:
@@ -130,13 +130,13 @@ def by_name(given: Number, name: str, what: str) -> float:
     return float(given[max(fits, key=len)])
 
 
-def checked(w_var: object, b_var: object, parametrization: str | None, lr: object) -> Parametrization:
+def check_options(w_var: object, b_var: object, parametrization: str | None, lr: object) -> Parametrization:
     """The options, before any work; the parametrisation that they mean."""
-    for what, given in (("w_var", w_var), ("b_var", b_var), ("lr", lr)):
-        if isinstance(given, str) and what == "w_var":
-            checks.choice(given, "w_var", ["init"], ", a number, or a mapping from layer names to numbers")
+    for what, option in (("w_var", w_var), ("b_var", b_var), ("lr", lr)):
+        if isinstance(option, str) and what == "w_var":
+            checks.choice(option, "w_var", ["init"], ", a number, or a mapping from layer names to numbers")
             continue
-        for key, value in given.items() if isinstance(given, Mapping) else [(None, given)]:
+        for key, value in option.items() if isinstance(option, Mapping) else [(None, option)]:
             checks.nonnegative(value, what if key is None else f"{what}[{key!r}]")
     if parametrization is None:
         return "standard" if w_var == "init" else "ntk"

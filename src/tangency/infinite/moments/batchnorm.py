@@ -12,6 +12,7 @@ Yang, Pennington, Rao, Sohl-Dickstein, Schoenholz 2019, "A Mean Field Theory of 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,9 +25,16 @@ _TAIL = 41.0  # what is smaller than the largest term by e^{−41} ≈ 2e-18 is 
 _ENTRIES = 2**21  # entries of the matrices that one step of the loop over nodes holds: a heuristic, 16 MB each
 
 
+class NormalizedMoments(NamedTuple):
+    """E[y yᵀ] and E[J Θ Jᵀ] (None where no Θ was given), [n, n] each."""
+
+    cov: Tensor
+    ntk: Tensor | None
+
+
 def normalized(
     cov: Float[Tensor, "n n"], ntk: Float[Tensor, "n n"] | None = None, *, relu: bool, eps: float = 1e-5
-) -> tuple[Float[Tensor, "n n"], Float[Tensor, "n n"] | None]:
+) -> NormalizedMoments:
     """E[y yᵀ] and E[J Θ Jᵀ] for y = φ(z), z = Gh/√(‖Gh‖²/n + ε), J = ∂y/∂h, h ~ N(0, Σ); φ is ReLU or the identity.
 
     `cov` is Σ, the covariance of one channel over the n samples of the batch; `ntk` is Θ, its tangent kernel, or None;
@@ -46,11 +54,11 @@ def normalized(
     """
     batch = _centred(cov, eps)
     if ntk is None:
-        return _forward(batch, relu).to(cov.dtype), None
+        return NormalizedMoments(_forward(batch, relu).to(cov.dtype), None)
     _check_ntk(cov, ntk, batch, eps)
     theta = _centre(ntk.double()) / batch.scale
     tangent = _relu_tangent(batch, theta) if relu else _linear_tangent(batch, theta)
-    return _forward(batch, relu).to(cov.dtype), _symmetric(tangent).to(cov.dtype)
+    return NormalizedMoments(_forward(batch, relu).to(cov.dtype), _symmetric(tangent).to(cov.dtype))
 
 
 def slopes(cov: Float[Tensor, "n n"], *, relu: bool) -> Float[Tensor, "n n"]:

@@ -139,6 +139,7 @@ def linear_heads(layer: AttentionLayer, pairs: SequencePairs, mechanism: str = "
     rule = "nsu,nuv,ntv->nst" if pairs.zipped else "nsu,nmuv,mtv->nmst"
 
     def through(mat: Tensor) -> Tensor:
+        """A covariance through the scores of both sides."""
         return scale * torch.einsum(rule, left, mat, right)
 
     value = through(pairs.cov)
@@ -280,6 +281,7 @@ def _sum_terms(part: _Part, a: Tensor, b: Tensor) -> list[Tensor]:
     cov, ntk = part.cov, part.ntk
 
     def times(x: Tensor, mat: Tensor) -> Tensor:
+        """A product with a matrix over the positions, for all draws at once."""
         return (x.flatten(1, 2) @ mat).unflatten(1, x.shape[1:3])
 
     right = times(a, cov)  # ζK

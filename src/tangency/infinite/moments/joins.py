@@ -55,6 +55,7 @@ def _joint_function(build: Builder, values: Sequence[Value], op: Callable[[Tenso
     places = [tuple(index[f.node] for f in of) for of, _ in origins]
 
     def together(*x: Tensor) -> Tensor:
+        """The sum (or product) of all functions, each of its own fields."""
         parts = [fn(*(x[k] for k in place)) for (_, fn), place in zip(origins, places, strict=True)]
         total = parts[0]
         for v in parts[1:]:

@@ -139,6 +139,7 @@ class FewActivation(Op):
         right = left if alone else _values(self.fn, v, slope)
 
         def met(a: Tensor, c: Tensor) -> Tensor:
+            """Products of both sides' values, summed over the draws."""
             return _products(a, c, len(self.of.grid), s.whole, here.pairs.zipped)
 
         zero = x.new_zeros(())
@@ -183,13 +184,13 @@ def find_doubt(
         return Doubt(float("nan"), where, laws)
     if not few:  # a sum of infinitely many, of order one, with a bias
         return _noted(UNIFORM * (op.b_var / (op.w_var + op.b_var)) ** 2, where, laws)
+    exact: WeightedInput | None = None
+    # By independence, the fourth cumulant of Σ w_k x_k is κ₄(w) Σ x_k⁴, and its variance σ² Σ x_k².
     if isinstance(here, Input):
-        exact = here.channels <= INPUTS and prod(here.grid) <= POSITIONS
-        found = WeightedInput(here.slot, here.grid, here.channels, op) if exact else None
-        # By independence, the fourth cumulant of Σ w_k x_k is κ₄(w) Σ x_k⁴, and its variance σ² Σ x_k².
+        if here.channels <= INPUTS and prod(here.grid) <= POSITIONS:
+            exact = WeightedInput(here.slot, here.grid, here.channels, op)
         square, fourth = _means(known[here.slot], len(here.grid))
     elif isinstance(here, Window) and isinstance(before := nodes[nodes[at].inputs[0]].op, Input):
-        found = None
         square, fourth = (here.apply(v, before.grid, False) for v in _means(known[before.slot], len(before.grid)))
         here = before
     elif isinstance(here, (SameRow, Drawn)):
@@ -203,7 +204,7 @@ def find_doubt(
     # The smallest is the worst: uniform laws have negative excess. A sample that is zero has none.
     worst = float((excess / variance.clamp(min=1e-300).square()).nan_to_num().min())
     # `len(nodes)` is the node that the weights are about to become.
-    return replace(Doubt(worst, where, laws), exact=found, node=len(nodes)) if found else _noted(worst, where, laws)
+    return Doubt(worst, where, laws, exact, len(nodes)) if exact else _noted(worst, where, laws)
 
 
 def _means(x: Tensor, d: int) -> tuple[Tensor, Tensor]:

@@ -384,6 +384,7 @@ class Join(Op):
         grid = (*first.grid[: self.axis], sum(sizes), *first.grid[self.axis + 1 :])
 
         def join(values: list[Tensor | None]) -> Tensor | None:
+            """One of the moments of all branches, joined along the axis."""
             if all(v is None for v in values):
                 return None
             # A branch without trained weights has a tangent kernel of zeros.
@@ -427,6 +428,7 @@ class Aggregate(Op):
         rule = "asn,stn,btn->abn" if zipped else "asi,stij,btj->abij"
 
         def through(v: Tensor) -> Tensor:
+            """A covariance through the aggregation of both sides."""
             return torch.einsum(rule, left, v, right)
 
         ntk = None if s.ntk is None else through(s.ntk)

@@ -72,10 +72,11 @@ class Sampled(Op):
 
     def _sums(
         self, left: list[Tensor], right: list[Tensor], slope: bool
-    ) -> tuple[Tensor, list[Tensor] | list[None], Tensor | float]:
+    ) -> tuple[Tensor, list[Tensor] | list[None], Tensor]:
         """The sums over these points: of g g', of each ∂_j g ∂_j g', and of the scales' parts."""
         if not slope:
-            return (self.fn(*left) * self.fn(*right)).sum(0), [None] * len(left), 0.0
+            value = (self.fn(*left) * self.fn(*right)).sum(0)
+            return value, [None] * len(left), value.new_zeros(())
         pair = []
         for values in (left, right):
             # Where the caller differentiates, slopes must be differentiable again; else no graph is kept.
@@ -90,9 +91,10 @@ class Sampled(Op):
         (g, dg), (h, dh) = pair
         # g does not depend on a field that it ignores: autograd gives None there.
         products = [0.0 * g if a is None or b is None else a * b for a, b in zip(dg, dh, strict=True)]
-        more = sum(
+        scaled = [
             rate * (d * u * v).sum(0) for rate, d, u, v in zip(self.gains, products, left, right, strict=True) if rate
-        )
+        ]
+        more = sum(scaled, start=g.new_zeros(()))
         return (g * h).sum(0), [d.sum(0) for d in products], more
 
 

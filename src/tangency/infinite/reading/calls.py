@@ -89,8 +89,8 @@ class Call:
 
     def axes(self, dims: int | tuple[int, ...] | list[int], f: Field) -> tuple[int, ...]:
         """Axes of a tensor with its batch (-1 is the last), as axes of the field's shape."""
-        every = len(f.shape) + 1
-        places = tuple(d % every for d in ((dims,) if isinstance(dims, int) else tuple(dims)))
+        rank = len(f.shape) + 1
+        places = tuple(d % rank for d in ((dims,) if isinstance(dims, int) else tuple(dims)))
         if 0 in places:
             raise self.build.unsupported("acts along the batch.", "Samples must not mix: leave axis 0 alone.")
         return tuple(d - 1 for d in places)

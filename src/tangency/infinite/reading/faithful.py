@@ -136,13 +136,13 @@ def _check_made(module: nn.Module, name: str, where: str) -> None:
     # The older reparametrisations and pruning make the weight in a hook: said by name, before hooks in general are.
     for hook in module._forward_pre_hooks.values():
         by = f"{type(hook).__module__}.{type(hook).__name__}"
-        made = str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None))
+        weight = str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None))
         if by in _MADE_BY:
             called, fix = _MADE_BY[by]
-            raise _reparametrized(where, dotted(name, made), called, f"{fix}(module)")
+            raise _reparametrized(where, dotted(name, weight), called, f"{fix}(module)")
         if by.startswith("torch.nn.utils.prune."):
-            fix = f'torch.nn.utils.prune.remove(module, "{made}")'
-            raise _reparametrized(where, dotted(name, made), by, fix)
+            fix = f'torch.nn.utils.prune.remove(module, "{weight}")'
+            raise _reparametrized(where, dotted(name, weight), by, fix)
 
 
 def _made(where: str, weight: str, by: Iterable[object], attribute: str) -> UnsupportedModule:
@@ -196,8 +196,8 @@ def _kind(module: nn.Module) -> str:
     """Its class; that which was parametrized, where torch made one of it."""
     kind = type(module)
     # torch.nn.utils.parametrize gives each parametrized module a class of its own, "ParametrizedLinear".
-    made = kind.__module__ == "torch.nn.utils.parametrize" and kind.__name__.startswith("Parametrized")
-    return kind.__bases__[0].__name__ if made else kind.__name__
+    parametrized = kind.__module__ == "torch.nn.utils.parametrize" and kind.__name__.startswith("Parametrized")
+    return kind.__bases__[0].__name__ if parametrized else kind.__name__
 
 
 def _hook_name(hook: object) -> str:

@@ -45,6 +45,7 @@ def _as_module(kind: Callable[..., nn.Module], *names: str) -> Rule:
     """The rule of a functional form whose options, in this order, are those of a module."""
 
     def read(call: Call) -> object:
+        """The value after a module with the call's options."""
         options = call.named("input", *names)
         value, training = options.pop("input"), options.pop("training", True)
         return _through(kind(**options).train(bool(training)), value, call)
@@ -61,6 +62,7 @@ def _refusal(what: str, instead: str) -> Rule:
     """The rule of a function without a limit."""
 
     def refuse(call: Call) -> object:
+        """Always an error."""
         raise call.build.unsupported(what, instead)
 
     return refuse

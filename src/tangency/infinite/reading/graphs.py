@@ -30,6 +30,7 @@ _VIEWS = {
     "unsqueeze", "unflatten", "expand", "expand_as", "chunk", "split", "narrow", "select", "contiguous", "to",
     "type_as", "float", "double", "detach", "getitem", "getattr", "view_as", "Identity", "Flatten", "Unflatten",
 }  # fmt: skip
+# Python's operators that change their left side, or an entry of it.
 _IN_PLACE: set[TorchFunction] = {
     operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow, operator.ifloordiv, operator.imod,
     operator.imatmul, operator.iand, operator.ior, operator.ixor, operator.setitem,
@@ -44,6 +45,7 @@ def _recorded(target: TorchFunction) -> Callable[[StandIn, object], fx.Proxy]:
     """The method of a StandIn that notes x += y as it stands."""
 
     def change(self: StandIn, other: object) -> fx.Proxy:
+        """x += y, as a node of the graph."""
         after: fx.Proxy = self.tracer.create_proxy("call_function", target, (self, other), {})
         return after
 
@@ -80,8 +82,8 @@ class Tracer(fx.Tracer):
         if isinstance(m, Twin):
             return True
         # Containers are gone into: they only call what they hold.
-        own = type(m).__module__.startswith(("torch.nn", "torch.ao.nn"))
-        return own and not isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+        of_torch = type(m).__module__.startswith(("torch.nn", "torch.ao.nn"))
+        return of_torch and not isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
 
     # While fx traces, every nn.Module of the process calls these two: models of other threads go their own way.
     def getattr(self, attr: str, attr_val: object, parameter_proxy_cache: Kwargs) -> object:
@@ -219,17 +221,17 @@ def _line(error: BaseException) -> str:
     """The last line outside of torch."""
     # The user's line is above those of torch and of this package, where the error was raised.
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "/torch/" not in f.filename and "/tangency/infinite/" not in f.filename]
-    if not own:
+    lines = [f for f in frames if "/torch/" not in f.filename and "/tangency/infinite/" not in f.filename]
+    if not lines:
         return "an unknown line"
-    return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})"
+    return f"{lines[-1].filename}:{lines[-1].lineno} ({lines[-1].line})"
 
 
 def line_of(node: fx.Node) -> str:
     """Where in the user's code a node comes from."""
-    lines = re.findall(r'File "([^"]+)", line (\d+)[^\n]*\n\s+([^\n]+)', node.stack_trace or "")
-    own = [f for f in lines if "/torch/" not in f[0] and "/tangency/infinite/" not in f[0]]
-    return f"{own[-1][0]}:{own[-1][1]} ({own[-1][2].strip()})" if own else ""
+    frames = re.findall(r'File "([^"]+)", line (\d+)[^\n]*\n\s+([^\n]+)', node.stack_trace or "")
+    lines = [f for f in frames if "/torch/" not in f[0] and "/tangency/infinite/" not in f[0]]
+    return f"{lines[-1][0]}:{lines[-1][1]} ({lines[-1][2].strip()})" if lines else ""
 
 
 def _changed_node(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
@@ -313,16 +315,16 @@ def same_outputs(source: nn.Module, graph: ModuleGraph, args: Args, kwargs: Kwar
     kind = next((p.dtype for p in source.parameters() if p.is_floating_point()), torch.float64)
     training = any(m.training for m in source.modules())
 
-    def own(v: Tensor) -> Tensor:
+    def copied(v: Tensor) -> Tensor:
+        """Each run gets tensors of its own, for it may change them in place."""
         return v.to(kind, copy=True) if v.is_floating_point() else v.clone()
 
     outputs = []
     for module in (source, fx.GraphModule(graph.root, graph.nodes)):
         if training and any(True for _ in module.buffers()):
             module = copy.deepcopy(module)  # running statistics stay as they are
-        # Each gets tensors of its own, for it may change them in place.
-        own_args = [tree.transform(own, v) for v in args]
-        own_kwargs = {k: tree.transform(own, v) for k, v in kwargs.items()}
+        own_args = [tree.transform(copied, v) for v in args]
+        own_kwargs = {k: tree.transform(copied, v) for k, v in kwargs.items()}
         try:
             with torch.no_grad(), torch.random.fork_rng(enabled=training):
                 if training:
@@ -336,6 +338,7 @@ def same_outputs(source: nn.Module, graph: ModuleGraph, args: Args, kwargs: Kwar
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two outputs are the same, NaN included."""
     # Up to rounding in float32, by fused and other orders of the same sums.
     scale = float(a.abs().max()) if a.numel() else 0.0
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True)

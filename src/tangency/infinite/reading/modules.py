@@ -59,6 +59,7 @@ def reads(*types: type) -> Callable[[SomeReader], SomeReader]:
     """Enter a reader for modules of these types."""
 
     def enter(reader: SomeReader) -> SomeReader:
+        """Into READERS, as it is."""
         READERS.update(dict.fromkeys(types, reader))
         return reader
 

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ..activations.recognize import recognize
-from ..layers.attend import Attend, attended
-from ..layers.recurrent import RNN
+from ..layers.sequences import RNN, attended
 from ..layers.weights import dotted
 from ..moments.fields import Builder, Field, Value
 from ..moments.functions import apply_function
 from ..moments.joins import add_fields, concat_channels
 from ..moments.ops import DropChannels
+from ..moments.sequences import Attend
 from ..moments.shapes import take_positions
 from .calls import Call, Kwargs
 from .faithful import check_leaf
@@ -91,15 +91,18 @@ def _block(m: nn.TransformerEncoderLayer, call: Call, padding: Tensor | None, ca
     build = call.build
 
     def inner(part: str, x: Value) -> Value:
+        """x after a module of the block."""
         return read_part(getattr(m, part), x, call, dotted(call.name, part))
 
     def attend(x: Value) -> Value:
+        """The block's first branch."""
         label = dotted(call.name, "self_attn")
         build.name, build.where = label, f"{label} (MultiheadAttention)"
         mixed = _attention(m.self_attn, replace(call, args=(x,), name=label), padding, causal)
         return inner("dropout1", mixed)
 
     def feed(x: Value) -> Value:
+        """The block's second branch."""
         hidden = inner("linear1", x)
         assert not isinstance(hidden, Tensor)
         hidden = apply_function(build, hidden, m.activation, recognize(m.activation), "activation")

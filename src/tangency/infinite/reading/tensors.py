@@ -77,8 +77,8 @@ def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int],
 def read_flatten(call: Call) -> Field:
     """flatten from one axis to another."""
     f = call.field()
-    every = len(f.shape) + 1
-    start, end = call.get(1, "start_dim", 0) % every, call.get(2, "end_dim", -1) % every
+    rank = len(f.shape) + 1
+    start, end = call.get(1, "start_dim", 0) % rank, call.get(2, "end_dim", -1) % rank
     full = (call.build.size, *f.shape)
     new = (*full[:start], prod(full[start : end + 1]), *full[end + 1 :])
     return read_reshape(replace(call, args=(f, tuple(new)), kwargs=Keywords()))

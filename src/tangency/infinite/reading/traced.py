@@ -230,11 +230,9 @@ class Reading:
         build.name = dotted(self.prefix, node.name)
         if not random:
             with Settled(build.where):
-                known: object = (
-                    getattr(args[0], target)(*args[1:], **kwargs)
-                    if isinstance(target, str)
-                    else target(*args, **kwargs)
-                )
+                if isinstance(target, str):
+                    target, args = getattr(args[0], target), args[1:]
+                known: object = target(*args, **kwargs)
                 return known
         self._check_shown(node)
         rule = METHODS.get(target) if isinstance(target, str) else FUNCTIONS.get(target)
@@ -318,12 +316,12 @@ def _place(p: Tensor) -> object:
 def _inputs(graph: fx.Graph, value: object) -> dict[str, object]:
     """The inputs by the names of forward()'s arguments (as fx writes them: "*args" and "**kwargs" with their stars)."""
     # fx makes a placeholder of each argument, with its default as argument of the node.
-    every = [node for node in graph.nodes if node.op == "placeholder"]
-    names = [str(node.target) for node in every if not str(node.target).startswith("*")]
-    needed = [str(node.target) for node in every if not node.args and not str(node.target).startswith("*")]
-    rest = [str(node.target) for node in every if str(node.target).startswith("*")]
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    names = [str(node.target) for node in placeholders if not str(node.target).startswith("*")]
+    needed = [str(node.target) for node in placeholders if not node.args and not str(node.target).startswith("*")]
+    rest = [str(node.target) for node in placeholders if str(node.target).startswith("*")]
     inputs: dict[str, object] = {name: {} if name.startswith("**") else () for name in rest}
-    inputs |= {str(node.target): node.args[0] for node in every if node.args}
+    inputs |= {str(node.target): node.args[0] for node in placeholders if node.args}
     if isinstance(value, Mapping):
         given = dict(value)
         if unknown := sorted(str(n) for n in given if n not in names):
@@ -331,10 +329,10 @@ def _inputs(graph: fx.Graph, value: object) -> dict[str, object]:
     else:
         values = list(value) if isinstance(value, (tuple, list)) else [value]
         given = dict(zip(names, values, strict=False))
-        more = [name for name in rest if not name.startswith("**")]
-        if len(values) > len(names) and not more:
+        star = [name for name in rest if not name.startswith("**")]
+        if len(values) > len(names) and not star:
             raise InputError(f"{len(values)} inputs were given; the model takes {names}.")
-        given |= {name: tuple(values[len(names) :]) for name in more}
+        given |= {name: tuple(values[len(names) :]) for name in star}
     if any(name not in given for name in needed):
         raise InputError(f"the model takes {names}; given were {sorted(given)}.")
     return inputs | given

@@ -35,17 +35,19 @@ class Kronecker(Sketch):
     def add(
         self, outs: Sequence[Tensor], blocks: Sequence[GradientBlock], place: Place, joint: bool, room: int
     ) -> None:
+        """Add B G Aᵀ, flat, to rows (sample, output) of outs; `joint`: of each output with its own B and A."""
         if len(place.shape) < 2:
             return Sparse().add(outs, blocks, place, joint, room)
         k, sizes = outs[0].shape[1], (place.shape[0], math.prod(place.shape[1:]))
         sides = side_lengths(k, *sizes)
         for out, block in zip(outs, blocks, strict=True):
-            for some, stream in _by_output(block, place.stream, joint):
-                made = _both_sides(some, stream, sizes, sides).flatten(2).flatten(0, 1).to(out.dtype)
+            for part, stream in _by_output(block, place.stream, joint):
+                projected = _both_sides(part, stream, sizes, sides).flatten(2).flatten(0, 1).to(out.dtype)
+                # Without the shift all parameters' first rows would meet in the same ones, and the last stay empty.
                 to = int(below(stream.words(SHIFT, 1, 0, 1, torch.device("cpu")), k))
-                before = min(made.shape[1], k - to)
-                out[:, to : to + before] += made[:, :before]
-                out[:, : made.shape[1] - before] += made[:, before:]
+                before = min(projected.shape[1], k - to)
+                out[:, to : to + before] += projected[:, :before]
+                out[:, : projected.shape[1] - before] += projected[:, before:]
         return None
 
 
@@ -57,33 +59,34 @@ def side_lengths(k: int, o: int, i: int) -> tuple[int, int]:
 
 
 def _both_sides(block: GradientBlock, stream: Stream, sizes: tuple[int, int], sides: tuple[int, int]) -> Tensor:
-    """[n, c, k₁, k₂]."""
+    """B G Aᵀ [n, c, k₁, k₂], from the factors of G where it has some."""
     block = _in_order(block)
     like = block.tensors()[-1]
     like = like.float() if like.dtype == torch.float16 else like
     rest = _side(stream, REST, sizes[1], sides[1], like)
     lift = block.uses[0].lift if isinstance(block, OuterBlock) else None
     if isinstance(block, OuterBlock) and block.indexed and sides[0] < sizes[0]:
-        made = _looked_up(block, stream, sides[0], rest)
+        projected = _looked_up(block, stream, sides[0], rest)
     elif isinstance(block, OuterBlock) and lift is not None and lift.taps is not None:
         first = _side(stream, FIRST, sizes[0], sides[0], like)
         a, d = block.a().to(like.dtype), block.d().to(like.dtype)  # [n, t, g, i], [n, c, t, g, o]
         if rest.dim() == 1:  # kept: in the weight's own order
             a = _aligned(ordered(a, lift.taps) * rest)
         else:
+            # Patches are unfolded [taps, channels], a weight is [channels, taps]: the side gets the patches' order.
             a = _aligned(_apply(a, rest.unflatten(0, (-1, lift.taps)).transpose(0, 1).flatten(0, 1)))
         by_group = first.unflatten(0, (a.shape[2], -1))
-        each = [_apply(d[:, :, :, g], by_group[g]) for g in range(a.shape[2])]
-        if first.dim() == 1 and len(each) > 1:  # groups keep their own channels
-            made = torch.cat([torch.einsum("ncto,nti->ncoi", e, a[:, :, g]) for g, e in enumerate(each)], 2)
+        deltas = [_apply(d[:, :, :, g], by_group[g]) for g in range(a.shape[2])]  # B δ of each group
+        if first.dim() == 1 and len(deltas) > 1:  # groups keep their own channels
+            projected = torch.cat([torch.einsum("ncto,nti->ncoi", v, a[:, :, g]) for g, v in enumerate(deltas)], 2)
         else:
-            made = torch.einsum("nctgo,ntgi->ncoi", torch.stack(each, 3), a)
-        made = made[..., : sides[1]]
+            projected = torch.einsum("nctgo,ntgi->ncoi", torch.stack(deltas, 3), a)
+        projected = projected[..., : sides[1]]
     else:
         first = _side(stream, FIRST, sizes[0], sides[0], like)
         g = block.expand().unflatten(2, sizes)
         return _apply(_apply(g, rest).transpose(-1, -2), first).transpose(-1, -2)
-    return _scaled(made, block.scale)
+    return projected if block.scale is None else projected * block.scale[:, None, None, None]
 
 
 def _in_order(block: GradientBlock) -> GradientBlock:
@@ -94,6 +97,7 @@ def _in_order(block: GradientBlock) -> GradientBlock:
 def _looked_up(block: OuterBlock, stream: Stream, k: int, rest: Tensor) -> Tensor:
     """An embedding: B δ is the column of B that belongs to the row that was looked up."""
     a, d = block.a(), block.d()[:, :, :, 0].to(rest.dtype)  # [n, t], [n, c, t, o]
+    # Only columns of B that are needed are made; −1 is a position without a row (padding).
     present = torch.unique(a[a >= 0])
     if not len(present):
         return d.new_zeros(len(d), d.shape[1], k, rest.shape[-1] if rest.dim() == 2 else len(rest))
@@ -116,17 +120,13 @@ def _apply(v: Tensor, side: Tensor) -> Tensor:
     if side.dim() == 1:
         return v * side
     wide = _aligned(side)
-    made = torch.bmm(v.reshape(len(v), -1, v.shape[-1]), wide.expand(len(v), *wide.shape))
-    return made[..., : side.shape[1]].reshape(*v.shape[:-1], -1)
+    product = torch.bmm(v.reshape(len(v), -1, v.shape[-1]), wide.expand(len(v), *wide.shape))
+    return product[..., : side.shape[1]].reshape(*v.shape[:-1], -1)
 
 
 def _aligned(v: Tensor) -> Tensor:
     """Rows of whole cache lines: rounding depends on how they lie in memory, too."""
     return F.pad(v, (0, -v.shape[-1] % 16))
-
-
-def _scaled(v: Tensor, scale: Tensor | None) -> Tensor:
-    return v if scale is None else v * scale[:, None, None, None]
 
 
 @dataclass(frozen=True)
@@ -142,18 +142,21 @@ class RandomMask(Sketch):
     def add(
         self, outs: Sequence[Tensor], blocks: Sequence[GradientBlock], place: Place, joint: bool, room: int
     ) -> None:
+        """Add those picked entries that lie in this parameter, each to its row of outs."""
         size = math.prod(place.shape)
         for out, block in zip(outs, blocks, strict=True):
-            for some, stream in _by_output(block, place.common, joint):
+            # The common words: which entries are picked is decided for all parameters of a group together.
+            for part, stream in _by_output(block, place.common, joint):
                 picks, weights = _picks(stream, out.shape[1], place.total, out)
                 rows = ((picks >= place.first) & (picks < place.first + size) & (weights != 0)).nonzero()[:, 0]
                 if len(rows):
-                    values = _values(some, picks[rows] - place.first)
+                    values = _values(part, picks[rows] - place.first)
                     out[:, rows] += (values.flatten(0, 1) * weights[rows]).to(out.dtype)
 
 
 def _picks(stream: Stream, k: int, total: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Which entry each row is, and with what factor: its word's upper half picks, its lowest bit is the sign."""
+    # Run r is the entries r·total/k … (r + 1)·total/k, in whole numbers: their lengths differ by one at most.
     r = torch.arange(k, device=like.device)
     low = r * total // k
     length = (r + 1) * total // k - low
@@ -171,17 +174,18 @@ def _values(block: GradientBlock, columns: Tensor) -> Tensor:
     lift = block.uses[0].lift if isinstance(block, OuterBlock) else None
     if isinstance(block, OuterBlock) and block.indexed:
         d = block.d()[:, :, :, 0].float() if block.dtype == torch.float16 else block.d()[:, :, :, 0]
-        hit = (block.a()[:, :, None] == columns // d.shape[-1]).to(d.dtype)
-        made = torch.einsum("ntk,nctk->nck", hit, d[..., columns % d.shape[-1]])
-        return made if block.scale is None else made * block.scale[:, None, None]
+        hit = (block.a()[:, :, None] == columns // d.shape[-1]).to(d.dtype)  # [n, t, k]: is it the row of the entry?
+        entry = torch.einsum("ntk,nctk->nck", hit, d[..., columns % d.shape[-1]])
+        return entry if block.scale is None else entry * block.scale[:, None, None]
     if not isinstance(block, OuterBlock) or lift is None or lift.taps is None:
         return block.expand()[:, :, columns]
     _, _, i, o = block.sizes()
     channel, inner = columns // i, columns % i
+    # From the weight's order (channels, taps) to that of the unfolded patches (taps, channels).
     inner = (inner % lift.taps) * (i // lift.taps) + inner // lift.taps
     group = channel // o
     a, d = block.a(), block.d()
     if d.dtype == torch.float16:
         a, d = a.float(), d.float()
-    made = torch.einsum("ntk,nctk->nck", a[:, :, group, inner], d[:, :, :, group, channel % o])
-    return made if block.scale is None else made * block.scale[:, None, None]
+    entry = torch.einsum("ntk,nctk->nck", a[:, :, group, inner], d[:, :, :, group, channel % o])
+    return entry if block.scale is None else entry * block.scale[:, None, None]

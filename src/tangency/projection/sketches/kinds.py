@@ -68,14 +68,16 @@ class Flat(Sketch):
     def add(
         self, outs: Sequence[Tensor], blocks: Sequence[GradientBlock], place: Place, joint: bool, room: int
     ) -> None:
+        """Piece by piece, so that gradients are never all formed at once."""
         if len(blocks) > 1 and not (self.shared and _alike(blocks)):
             for out, block in zip(outs, blocks, strict=True):
                 self.add([out], [block], place, joint, room)
             return
-        for some in zip(*(gradient_pieces(b, room, self.compact) for b in blocks), strict=True):
-            for c in range(some[0].g.shape[1]) if joint else (None,):
-                own = place if c is None else replace(place, stream=replace(place.stream, output=c))
-                self.multiply(outs, [_rows(p, c) for p in some], replace(some[0], scale=_scales(some[0], c)), own)
+        for pieces in zip(*(gradient_pieces(b, room, self.compact) for b in blocks), strict=True):
+            first = pieces[0]  # the others have the same columns
+            for c in range(first.g.shape[1]) if joint else (None,):
+                words = place if c is None else replace(place, stream=replace(place.stream, output=c))
+                self.multiply(outs, [_rows(p, c) for p in pieces], replace(first, scale=_scales(first, c)), words)
 
 
 def _alike(blocks: Sequence[GradientBlock]) -> bool:
@@ -107,14 +109,16 @@ class _Dense(Flat):
     shared = True
     compact = False  # which rows of an embedding occur would decide the order of the sums, and random access is slow
     use: ClassVar[int]
-    each: ClassVar[int]  # entries in a word
+    per_word: ClassVar[int]  # entries in a word of 64 bits
 
     def factor(self, k: int) -> float:
+        """1/√k: the variance of an entry is 1/k."""
         return k**-0.5
 
     def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, place: Place) -> None:
+        """Some columns of R at a time, each used for all of gs while it is in the cache."""
         k, device = outs[0].shape[1], outs[0].device
-        q, rows = gs[0].shape[1], -(-k // self.each)
+        q, rows = gs[0].shape[1], -(-k // self.per_word)
         dtype = gs[0].dtype if device.type == "cuda" else outs[0].dtype
         held = HELD if device.type == "cpu" else max(64, CUDA // (k * dtype.itemsize) // 1024 * 1024)
         step = WORDS if device.type == "cpu" else held
@@ -123,10 +127,10 @@ class _Dense(Flat):
             count = min(step, q - start)
             words = place.stream.words(self.use, rows, piece.start + start, count, device)
             for at in range(0, count, held):
-                some = min(held, count - at)
-                matrix = entries(words[:, at : at + some], self.use == NORMAL, buffer[:some])
+                columns = min(held, count - at)
+                matrix = entries(words[:, at : at + columns], self.use == NORMAL, buffer[:columns])
                 for out, g in zip(outs, gs, strict=True):
-                    _product(out, g[:, start + at : start + at + some], matrix, piece.scale)
+                    _product(out, g[:, start + at : start + at + columns], matrix, piece.scale)
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class Rademacher(_Dense):
     """R has entries ±1."""
 
     kind = "rademacher"
-    use, each = SIGN, 64
+    use, per_word = SIGN, 64
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ class GaussianEntries(_Dense):
     """R has normal entries (65,536 values: `normal_table`)."""
 
     kind = "gaussian"
-    use, each = NORMAL, 4
+    use, per_word = NORMAL, 4
 
 
 @dataclass(frozen=True)
@@ -158,9 +162,11 @@ class Sparse(Flat):
     kind = "sparse"
 
     def factor(self, k: int) -> float:
+        """1/√s, with s entries in a column."""
         return self.nonzeros**-0.5
 
     def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, place: Place) -> None:
+        """Each of the s groups of rows takes every entry once."""
         k = outs[0].shape[1]
         for out, g in zip(outs, gs, strict=True):
             for group in range(self.nonzeros):
@@ -174,6 +180,7 @@ class Sparse(Flat):
             return self._scattered(out, g, piece, stream, group)
         q = g.shape[1]
         first, last = piece.start // k, (piece.start + q - 1) // k + 1
+        # The kernel sums in 32 bits, and 64-bit gradients want more.
         compiled = g.is_cuda and g.dtype != torch.float64 and triton.present()
         if not compiled:
             g = _wide(g, piece.scale)
@@ -219,23 +226,28 @@ class Hadamard(Flat):
     compact = False
 
     def factor(self, k: int) -> float:
+        """1/√k: the entries of H are ±1."""
         return k**-0.5
 
     def multiply(self, outs: Sequence[Tensor], gs: Sequence[Tensor], piece: Piece, place: Place) -> None:
+        """Chunks of the columns, transformed one after another."""
         for out, g in zip(outs, gs, strict=True):
-            self._one(out, _wide(g, piece.scale).to(out.dtype), piece.start, place)
+            self._transform(out, _wide(g, piece.scale).to(out.dtype), piece.start, place)
 
-    def _one(self, out: Tensor, g: Tensor, start: int, place: Place) -> None:
+    def _transform(self, out: Tensor, g: Tensor, start: int, place: Place) -> None:
         k, (rows, q), stream = out.shape[1], g.shape, place.stream
         length = max(power_of_two(k), min(LONGEST_TRANSFORM, power_of_two(math.prod(place.shape))))
         left, right = _factors(length, out)
-        step = max(1, (1 << 26) // (rows * length)) if not g.is_cuda else max(1, (1 << 29) // (rows * length))
+        # Numbers that are transformed at a time (heuristic).
+        step = max(1, (1 << (29 if g.is_cuda else 26)) // (rows * length))
         first, last = start // length, (start + q - 1) // length + 1
         for chunk in range(first, last, step):
             low, high = max(start, chunk * length), min(start + q, (chunk + step) * length, last * length)
+            # A piece may begin and end within a chunk: what other pieces hold is 0 here, and adds up with theirs.
             padded = g.new_zeros(rows, min(step, last - chunk) * length)
             sign = signs(stream, COLUMN, 0, low, high - low, g)
             padded[:, low - chunk * length : high - chunk * length] = g[:, low - start : high - start] * sign
+            # (left ⊗ right) v, with v as a matrix: two small products in place of a large one.
             mixed = left @ padded.view(rows, -1, *left.shape[:1], *right.shape[:1]) @ right
             for j, part in enumerate(mixed.flatten(2).unbind(1)):
                 after = signs(stream, COLUMN, 1, (chunk + j) * length, k, g)
@@ -244,6 +256,7 @@ class Hadamard(Flat):
 
 @cache
 def _hadamard(size: int) -> Tensor:
+    """Sylvester's matrix of ±1, for a power of two."""
     h = torch.ones(1, 1)
     while len(h) < size:
         h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
@@ -272,11 +285,13 @@ def _sample(stream: Stream, chunk: int, length: int, k: int, device: torch.devic
 
 
 def _wide(g: Tensor, scale: Tensor | None) -> Tensor:
+    """Gradients in 32 bits at least, with their scales."""
     g = g.float() if g.dtype == torch.float16 else g
     return g if scale is None else g * scale[:, None]
 
 
 def _product(out: Tensor, g: Tensor, matrix: Tensor, scale: Tensor | None) -> None:
+    """out += scale · g @ matrix; of 16-bit factors the sums have 32 bits."""
     if g.dtype == torch.float16:
         _accumulate(out, matmul_wide(g, matrix), scale)
     elif scale is None:

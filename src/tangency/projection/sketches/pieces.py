@@ -47,20 +47,19 @@ def gradient_pieces(block: GradientBlock, room: int, compact: bool = True) -> It
         yield from _columns(block, room)
     else:
         dense = formed(block)
-        yield Piece(
-            dense.expand() if not isinstance(dense, DenseBlock) else dense.g, scale=getattr(dense, "scale", None)
-        )
+        gradients = dense.g if isinstance(dense, DenseBlock) else dense.expand()
+        yield Piece(gradients, scale=getattr(dense, "scale", None))
 
 
 def output(block: GradientBlock, c: int) -> GradientBlock:
     """The gradients of one output alone."""
-    one = slice(c, c + 1)
+    alone = slice(c, c + 1)
     if isinstance(block, MixedBlock):
         return MixedBlock(tuple(output(b, c) for b in block.blocks))
     if isinstance(block, OuterBlock):
-        return replace(block, uses=tuple(replace(u, d=u.d[:, one]) for u in block.uses))
+        return replace(block, uses=tuple(replace(u, d=u.d[:, alone]) for u in block.uses))
     assert isinstance(block, DenseBlock)
-    return replace(block, g=block.g[:, one])
+    return replace(block, g=block.g[:, alone])
 
 
 def _channels(block: OuterBlock, room: int) -> Iterator[Piece]:
@@ -69,18 +68,20 @@ def _channels(block: OuterBlock, room: int) -> Iterator[Piece]:
     a, d = block.a().transpose(1, 2), block.d()
     taps = block.uses[0].lift.taps
     assert taps is not None
-    before = taps > 1 and t < block.c * o  # the activations are fewer than the gradients: put those in order
+    # Patches are unfolded [taps, channels], a weight is [channels, taps]. Whichever is smaller is put in order: the
+    # activations before the product, or the gradients after it.
+    before = taps > 1 and t < block.c * o
     if before:
         a = ordered(a, taps)
-    fit = max(1, room // max(1, block.n * block.c * i * d.element_size()))  # channels
+    fit = max(1, room // max(1, block.n * block.c * i * d.element_size()))  # output channels that a piece may hold
     together, step = max(1, min(g, fit // o)), min(o, fit)
     for group in range(0, g, together):
         for start in range(0, o, step):
-            some = slice(group, group + together)
-            made = gradient(a[:, some], d[:, :, :, some, start : start + step])
+            groups = slice(group, group + together)
+            gradients = gradient(a[:, groups], d[:, :, :, groups, start : start + step])
             if taps > 1 and not before:
-                made = ordered(made.unflatten(2, (-1, i)), taps).flatten(2)
-            yield Piece(made, (group * o + start) * i, scale=block.scale)
+                gradients = ordered(gradients.unflatten(2, (-1, i)), taps).flatten(2)
+            yield Piece(gradients, (group * o + start) * i, scale=block.scale)
 
 
 def _columns(block: OuterBlock, room: int) -> Iterator[Piece]:
@@ -89,8 +90,8 @@ def _columns(block: OuterBlock, room: int) -> Iterator[Piece]:
     (i, o), rows = (a.shape[3], d.shape[4]), block.n * block.c
     step = max(1, min(i, room // max(1, rows * o * d.element_size())))
     for start in range(0, i, step):
-        made = gradient(a[..., start : start + step], d).unflatten(2, (o, -1)).transpose(-1, -2)
-        yield Piece(made.flatten(2), start * o, scale=block.scale)
+        gradients = gradient(a[..., start : start + step], d).unflatten(2, (o, -1)).transpose(-1, -2)
+        yield Piece(gradients.flatten(2), start * o, scale=block.scale)
 
 
 def ordered(v: Tensor, taps: int) -> Tensor:
@@ -104,6 +105,7 @@ def _rows(block: OuterBlock, room: int) -> Iterator[Piece]:
     step = max(1, room // max(1, block.n * block.c * d.shape[-1] * 4))
     every = torch.unique(a[a >= 0])
     for present in every.split(step) if len(every) else ():
+        # Rows are numbered within the piece; −1 is one that is not in it.
         local = torch.searchsorted(present, a).clamp_max(len(present) - 1)
         local = torch.where(present[local] == a, local, -1)
         yield Piece(_scattered(local, d, len(present)), index=present, scale=block.scale)
@@ -121,5 +123,6 @@ def _vocabulary(block: OuterBlock, room: int) -> Iterator[Piece]:
 
 
 def _scattered(index: Tensor, d: Tensor, rows: int) -> Tensor:
+    """The gradients [n, c, rows·o] of an embedding's rows, added up in 32 bits at least."""
     wide = d.float() if d.dtype == torch.float16 else d
     return scatter(index, wide, rows)[:, :, 0].transpose(-1, -2).flatten(2)

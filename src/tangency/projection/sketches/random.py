@@ -23,6 +23,7 @@ from . import triton
 
 # What words are for: the last number of the counter.
 SIGN, NORMAL, COLUMN, SHIFT, FIRST, REST, PICK = range(7)
+# The constants of Philox4x64: multipliers of the two halves of the counter, and what is added to the key every round.
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _LOW = 0xFFFFFFFF
@@ -50,6 +51,7 @@ class Stream:
             return self.at(use, rows, torch.arange(start, start + count, device=device), top)
         made = torch.empty(rows, count, dtype=torch.int64)
         for r in range(rows):
+            # NumPy adds 1 to the counter before it makes the first four words.
             source = np.random.Philox(counter=[start // 4, top + r, self.output, use], key=self.key)
             made[r] = torch.from_numpy(source.random_raw(start % 4 + count)[start % 4 :].view(np.int64))
         return made
@@ -83,6 +85,7 @@ def entries(words: Tensor, normal: bool, out: Tensor) -> Tensor:
     q, k = out.shape
     if out.device.type == "cuda" and triton.present():
         return triton.launch_entries(words, normal_table(out.device) if normal else None, out)
+    # The words of a column side by side, so that their bytes are its entries in order (little-endian).
     packed = words.T.clone(memory_format=torch.contiguous_format)
     if normal and out.device.type == "cpu":
         number = packed.numpy().view(np.uint16).reshape(q, -1)[:, :k]
@@ -132,6 +135,7 @@ def _philox(first: Tensor, second: Tensor, third: int, fourth: int, key: int) ->
 
 def _product(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
     """(high, low) words of the 128-bit product of unsigned words."""
+    # By halves of 32 bits: torch has no 128-bit product, and int64 products wrap round, which is what is wanted.
     a0, a1, b0, b1 = a & _LOW, (a >> 32) & _LOW, b & _LOW, b >> 32
     ll, lh, hl, hh = a0 * b0, a0 * b1, a1 * b0, a1 * b1
     middle = ((ll >> 32) & _LOW) + (lh & _LOW) + (hl & _LOW)

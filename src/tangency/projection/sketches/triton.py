@@ -52,8 +52,8 @@ def launch_buckets(g: Tensor, scale: Tensor, out: Tensor, bits: Tensor, shifts: 
     grid = (-(-k // wide), -(-rows // high))
     first, last = start // k, (start + q - 1) // k + 1
     # Where that leaves a GPU half idle, the chunks are shared out, and the sums added up in their order.
-    each = -(-(last - first) // max(1, min(last - first, 2048 // (grid[0] * grid[1]))))
-    parts = -(-(last - first) // each)
+    share = -(-(last - first) // max(1, min(last - first, 2048 // (grid[0] * grid[1]))))
+    parts = -(-(last - first) // share)
     sums = out if parts == 1 else torch.zeros(parts, rows, k, device=g.device)
     # All places are counted from the first chunk, so that 32 bits hold them.
     module.buckets_kernel[(*grid, parts)](
@@ -67,7 +67,7 @@ def launch_buckets(g: Tensor, scale: Tensor, out: Tensor, bits: Tensor, shifts: 
         k,
         start - first * k,
         last - first,
-        each,
+        share,
         start % 64,
         g.stride(0),
         sums.stride(-2),
