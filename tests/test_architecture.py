@@ -1,6 +1,7 @@
-"""The rooms of the house: a module imports only from rooms above its own; torch and numpy alone are enough."""
+"""The rooms of the house: a module imports only from rooms below its own; torch and numpy alone are enough."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -12,20 +13,14 @@ from jaxtyping import TypeCheckError
 
 import tangency as tg
 
-SRC = Path(__file__).parents[1] / "src" / "tangency"
-# Ten floors; a room imports only from floors above its own. Files that stand at the top belong to a floor too.
-FLOORS = [
-    ["errors", "_version", "_base", "plots"],
-    ["engine"],
-    ["kernels", "datasets", "models"],
-    ["gram"],
-    ["linalg", "projection", "infinite"],
-    ["regress"],
-    ["dynamics", "surrogate", "estimators"],
-    ["decisions", "studies"],
-    ["report", "experiments", "testing"],
-    ["demo", "cli", "__main__", "__init__"],
-]
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "tangency"
+# The drawing in docs/design.md, lowest floor first: a room imports only from floors below its own. The first floor and
+# the last hold what stands at the top of the package beside the rooms; there, files may import each other.
+DRAWING = re.findall(r"^( \d|\d\d)  (.{42})", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
+FLOORS = [names.split() for _, names in reversed(DRAWING)]
+FLOORS[0].append("_version")
+FLOORS[-1].append("__main__")
 FLOOR = {name: k for k, rooms in enumerate(FLOORS) for name in rooms}
 # Within infinite: each folder imports only from those to its left; the files beside them from all.
 INFINITE = ["activations", "moments", "layers", "reading"]
@@ -58,7 +53,15 @@ def imports(path: Path) -> set[str]:
     return {name or "__init__" for name in names}
 
 
-def test_rooms_import_only_from_floors_above() -> None:
+def test_the_drawing_shows_all_rooms() -> None:
+    """Ten floors at most, and everything that stands in src/tangency."""
+    assert [int(number) for number, _ in DRAWING] == list(range(len(DRAWING), 0, -1))
+    assert len(FLOORS) <= 10
+    there = {p.name.removesuffix(".py") for p in SRC.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert there == set(FLOOR)
+
+
+def test_rooms_import_only_from_floors_below() -> None:
     for path in SRC.rglob("*.py"):
         room = path.relative_to(SRC).parts[0].removesuffix(".py")
         for name in imports(path):

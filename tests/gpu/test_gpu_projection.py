@@ -92,7 +92,7 @@ def test_the_same_blocks_give_the_same_bits(net: str, kind: str) -> None:
 
 @pytest.mark.parametrize("net", STEADY)
 def test_stored_features_go_on_to_the_bit(net: str, tmp_path: Path) -> None:
-    pytest.importorskip("zarr", reason="zarr is missing here: python -m benchmarks.robustness.gpu_tests --wheels brings it")
+    pytest.importorskip("zarr", reason="no zarr: python -m benchmarks.robustness.gpu_tests --wheels brings it")
     kernel, x = projected(net, "sparse")
     store = str(tmp_path / "features")
     want = kernel.features(x, store=store, tile=16, progress=False)[:]

@@ -59,7 +59,7 @@ def test_a_worker_on_every_gpu(net: str, errors: Errors) -> None:
 
 
 def test_workers_fill_a_store(tmp_path: Path, errors: Errors) -> None:
-    pytest.importorskip("zarr", reason="zarr is missing here: python -m benchmarks.robustness.gpu_tests --wheels brings it")
+    pytest.importorskip("zarr", reason="no zarr: python -m benchmarks.robustness.gpu_tests --wheels brings it")
     kernel, x = trace("convolutions", F64)
     gram = tg.compute(kernel, x, store=str(tmp_path / "gram"), tile=16, executor=executor(), progress=False)
     errors.below("workers, float64", error(gram.dense(), kernel(x)), 1e-12)

@@ -77,7 +77,7 @@ class Executor(Protocol):
 
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | tuple[Any, ...] | list[Any] | FeatureBatch
-Outputs: TypeAlias = str | int | Callable[[Any], Tensor] | None
+PickedOutputs: TypeAlias = str | int | Callable[[Any], Tensor] | None
 
 __all__ = [
     "Array",
@@ -90,9 +90,9 @@ __all__ = [
     "Int",
     "Json",
     "Memory",
-    "Outputs",
     "Params",
     "Pending",
+    "PickedOutputs",
     "Spec",
     "StorePath",
     "StorePlace",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp
 
-from .._base.types import Outputs, Trainable
+from .._base.types import PickedOutputs, Trainable
 from ..engine.heads import pick
 from ..engine.network import Network, borrowed
 from ..errors import InputError, ModelError, PerformanceWarning
@@ -22,7 +22,9 @@ Point = dict[str, Tensor]  # name → parameter
 ORDERS = (1, 2, 3)
 
 
-def linearize(model: nn.Module, order: int = 1, trainable: Trainable = None, outputs: Outputs = None) -> "Linearized":
+def linearize(
+    model: nn.Module, order: int = 1, trainable: Trainable = None, outputs: PickedOutputs = None
+) -> "Linearized":
     """f_lin(x; θ) = f(x; θ0) + J(x; θ0)(θ − θ0), a module with parameters θ that starts at θ0, the model's own.
 
     `order` 2 and 3 add the Taylor terms (1/k!) dᵏ/dεᵏ f(x; θ0 + ε(θ − θ0)). `trainable`: which parameters θ has, as

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .._base import checks
 from .._base.results import Result
-from .._base.types import Float, Inputs, Outputs, Trainable
+from .._base.types import Float, Inputs, PickedOutputs, Trainable
 from ..errors import InputError
 from ..kernels.empirical import Empirical
 from ..kernels.ntk import full_ntk
@@ -24,7 +24,7 @@ def one_step(
     loss: Callable[[Tensor, Tensor], Tensor],
     lr: float,
     trainable: Trainable = None,
-    outputs: Outputs = None,
+    outputs: PickedOutputs = None,
 ) -> Tensor:
     """f(x; θ') − f(x; θ) ≈ −lr·Σ_i Θ(x, x_i) ∂L/∂f(x_i) [n, m, c]: the share of each of the m samples of an SGD step.
 
@@ -66,7 +66,7 @@ def learning_path(
     *,
     lr: float,
     trainable: Trainable = None,
-    outputs: Outputs = None,
+    outputs: PickedOutputs = None,
 ) -> Decomposition:
     """q^{t+1}(x) − q^t(x) = lr·A(x) K(x, x_u) (p(x_u) − q(x_u)) + O(lr²): one SGD step on the cross-entropy.
 

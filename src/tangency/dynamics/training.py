@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .._base import tree
 from .._base.progress import bar
 from .._base.results import Result
-from .._base.types import Float, Inputs, Outputs
+from .._base.types import Float, Inputs, PickedOutputs
 from ..engine.heads import pick
 from ..errors import DidNotConverge, InputError
 from .path import Batch, Loss, schedule
@@ -38,7 +38,7 @@ def train(
     batches: Iterable[Batch] | None = None,
     x_test: Inputs | None = None,
     every: int = 1,
-    outputs: Outputs = None,
+    outputs: PickedOutputs = None,
     watch: Callable[[int], object] | None = None,
     progress: bool = True,
 ) -> History:
@@ -96,7 +96,7 @@ class _Record:
     y: Tensor
     loss: Loss
     x_test: Inputs | None
-    outputs: Outputs
+    outputs: PickedOutputs
     watch: Callable[[int], object] | None
     kept: list[tuple[int, Tensor, Tensor | None, Tensor]] = field(default_factory=list)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .._base import tree
-from .._base.types import Float, Inputs, Outputs
+from .._base.types import Float, Inputs, PickedOutputs
 from ..errors import InputError, ModelError
 
 Head = int | tuple[int, int] | Callable[..., Tensor] | None
@@ -20,7 +20,7 @@ class Readout:
     `extra` of the inputs' last elements are not the model's, but the head's (a loss takes labels).
     """
 
-    outputs: Outputs
+    outputs: PickedOutputs
     head: Head
     extra: int = 0
 
@@ -95,7 +95,7 @@ def head_arity(head: Head) -> int:
     return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in params)
 
 
-def pick(returned: object, outputs: Outputs) -> Tensor:
+def pick(returned: object, outputs: PickedOutputs) -> Tensor:
     """The tensor out of what a model returns."""
     if callable(outputs):
         returned = outputs(returned)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .._base import checks, tree
-from .._base.types import Float, Inputs, Outputs, Params, Trainable
+from .._base.types import Float, Inputs, Params, PickedOutputs, Trainable
 from ..errors import InputError, ModelError
 from .heads import Head, Readout, head_arity
 from .recorder import Recorder
@@ -67,7 +67,7 @@ class Network:
         *,
         params: Params | None = None,
         trainable: Trainable = None,
-        outputs: Outputs = None,
+        outputs: PickedOutputs = None,
         head: Head = None,
         dtype: object = None,
     ) -> "Network":
@@ -99,7 +99,7 @@ class Network:
         return Network(model, params, checks.trained(model, trainable), readout, precision)
 
     @property
-    def outputs(self) -> Outputs:
+    def outputs(self) -> PickedOutputs:
         """What picks the outputs out of what the model returns."""
         return self.readout.outputs
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
-from .._base.types import Outputs, Params, Trainable
+from .._base.types import Params, PickedOutputs, Trainable
 from ..engine.contraction import Method, check_method
 from ..engine.features import Jacobian
 from ..engine.heads import Head, head_arity
@@ -28,7 +28,7 @@ def full_ntk(
     *,
     params: Params | None = None,
     trainable: Trainable = None,
-    outputs: Outputs = None,
+    outputs: PickedOutputs = None,
     dtype: object = None,
     method: Method = None,
 ) -> Empirical:
@@ -53,7 +53,7 @@ def trace_ntk(
     *,
     params: Params | None = None,
     trainable: Trainable = None,
-    outputs: Outputs = None,
+    outputs: PickedOutputs = None,
     dtype: object = None,
     method: Method = None,
 ) -> Empirical:
@@ -76,7 +76,7 @@ def pseudo_ntk(
     *,
     params: Params | None = None,
     trainable: Trainable = None,
-    outputs: Outputs = None,
+    outputs: PickedOutputs = None,
     dtype: object = None,
     method: Method = None,
 ) -> Empirical:
@@ -113,7 +113,7 @@ def head_ntk(
     *,
     params: Params | None = None,
     trainable: Trainable = None,
-    outputs: Outputs = None,
+    outputs: PickedOutputs = None,
     dtype: object = None,
     method: Method = None,
 ) -> Empirical:
@@ -152,7 +152,7 @@ def conjugate_kernel(
     layer: str | None = None,
     bias: bool = True,
     params: Params | None = None,
-    outputs: Outputs = None,
+    outputs: PickedOutputs = None,
     dtype: object = None,
 ) -> Empirical:
     """CK(x1, x2)[n, m] = 1 + z(x1)·z(x2), z the last hidden layer (the input of the last linear or convolutional one).
@@ -176,7 +176,7 @@ def embedding_kernel(
     *,
     layers: Sequence[str] | str | None = None,
     params: Params | None = None,
-    outputs: Outputs = None,
+    outputs: PickedOutputs = None,
     dtype: object = None,
 ) -> Empirical:
     """Em(x1, x2)[n, m] = Σ_l z_l(x1)·z_l(x2) over the outputs z_l of the chosen modules.
