@@ -47,21 +47,21 @@ from .activations.quadrature import HermiteExpansion, Quadrature
 from .compose import Concat, Masked, Product, Serial, Sum
 from .finite import draw, empirical_nngp, empirical_ntk, readout_nngp
 from .kernel import Infinite
-from .layers.basic import (
+from .layers.basic import Dropout, Embedding, Layer, LayerNorm, Linear
+from .layers.sequences import RNN, SelfAttention
+from .layers.spatial import (
     AvgPool,
     Conv,
-    Dropout,
-    Embedding,
+    ConvTranspose,
     Flatten,
     GlobalAvgPool,
     GlobalSumPool,
-    Layer,
-    LayerNorm,
-    Linear,
+    Index,
+    PositionMatrix,
+    Positions,
+    Scale,
     SumPool,
 )
-from .layers.sequences import RNN, SelfAttention
-from .layers.spatial import ConvTranspose, Index, PositionMatrix, Positions, Scale
 from .layers.twin import Twin
 from .make import infinite_nngp, infinite_ntk
 

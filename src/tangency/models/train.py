@@ -72,11 +72,11 @@ class Training(Result):
 
 def fit(
     model: nn.Module,
-    x: Any,
-    y: Any = None,
+    x: object,
+    y: object = None,
     recipe: Recipe | None = None,
     *,
-    test: Any = None,
+    test: object = None,
     seed: int = 0,
     device: str | torch.device | None = None,
     progress: bool = True,
@@ -145,7 +145,7 @@ def alone(model: nn.Module) -> nn.Module:
     return inside_parallel(model)
 
 
-def prepare_run(model: nn.Module, x: Any, y: Any, recipe: Recipe, seed: int, test: Any) -> "_Run":
+def prepare_run(model: nn.Module, x: object, y: object, recipe: Recipe, seed: int, test: Any) -> "_Run":
     """All checks, and everything on the model's device."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
@@ -235,7 +235,7 @@ def check_norms(model: nn.Module, per_sample: dict[str, float], smallest: int, r
             )
 
 
-def checked_data(x: Any, y: Any, parameter: Tensor, whose: str) -> tuple[Inputs, Tensor]:
+def checked_data(x: object, y: object, parameter: Tensor, whose: str) -> tuple[Inputs, Tensor]:
     """The samples and labels, checked, on the parameters' device."""
     given = getattr(x, "x", x)
     x, y = pair(x, y, whose)

@@ -1,13 +1,11 @@
-"""The layers of wide networks, to be composed by hand: `Serial(Linear(w_var=2), Relu(), Linear())`.
+"""What a layer of a wide network is, and the plain ones: Linear, Embedding, Dropout, LayerNorm.
 
-They follow torch's conventions: Linear acts on the last axis, Conv has its channels on the first axis after the batch.
-Each knows the finite module that it is the limit of. What is read from an nn.Module becomes the same layers.
+To be composed by hand: `Serial(Linear(w_var=2), Relu(), Linear())`. They follow torch's conventions: Linear acts on the
+last axis. Each knows the finite module that it is the limit of. What is read from an nn.Module becomes the same layers.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from math import prod
 from typing import Any, TypeAlias
 
 import torch
@@ -19,9 +17,7 @@ from ...errors import InputError
 from ..activations.duals import Dual
 from ..moments.core import RandomAffine
 from ..moments.fields import Builder, Field, Value
-from ..moments.ops import DropChannels, Normalize, Weigh
-from ..moments.positions import Apart, Pool, Total, Window
-from ..moments.shapes import flatten_positions
+from ..moments.ops import DropChannels, Normalize
 from .weights import Weights
 
 Pair = int | tuple[int, ...]
@@ -73,7 +69,7 @@ def per_axis(value: Pair, dims: int, what: str = "size") -> tuple[int, ...]:
     return numbers
 
 
-def _misfit(build: Builder, needed: int, given: int) -> InputError:
+def input_misfit(build: Builder, needed: int, given: int) -> InputError:
     """The error of a module whose input has another size than its weights."""
     return InputError(f"{build.where}: takes {needed} features or channels; it was given {given}.")
 
@@ -93,7 +89,7 @@ class Linear(Layer):
         f = build.field(value, -1)
         needed: int = getattr(self.of, "in_features", f.width)
         if f.width != needed:
-            raise _misfit(build, needed, f.width)
+            raise input_misfit(build, needed, f.width)
         tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
         op = weights.layer(name, f.width, bias=self.bias, variances=(self.w_var, self.b_var), tensors=tensors)
         return build.affine(f, self.width or f.width, op)
@@ -101,98 +97,6 @@ class Linear(Layer):
     def module(self, width: int) -> nn.Module:
         """As `Layer.module`."""
         return nn.LazyLinear(self.width or width, bias=self.bias)
-
-
-@dataclass(frozen=True)
-class Conv(Layer):
-    """A convolution over one to three axes, with shared weights or (`local`) weights of each position's own."""
-
-    size: tuple[int, ...]
-    stride: Pair = 1
-    padding: Pair | str = 0
-    dilation: Pair = 1
-    groups: int = 1
-    circular: bool = False
-    w_var: float | None = None
-    b_var: float | None = None
-    bias: bool = True
-    width: int | None = None
-    local: bool = False
-    of: nn.Module | None = field(default=None, repr=False, compare=False)
-
-    def _pads(self, dims: int) -> tuple[tuple[int, int], ...]:
-        """Zeros before and after each axis, as torch pads."""
-        if isinstance(self.padding, str):
-            if self.padding == "valid":
-                return ((0, 0),) * dims
-            if self.padding != "same" or per_axis(self.stride, dims) != (1,) * dims:
-                raise InputError(f"padding={self.padding!r}; needed: 'valid', 'same' (with stride 1), or numbers.")
-            # Where the window is even, torch has the odd zero after.
-            reach = [d * (k - 1) for d, k in zip(per_axis(self.dilation, dims), self.size, strict=True)]
-            return tuple((r // 2, r - r // 2) for r in reach)
-        return tuple((p, p) for p in per_axis(self.padding, dims, "padding"))
-
-    def grow(
-        self, build: Builder, value: Argument, weights: Weights, name: str, names: tuple[str, str] = ("weight", "bias")
-    ) -> Field:
-        """As `Layer.grow`; `names` are those of its parameters, within the layer `name`."""
-        dims = len(self.size)
-        f = build.field(value, 0)
-        needed: int = getattr(self.of, "in_channels", f.width)
-        if f.width != needed:
-            raise _misfit(build, needed, f.width)
-        if len(f.grid) != dims:
-            raise InputError(f"{build.where}: a convolution over {dims} axes was given values of shape {f.shape}.")
-        # Channels that were put side by side (Concat) would fall into groups by the branch that they came from.
-        joined = f.node in build.memory.parts
-        if self.groups > 1 and (isinstance(value, Tensor) or f.width == self.groups or joined):
-            raise build.unsupported(
-                "has groups that see few channels each, so its outputs are not alike and Gaussian in the limit.",
-                "Give each group infinitely many channels (groups > 1 with several channels each, not on the input).",
-            )
-        stride, dilation = per_axis(self.stride, dims, "stride"), per_axis(self.dilation, dims, "dilation")
-        window = Window(self.size, stride, self._pads(dims), dilation, self.circular)
-        grid = window.grid(f.grid)
-        if min(grid) < 1:
-            raise InputError(f"{build.where}: windows of {self.size} do not fit into positions {f.grid}.")
-        # A convolution is the sum of moments over windows, then weights as in a dense layer of fan-in width·window.
-        patched = build.apply(window, f, shape=(f.width, *grid))
-        if build.mask is not None:
-            build.mask = _mask_after(build.mask, window.size, window.stride, window.padding, grid)
-        tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
-        patch = prod(self.size)
-        fan_in, variances = f.width // self.groups * patch, (self.w_var, self.b_var)
-        op = weights.layer(name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors, names=names)
-        after = build.affine(patched, self.width or f.width, op)
-        return build.apply(Apart(), after) if self.local else after  # weights of its own: positions are independent
-
-    def module(self, width: int) -> nn.Module:
-        """As `Layer.module`."""
-        if self.local:
-            raise InputError("torch has no locally connected layer; build the finite one with unfold.")
-        # Lazy modules find the number of input channels at their first call.
-        kinds: tuple[Callable[..., nn.Module], ...] = (nn.LazyConv1d, nn.LazyConv2d, nn.LazyConv3d)
-        mode = "circular" if self.circular else "zeros"
-        return kinds[len(self.size) - 1](
-            self.width or width, self.size, self.stride, self.padding, self.dilation, self.groups, self.bias, mode
-        )
-
-
-def _mask_after(
-    mask: Tensor,
-    size: tuple[int, ...],
-    stride: tuple[int, ...],
-    pads: tuple[tuple[int, int], ...],
-    grid: tuple[int, ...],
-) -> Tensor:
-    """The mask after windows: that of the position at each window's place (k − 1)//2."""
-    for axis, (k, s, p, m) in enumerate(zip(size, stride, pads, grid, strict=True)):
-        # The input's position at the middle of each window (the left one of two), as odd windows with padding keep it.
-        at = torch.arange(m, device=mask.device) * s - p[0] + (k - 1) // 2
-        inside = (at >= 0) & (at < mask.shape[axis + 1])
-        taken = mask.index_select(axis + 1, at.clamp(0, mask.shape[axis + 1] - 1))
-        mask = taken & inside.view(-1, *[1] * (mask.dim() - axis - 2))
-    return mask
 
 
 @dataclass(frozen=True)
@@ -225,94 +129,6 @@ class Embedding(Layer):
         if self.count is None:
             raise InputError("Embedding.module needs count=, the number of rows of its table.")
         return nn.Embedding(self.count, self.width or width, padding_idx=self.padding)
-
-
-@dataclass(frozen=True)
-class AvgPool(Layer):
-    """The mean over windows (`SumPool`: the sum). `edges`: means over what lies inside only."""
-
-    size: tuple[int, ...]
-    stride: Pair | None = None
-    padding: Pair = 0
-    edges: bool = False
-    circular: bool = False
-    ceil: bool = False
-    mean: bool = True
-
-    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Value:
-        """As `Layer.grow`."""
-        dims = len(self.size)
-        f = build.field(value, 0)
-        if len(f.grid) != dims:
-            raise InputError(f"{build.where}: pooling over {dims} axes was given values of shape {f.shape}.")
-        stride = per_axis(self.stride or self.size, dims, "stride")
-        pads = tuple((p, p) for p in per_axis(self.padding, dims, "padding"))
-        op = Pool(self.size, stride, pads, self.mean, self.edges, self.circular, self.ceil)
-        grid = op.grid(f.grid)
-        build.mask = None if build.mask is None else _mask_after(build.mask, self.size, stride, pads, grid)
-        return build.apply(op, f, shape=(f.width, *grid))
-
-    def module(self, width: int) -> nn.Module:
-        """As `Layer.module`."""
-        if self.circular:
-            raise InputError("torch has no pooling with circular borders; pad before it.")
-        kinds: tuple[Callable[..., nn.Module], ...] = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-        pool = kinds[len(self.size) - 1](self.size, self.stride, self.padding, self.ceil, not self.edges)
-        return pool if self.mean else nn.Sequential(pool, Times(prod(self.size)))
-
-
-def SumPool(  # noqa: N802 (a layer like the others)
-    size: tuple[int, ...], stride: Pair | None = None, padding: Pair = 0, circular: bool = False
-) -> AvgPool:
-    """The sum over windows."""
-    return AvgPool(size, stride, padding, circular=circular, mean=False)
-
-
-@dataclass(frozen=True)
-class GlobalAvgPool(Layer):
-    """The mean over all positions; `channel`: the axis of the channels (0: after the batch, as for Conv; -1: last)."""
-
-    channel: int = 0
-    mean: bool = True
-
-    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Field:
-        """As `Layer.grow`."""
-        f = build.field(value, self.channel)
-        axes = tuple(range(len(f.grid)))
-        if build.mask is None:
-            return build.apply(Total(axes, self.mean), f, shape=(f.width,), channel=0)
-        # Positions that are not real hold zeros, so the sum leaves them out; the mean is over a sample's real ones.
-        count, build.mask = build.mask.flatten(1).sum(1), None
-        if bool((count == 0).any()):
-            raise InputError(f"{build.where}: a sample has no real position left to pool.")
-        total = build.apply(Total(axes, False), f, shape=(f.width,), channel=0)
-        return build.apply(Weigh(build.slot(1 / count.double())), total) if self.mean else total
-
-    def module(self, width: int) -> nn.Module:
-        """As `Layer.module`."""
-        return Reduce(self.channel, self.mean)
-
-
-def GlobalSumPool(channel: int = 0) -> GlobalAvgPool:  # noqa: N802
-    """The sum over all positions."""
-    return GlobalAvgPool(channel, mean=False)
-
-
-@dataclass(frozen=True)
-class Flatten(Layer):
-    """Positions become channels."""
-
-    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Value:
-        """As `Layer.grow`."""
-        if isinstance(value, Tensor):
-            return value.flatten(1)
-        f = build.settled(value)
-        build.mask = None
-        return flatten_positions(build, f, tuple(range(len(f.grid))))
-
-    def module(self, width: int) -> nn.Module:
-        """As `Layer.module`."""
-        return nn.Flatten()
 
 
 @dataclass(frozen=True)
@@ -384,19 +200,6 @@ class Times(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """factor · x."""
         return x * self.factor
-
-
-class Reduce(nn.Module):
-    """The mean or sum over all positions."""
-
-    def __init__(self, channel: int, mean: bool) -> None:
-        super().__init__()
-        self.channel, self.mean = channel, mean
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, *positions and channels] to [batch, channels]."""
-        axes = [k for k in range(1, x.dim()) if k != 1 + self.channel % (x.dim() - 1)]
-        return x.mean(axes) if self.mean else x.sum(axes)
 
 
 def _kind(value: object) -> str:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..layers.basic import Conv
+from ..layers.spatial import Conv
 from ..moments.fields import Field
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import multiply_fields

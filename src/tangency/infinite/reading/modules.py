@@ -14,8 +14,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from ...errors import InputError
 from ..activations.duals import ABRelu, LeakyRelu
 from ..activations.recognize import recognize
-from ..layers.basic import AvgPool, Conv, Dropout, Embedding, GlobalAvgPool, LayerNorm, Linear, Pair, per_axis
-from ..layers.spatial import ConvTranspose, resampled
+from ..layers.basic import Dropout, Embedding, LayerNorm, Linear, Pair, per_axis
+from ..layers.spatial import AvgPool, Conv, ConvTranspose, GlobalAvgPool, resampled
 from ..layers.twin import Twin
 from ..layers.weights import Weights, dotted
 from ..moments.core import RandomAffine
