@@ -22,7 +22,7 @@ from ._base.drawable import (
     DrawnRisk,
     DrawnTraining,
 )
-from ._base.types import Float, Int
+from ._base.types import Float
 from .errors import InputError
 
 if TYPE_CHECKING:
@@ -30,12 +30,9 @@ if TYPE_CHECKING:
 
 
 def draw_gram(
-    kernel: Float[Tensor, "n n"],
-    labels: Int[Tensor, " n"],
-    names: Sequence[str] | None = None,
-    values: Float[Tensor, " r"] | None = None,
+    kernel: Tensor, labels: Tensor, names: Sequence[str] | None = None, values: Float[Tensor, " r"] | None = None
 ) -> "Figure":
-    """A figure: the Gram matrix sorted by class beside its spectrum, or beside eigenvalues `values` that are known."""
+    """A figure: a Gram [n, n] sorted by class, beside its spectrum (`values`, where they are known)."""
     from matplotlib.figure import Figure
 
     if kernel.dim() != 2 or kernel.shape[0] != kernel.shape[1] or len(labels) != len(kernel):

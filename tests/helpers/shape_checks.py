@@ -10,13 +10,28 @@ import dataclasses
 import importlib.abc
 import importlib.machinery
 import inspect
+import random
 import sys
 from collections.abc import Callable, Sequence
 from types import CodeType, ModuleType
 from typing import Any, get_args
 
-from beartype import beartype
-from jaxtyping import AbstractArray, jaxtyped
+# beartype looks at one item of a list, drawn from Python's own generator; `examine` watches that generator to see
+# whether a model draws, and another thread's type check is none of its model. So beartype gets a generator of its own.
+_shared, random.getrandbits = random.getrandbits, random.Random(0).getrandbits
+from beartype import beartype  # noqa: E402
+from jaxtyping import AbstractArray, jaxtyped  # noqa: E402
+
+
+@beartype
+def _first(items: list[int]) -> list[int]:
+    return items
+
+
+_before = random.getstate()
+_first([1, 2, 3])
+assert random.getstate() == _before, "beartype still draws from the generator of the process"
+random.getrandbits = _shared
 
 SHAPES = ("Float[", "Int[", "Bool[")
 

@@ -42,7 +42,9 @@ def outputs(model: nn.Module, x: Inputs, *, batch: int = 1024) -> Tensor:
     return torch.cat(parts)
 
 
-def accuracy(model: nn.Module, x: object, y: object = None, *, batch: int = 1024, outputs_are: str | None = None) -> float:
+def accuracy(
+    model: nn.Module, x: object, y: object = None, *, batch: int = 1024, outputs_are: str | None = None
+) -> float:
     """The share of samples whose class y the model finds: its largest output, or, where it has one, whether it is > 0.
 
     Tensors, arrays, for y lists; or `tg.datasets.Labelled` alone. `outputs_are`: what a single output is; default: a

@@ -86,13 +86,13 @@ class Trainability(Result):
 
 
 def condition(
-    x: Float[Tensor, "n i"],
+    x: Tensor,  # [n, i]
     depths: Sequence[int],
     *,
     w_var: float,
     b_var: float = 0.0,
     activation: Activation,
-    x_test: Float[Tensor, "m i"] | None = None,
+    x_test: Tensor | None = None,  # [m, i]
     y: Tensor | None = None,
     progress: bool = True,
 ) -> Condition:
@@ -116,13 +116,13 @@ def condition(
 
 
 def trainability(
-    x: Float[Tensor, "n i"],
+    x: Tensor,  # [n, i]
     depths: Sequence[int],
     w_vars: Sequence[float],
     *,
     b_var: float = 0.0,
     activation: Activation,
-    x_test: Float[Tensor, "m i"] | None = None,
+    x_test: Tensor | None = None,  # [m, i]
     y: Tensor | None = None,
     progress: bool = True,
 ) -> Trainability:

@@ -32,9 +32,7 @@ class NormalizedMoments(NamedTuple):
     ntk: Tensor | None
 
 
-def normalized(
-    cov: Float[Tensor, "n n"], ntk: Float[Tensor, "n n"] | None = None, *, relu: bool, eps: float = 1e-5
-) -> NormalizedMoments:
+def normalized(cov: Tensor, ntk: Tensor | None = None, *, relu: bool, eps: float = 1e-5) -> NormalizedMoments:
     """E[y yᵀ] and E[J Θ Jᵀ] for y = φ(z), z = Gh/√(‖Gh‖²/n + ε), J = ∂y/∂h, h ~ N(0, Σ); φ is ReLU or the identity.
 
     `cov` is Σ, the covariance of one channel over the n samples of the batch; `ntk` is Θ, its tangent kernel, or None;
@@ -61,7 +59,7 @@ def normalized(
     return NormalizedMoments(_forward(batch, relu).to(cov.dtype), _symmetric(tangent).to(cov.dtype))
 
 
-def slopes(cov: Float[Tensor, "n n"], *, relu: bool) -> Float[Tensor, "n n"]:
+def slopes(cov: Tensor, *, relu: bool) -> Float[Tensor, "n n"]:
     """E[φ'(z) φ'(z)ᵀ]: (π − angle)/2π of Gh for ReLU, which needs its signs alone, whatever ε is; 1 for the identity.
 
     >>> import torch
