@@ -299,9 +299,7 @@ def test_poisoning_in_a_wrong_way_is_refused(y: Tensor, options: dict[str, Any],
 
 def test_a_patch_is_a_patch_and_a_set_holds_both() -> None:
     x, y = torch.rand(10, 1, 8, 8), torch.arange(10) % 3
-    with pytest.raises(
-        InputError, match=r"patch is a function; needed: a Patch, such as tangency.decisions.forensics.Patch"
-    ):
+    with pytest.raises(InputError, match=r"patch is a function; needed: a Patch, such as tangency.decisions.Patch"):
         poison(x, y, patch=lambda q: q, target=1)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="y is missing; needed: the classes of the pictures, or a Labelled for both"):
         poison(x, patch=Patch(), target=1)

@@ -129,3 +129,9 @@ def test_another_kernel_is_refused(stores: Path) -> None:
     model.gain = 0.5
     with pytest.raises(tg.errors.StoreMismatch, match="head"):
         tg.compute(tg.head_ntk(model, lambda out: out.sum(1)), x, store=str(stores / "trace"), tile=2, progress=False)
+
+
+def test_a_function_that_moved_keeps_its_name_in_stores() -> None:
+    """Else `explain(store=…)`, which finds its Grams by a hash of the spec, would compute them again."""
+    model = torch.nn.Linear(3, 2)
+    assert tg.pseudo_ntk(model).spec()["head"] == "tangency.ntk._mean_head:00eef8a5"

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from .types import Json
 
+# Stores name functions by their module. One of ours that moved keeps the name that stores were begun with.
+FIRST_NAME = {"tangency.kernels.ntk": "tangency.ntk"}
+
 
 def architecture(model: nn.Module) -> str:
     """A hash of what a model is made of: its modules as they print, and the shapes and types of its tensors."""
@@ -43,8 +46,8 @@ def describe(thing: object) -> Json:
             h.update(digest({"": v}).encode() if isinstance(v, Tensor) else _stable(v).encode())
     else:
         h.update(_stable(thing).encode())
-    name = getattr(thing, "__qualname__", type(thing).__qualname__)
-    return f"{getattr(thing, '__module__', '')}.{name}:{h.hexdigest()[:8]}"
+    module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", type(thing).__qualname__)
+    return f"{FIRST_NAME.get(module, module)}.{name}:{h.hexdigest()[:8]}"
 
 
 def instructions(code: CodeType, doc: str | None = None) -> Iterator[str]:

@@ -11,7 +11,8 @@ A result is a frozen dataclass that inherits from `Result` and has no `__repr__`
 
         UNITS = {"seconds": "s"}
 
-It adds `table()` where there is something to tabulate, and `plot()` where people would rather look.
+It adds `table()` where there is something to tabulate, and `plot()` where people would rather look. A result that
+people unpack (`similarity, index = nearest(…)`) is a named tuple, with `Result` before it.
 """
 
 import platform
@@ -38,12 +39,12 @@ class Result:
 
     def __repr__(self) -> str:
         """Names and values, tensors by their type and shape alone."""
-        parts = ", ".join(f"{f.name}={brief(getattr(self, f.name))}" for f in _fields(self) if f.repr)
+        parts = ", ".join(f"{name}={brief(getattr(self, name))}" for name in _names(self))
         return f"{type(self).__name__}({parts})"
 
     def to_dict(self) -> dict[str, Json]:
         """Everything in it, ready for JSON, with units and the environment that it was made in."""
-        values = {f.name: _plain(getattr(self, f.name)) for f in _fields(self) if f.repr}
+        values = {name: _plain(getattr(self, name)) for name in _names(self)}
         return {"result": type(self).__name__, **values, "units": dict(self.UNITS), "environment": environment()}
 
 
@@ -91,8 +92,11 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells)
 
 
-def _fields(value: object) -> tuple:
-    return fields(value) if is_dataclass(value) else ()
+def _names(value: object) -> tuple[str, ...]:
+    """The fields of a dataclass or a named tuple that are shown."""
+    if is_dataclass(value):
+        return tuple(f.name for f in fields(value) if f.repr)
+    return tuple(getattr(value, "_fields", ()))
 
 
 def _plain(value: object) -> Json:

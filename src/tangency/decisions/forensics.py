@@ -195,7 +195,7 @@ def poison(
     """
     if not isinstance(patch, Patch):
         raise InputError(
-            f"patch is a {type(patch).__name__}; needed: a Patch, such as tangency.decisions.forensics.Patch(size=4)."
+            f"patch is a {type(patch).__name__}; needed: a Patch, such as tangency.decisions.Patch(size=4)."
         )
     inputs, classes = (x.x, x.y) if y is None and isinstance(x, Labelled | Poisoned) else (x, y)
     if classes is None:
@@ -248,11 +248,13 @@ class Forensics(Result):
         )
 
 
-class Flags(NamedTuple):
-    """What `flag` returns, of m samples."""
-
+class _FlagFields(NamedTuple):
     votes: Tensor  # [m]: how many of the nearest training samples are poisoned
     flagged: Tensor  # [m] bool: whether these are enough
+
+
+class Flags(Result, _FlagFields):
+    """What `flag` returns, of m samples: votes and flagged."""
 
 
 def flag(cross: Matrix, poisoned: Tensor, *, neighbours: int = 5, threshold: int = 3) -> Flags:
@@ -261,8 +263,9 @@ def flag(cross: Matrix, poisoned: Tensor, *, neighbours: int = 5, threshold: int
     `cross` [m, n] may lie on disk; `poisoned` [n] marks training samples.
 
     >>> cross = torch.tensor([[0.9, 0.8, 0.1, 0.0], [0.1, 0.0, 0.9, 0.7]])
-    >>> flag(cross, torch.tensor([True, True, False, False]), neighbours=2, threshold=2)
-    Flags(votes=tensor([2, 0]), flagged=tensor([ True, False]))
+    >>> votes, flagged = flag(cross, torch.tensor([True, True, False, False]), neighbours=2, threshold=2)
+    >>> votes, flagged
+    (tensor([2, 0]), tensor([ True, False]))
     """
     gram, poisoned = between(cross), torch.as_tensor(poisoned)
     if len(gram.shape) != 2 or poisoned.shape != gram.shape[1:] or poisoned.dtype != torch.bool:

@@ -18,11 +18,13 @@ from .linearized import Linearized, linearize
 from .training import train
 
 
-class Bound(NamedTuple):
-    """What was measured at each recorded step [t], and what theory says it cannot exceed [t]."""
-
+class _BoundFields(NamedTuple):
     measured: Tensor
     limit: Tensor
+
+
+class Bound(Result, _BoundFields):
+    """What was measured at each recorded step [t], and the limit that theory says it cannot exceed [t]."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

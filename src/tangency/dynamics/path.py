@@ -23,6 +23,7 @@ from ..regress.model import apply, new_f0
 Loss = Callable[[Tensor, Tensor], Tensor]
 Times = Sequence[float] | Array | float
 Batch = Sequence[int] | Array  # numbers of samples
+INTEGRATORS = ("DOP853", "RK45", "RK23", "Radau", "BDF", "LSODA")  # of SciPy
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -178,6 +179,8 @@ def _solve_ivp(
         from scipy.integrate import solve_ivp
     except ImportError as e:
         raise InputError("integrate needs SciPy: pip install 'tangency[dynamics]'.") from e
+    if integrator not in INTEGRATORS:
+        raise InputError(f"integrator={integrator!r}; needed: one of {', '.join(INTEGRATORS)}, as SciPy calls them.")
     span = (0.0, max(float(times[-1]), 1e-300))  # solve_ivp takes no empty span
     solution = solve_ivp(slope, span, begin, method=integrator, t_eval=times, **tol)
     if not solution.success:

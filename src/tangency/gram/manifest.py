@@ -7,7 +7,6 @@ nothing was changed by hand. The digest is also the key that binds every tile to
 import hashlib
 import json
 import platform
-import re
 import secrets
 from collections.abc import Iterator, Mapping
 from typing import TypedDict, cast
@@ -33,8 +32,6 @@ VERSIONS: Mapping[str, str] = {
 MOST_TILES = 1_000_000
 DTYPES = ("float16", "float32", "float64")
 NEW_FOLDER = "Give an empty or a new folder."
-# As `_base.fingerprint.describe` writes it, "tangency.kernels.ntk._mean_head:00eef8a5": the hash says what it does.
-MODULE_OF_OURS = re.compile(r"^tangency\.(\w+\.)*(?=\S+:[0-9a-f]{8}$)")
 
 
 class Witness(TypedDict):
@@ -195,12 +192,7 @@ def differences(was: Mapping[str, object], now: Mapping[str, object]) -> dict[st
     """Every field in which two trees differ, with its path: (then, now)."""
     before, here, absent = dict(_flatten(was)), dict(_flatten(now)), "(absent)"
     pairs = {k: (before.get(k, absent), here.get(k, absent)) for k in [*here, *before]}
-    return {k: pair for k, pair in pairs.items() if _unmoved(pair[0]) != _unmoved(pair[1])}
-
-
-def _unmoved(value: object) -> object:
-    """A value to compare; the name of a function of tangency's own without its module, which a release may move."""
-    return MODULE_OF_OURS.sub("tangency ", value) if isinstance(value, str) else value
+    return {k: pair for k, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _flatten(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:

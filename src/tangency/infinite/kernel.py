@@ -26,7 +26,7 @@ class BothKernels(NamedTuple):
     ntk: Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Infinite(Kernel):
     """The kernel of a network of infinite width: its NTK, or (`get` "nngp") the covariance of its outputs."""
 
@@ -37,6 +37,11 @@ class Infinite(Kernel):
     seed: int = 0
     twin: bool = False
     seen: set[object] = field(default_factory=set, repr=False)  # forms of inputs that were looked at, warnings given
+
+    def __repr__(self) -> str:
+        """Which kernel, of which network, in which parametrisation."""
+        source = getattr(self.layer, "source", self.layer)
+        return f"Infinite({self.get!r} of {type(source).__name__}, {self.weights.parametrization} parametrisation)"
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         """As `Kernel.ready`: in float64, for a recursion over layers loses digits with each; finite."""

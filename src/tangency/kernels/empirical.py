@@ -19,7 +19,7 @@ from .kernel import Kernel
 Blocks = dict[str, GradientBlock]  # by parameter, or by layer
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Empirical(Kernel):
     """Σ over parameters of ⟨φ(x1), φ(x2)⟩: traced over outputs [n, m], or full [n, c, m, d]."""
 
@@ -27,6 +27,10 @@ class Empirical(Kernel):
     feature_map: Features
     trace: bool
     method: Method = None
+
+    def __repr__(self) -> str:
+        """Its name and the model's type: not the model, and never its weights."""
+        return f"Empirical({self.name!r} of {type(self.feature_map.network.model).__name__})"
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         """As `Kernel.ready`: in the type of the parameters, on their device."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .._base import checks
+from .._base.results import Result
 from .._base.types import Array, FeatureBatch, Json, Memory, StorePlace
 from ..errors import InputError, StoreError
 from ..gram.manifest import Manifest, differences
@@ -140,11 +141,13 @@ def open_features(path: StorePlace) -> StoredFeatures:
     return StoredFeatures(gram)
 
 
-class Neighbours(NamedTuple):
-    """What `nearest` finds: [m, neighbours] each, the most similar first."""
-
+class _NeighbourFields(NamedTuple):
     similarity: Tensor
     index: Tensor  # type: ignore[assignment]  # numbers of the samples; hides tuple.index, which nobody would call
+
+
+class Neighbours(Result, _NeighbourFields):
+    """What `nearest` finds, similarity and index: [m, neighbours] each, the most similar first."""
 
 
 def nearest(

@@ -36,13 +36,18 @@ KINDS: dict[str, type[Sketch]] = {
 MOST_LOST = 1e-3
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Projected(Kernel):
     """⟨S φ(x1), S φ(x2)⟩ with a random S: features [n, k], or [n, c, k] with one projection per output."""
 
     base: Empirical
     projector: Projector
     storage: torch.dtype | None
+
+    def __repr__(self) -> str:
+        """What it was made from, and how."""
+        p = self.projector
+        return f"Projected({self.base!r}, dim={p.dim}, {type(p.sketch).__name__}, seed={p.seed})"
 
     @overload
     def features(
