@@ -47,8 +47,8 @@ from .activations.quadrature import HermiteExpansion, Quadrature
 from .compose import Concat, Masked, Product, Serial, Sum
 from .finite import draw, empirical_nngp, empirical_ntk, readout_nngp
 from .kernel import Infinite
-from .layers.basic import Dropout, Embedding, Layer, LayerNorm, Linear
-from .layers.sequences import RNN, SelfAttention
+from .layers.basic import Dropout, Layer, LayerNorm, Linear
+from .layers.sequences import RNN, Embedding, SelfAttention
 from .layers.spatial import (
     AvgPool,
     Conv,

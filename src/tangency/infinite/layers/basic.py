@@ -1,4 +1,4 @@
-"""What a layer of a wide network is, and the plain ones: Linear, Embedding, Dropout, LayerNorm.
+"""What a layer of a wide network is, and the plain ones: Linear, Dropout, LayerNorm.
 
 To be composed by hand: `Serial(Linear(w_var=2), Relu(), Linear())`. They follow torch's conventions: Linear acts on the
 last axis. Each knows the finite module that it is the limit of. What is read from an nn.Module becomes the same layers.
@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
 from ..._base.fingerprint import describe, digest
@@ -100,38 +99,6 @@ class Linear(Layer):
 
 
 @dataclass(frozen=True)
-class Embedding(Layer):
-    """Rows of a table for integer inputs; the entries have variance w_var."""
-
-    w_var: float | None = None
-    width: int | None = None
-    count: int | None = None  # rows of the finite table
-    padding: int | None = None
-    of: nn.Module | None = field(default=None, repr=False, compare=False)
-
-    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Field:
-        """As `Layer.grow`."""
-        if not isinstance(value, Tensor) or value.is_floating_point():
-            raise InputError(f"{build.where}: an Embedding takes integer inputs; it was given {_kind(value)}.")
-        rows = self.count if self.count is not None else getattr(self.of, "num_embeddings", None)
-        if rows is not None and (int(value.min()) < 0 or int(value.max()) >= rows):
-            raise InputError(f"{build.where}: indices {int(value.min())} to {int(value.max())} into {rows} rows.")
-        f = build.table(value, self.width or 1, self.padding)
-        tensor = getattr(self.of, "weight", None)
-        if tensor is not None and self.padding is not None:
-            # That row is zero, not drawn: it would spoil the statistics that tell the initialisation.
-            tensor = torch.cat([tensor[: self.padding], tensor[self.padding + 1 :]])
-        op = weights.layer(name, 1, bias=False, variances=(self.w_var, None), tensors=(tensor, None))
-        return build.affine(f, self.width or 1, op)
-
-    def module(self, width: int) -> nn.Module:
-        """As `Layer.module`."""
-        if self.count is None:
-            raise InputError("Embedding.module needs count=, the number of rows of its table.")
-        return nn.Embedding(self.count, self.width or width, padding_idx=self.padding)
-
-
-@dataclass(frozen=True)
 class Dropout(Layer):
     """As at training: channels dropped with probability `rate`, the others divided by 1 − rate."""
 
@@ -200,8 +167,3 @@ class Times(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """factor · x."""
         return x * self.factor
-
-
-def _kind(value: object) -> str:
-    """What a layer was given, in words."""
-    return f"{value.dtype} values" if isinstance(value, Tensor) else "hidden values"

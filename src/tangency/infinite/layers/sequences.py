@@ -1,4 +1,4 @@
-"""Layers over sequences: self-attention with infinitely many heads, and simple recurrent networks.
+"""Layers over sequences: tables of tokens, self-attention with infinitely many heads, simple recurrent networks.
 
 A recurrent network has the same weights at every time, so the moments of two times know of one another.
 """
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..._base import checks
 from ...errors import InputError
@@ -19,6 +20,38 @@ from ..moments.sequences import Attend, Mechanism, Recur, Scaling
 from ..moments.shapes import regrid
 from .basic import Argument, Layer
 from .weights import Weights
+
+
+@dataclass(frozen=True)
+class Embedding(Layer):
+    """Rows of a table for integer inputs; the entries have variance w_var."""
+
+    w_var: float | None = None
+    width: int | None = None
+    count: int | None = None  # rows of the finite table
+    padding: int | None = None
+    of: nn.Module | None = field(default=None, repr=False, compare=False)
+
+    def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Field:
+        """As `Layer.grow`."""
+        if not isinstance(value, Tensor) or value.is_floating_point():
+            raise InputError(f"{build.where}: an Embedding takes integer inputs; it was given {_kind(value)}.")
+        rows = self.count if self.count is not None else getattr(self.of, "num_embeddings", None)
+        if rows is not None and (int(value.min()) < 0 or int(value.max()) >= rows):
+            raise InputError(f"{build.where}: indices {int(value.min())} to {int(value.max())} into {rows} rows.")
+        f = build.table(value, self.width or 1, self.padding)
+        tensor = getattr(self.of, "weight", None)
+        if tensor is not None and self.padding is not None:
+            # That row is zero, not drawn: it would spoil the statistics that tell the initialisation.
+            tensor = torch.cat([tensor[: self.padding], tensor[self.padding + 1 :]])
+        op = weights.layer(name, 1, bias=False, variances=(self.w_var, None), tensors=(tensor, None))
+        return build.affine(f, self.width or 1, op)
+
+    def module(self, width: int) -> nn.Module:
+        """As `Layer.module`."""
+        if self.count is None:
+            raise InputError("Embedding.module needs count=, the number of rows of its table.")
+        return nn.Embedding(self.count, self.width or width, padding_idx=self.padding)
 
 
 @dataclass(frozen=True)
@@ -120,3 +153,8 @@ class RNN(Layer):
     def module(self, width: int) -> nn.Module:
         """Refused: torch has no lazy RNN."""
         raise InputError("an RNN's finite form needs its input size: nn.RNN(inputs, width, batch_first=True).")
+
+
+def _kind(value: object) -> str:
+    """What a layer was given, in words."""
+    return f"{value.dtype} values" if isinstance(value, Tensor) else "hidden values"

@@ -14,7 +14,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from ...errors import InputError
 from ..activations.duals import ABRelu, LeakyRelu
 from ..activations.recognize import recognize
-from ..layers.basic import Dropout, Embedding, LayerNorm, Linear, Pair, per_axis
+from ..layers.basic import Dropout, LayerNorm, Linear, Pair, per_axis
+from ..layers.sequences import Embedding
 from ..layers.spatial import AvgPool, Conv, ConvTranspose, GlobalAvgPool, resampled
 from ..layers.twin import Twin
 from ..layers.weights import Weights, dotted
