@@ -161,7 +161,7 @@ def faithfulness_facts(surrogate: Surrogate, network: Tensor, logits: Tensor, y:
 
 
 def table1_row(case: Case, kind: str, by_seed: list[Row]) -> Row:
-    """One row of the table: means over the seeds beside what was published."""
+    """One row of the table: means over the runs beside what was published."""
     values = {name: [facts[kind][name] for facts in by_seed] for name in by_seed[0][kind]}
     return {
         "model": case.name,

@@ -12,8 +12,7 @@ from torch import nn
 
 from .._base import strict_json
 from .._base.fingerprint import digest
-from .._base.results import Result
-from .._version import __version__
+from .._base.results import Result, environment, text_table
 from ..errors import InputError
 
 Row = dict[str, Any]  # numbers, text, and rows within rows, as they come from a record
@@ -56,10 +55,10 @@ class Table(Result):
 
     def table(self) -> str:
         """The table as it is printed: title, columns, rows, notes."""
-        cells = [list(self.columns), *([_cell(row.get(c)) for c in self.columns] for row in self.rows)]
-        widths = [max(len(line[k]) for line in cells) for k in range(len(self.columns))]
-        lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
-        return "\n".join([self.title, "", lines[0], "-" * len(lines[0]), *lines[1:], "", *self.notes])
+        head, *lines = text_table(self.columns, [[_cell(row.get(c)) for c in self.columns] for row in self.rows]).split(
+            "\n"
+        )
+        return "\n".join([self.title, "", head, "-" * len(head), *lines, "", *self.notes])
 
     def to_dict(self) -> Row:
         """For JSON: rows, notes and the environment."""
@@ -84,12 +83,10 @@ class Experiment:
 
 def run_environment() -> Row:
     """The versions and the machine that the rows were made with."""
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    known = environment()
     return {
-        "device": where,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "tangency": __version__,
+        "device": known["gpu"] or platform.processor() or known["machine"],
+        **{library: known[library] for library in ("torch", "python", "tangency")},
         "threads": torch.get_num_threads(),
     }
 
