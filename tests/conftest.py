@@ -11,12 +11,10 @@ import pytest
 import shape_checks
 import torch
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
 assert "tangency" not in sys.modules, "tangency was imported before its shapes could be checked"
 # Shapes are checked in all modules; inside the engine and the models, every other annotation too. At the doors
 # (kernels, network, …) our own messages about wrong types are what is tested.
-shape_checks.install()
 INSIDE = [
     "agreement",
     "apart",
@@ -38,8 +36,8 @@ INSIDE = [
     "weights",
 ]
 INSIDE = [f"engine.{name}" for name in INSIDE] + ["gram.gram", "models"]
-with install_import_hook([f"tangency.{room}" for room in INSIDE], "beartype.beartype"):
-    import tangency as tg  # noqa: F401
+shape_checks.install(wholly=[f"tangency.{room}" for room in INSIDE])
+import tangency as tg  # noqa: E402, F401
 
 torch.set_num_threads(1)
 settings.register_profile("tangency", deadline=None, max_examples=30, derandomize=True)

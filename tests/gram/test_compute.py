@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 import tangency as tg
+from tangency.gram import sweep
 from tangency.gram.plan import Footprint, TilePlan, plan
 from tangency.gram.sweep import Host, Sweep, moved, tile_tasks
 from tangency.kernels.empirical import Empirical
@@ -168,12 +168,13 @@ def test_the_next_block_is_prepared_behind_the_present_contraction() -> None:
         torch.testing.assert_close(tile, kernel(x[cut.block(i)], x[cut.block(j)]))
 
 
-def test_blocks_are_kept_on_the_host_where_copying_is_cheaper() -> None:
-    cpu, made = torch.device("cpu"), []
+def test_blocks_are_kept_on_the_host_where_copying_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, made, now = torch.device("cpu"), [], [0.0]
+    monkeypatch.setattr(sweep.time, "perf_counter", lambda: now[0])  # a clock that only `prepare` moves
 
     def prepare(seconds: float) -> Any:
         def f(x: torch.Tensor) -> dict[str, Any]:
-            time.sleep(seconds)
+            now[0] += seconds
             made.append(x)
             return {"a": (x, 3), "b": [x + 1]}
 

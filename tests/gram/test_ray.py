@@ -3,7 +3,6 @@
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from test_executors import Noting, alive, eventually, noted
 
 F64 = torch.float64
 NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
-pytestmark = pytest.mark.timeout(150)
 
 
 def descendants() -> set[int]:
@@ -68,7 +66,7 @@ def cluster(seen: set[int]) -> Iterator[Any]:
         made.shutdown()
         cloudpickle.unregister_pickle_by_value(test_executors)
     assert len(seen) > 6  # for each node a raylet and a worker at least
-    assert eventually(lambda: not any(alive(pid) for pid in seen), 20), "Ray's processes outlive the tests"
+    assert eventually(lambda: not any(alive(pid) for pid in seen)), "Ray's processes outlive the tests"
 
 
 def test_the_bits_are_those_of_a_single_process(cluster: Any, seen: set[int], tmp_path: Path) -> None:
@@ -79,7 +77,7 @@ def test_the_bits_are_those_of_a_single_process(cluster: Any, seen: set[int], tm
     kernel = tg.trace_ntk(Noting(tmp_path))
     with tg.RayExecutor(cluster.address) as executor:
         # A busy machine starts them slowly; whoever is up takes tasks from the next one on.
-        assert eventually(lambda: executor.submit(int).result() == 0 and executor.workers == 3, 60)
+        assert eventually(lambda: executor.submit(int).result() == 0 and executor.workers == 3)
         for k, a, b, tile in ((trace, x, None, 128), (trace, z, None, 128), (full, y, x, 16), (kernel, x, None, 16)):
             want = tg.compute(k, a, b, tile=tile, progress=False).dense()
             assert torch.equal(tg.compute(k, a, b, tile=tile, executor=executor, progress=False).dense(), want)
@@ -106,12 +104,10 @@ def test_the_bits_are_those_of_a_single_process(cluster: Any, seen: set[int], tm
 def test_what_no_machine_has_room_for(cluster: Any) -> None:
     """Three machines with one CPU each have three CPUs, but no room for a worker with two."""
     for cpus in (100, 2):
-        start = time.monotonic()
         with pytest.raises(
             tg.InputError, match=rf"no room for a worker with 0 GPUs and {cpus} CPUs on one machine; it has {{.*'CPU': "
         ):
             tg.RayExecutor(cluster.address, cpus=cpus)
-        assert time.monotonic() - start < 20
         assert not ray.is_initialized()
     with pytest.raises(tg.InputError, match="needed: more than nothing"):
         tg.RayExecutor(cluster.address, cpus=0)
@@ -140,7 +136,7 @@ def test_a_node_is_killed_and_another_one_joins(
                 return tg.open_gram(store).progress[0] >= 3 and len(noted(tmp_path)) == 3
             return False
 
-        assert eventually(begun, 60)
+        assert eventually(begun)
         seen.update(noted(tmp_path) | descendants())
         cluster.remove_node(lost, allow_graceful=False)
         at_the_kill["done"], at_the_kill["all"] = tg.open_gram(store).progress
@@ -149,7 +145,7 @@ def test_a_node_is_killed_and_another_one_joins(
     assert eventually(lambda: ray.available_resources().get("CPU") == 3)
     with tg.RayExecutor() as executor:
         # A busy machine starts them slowly; whoever is up takes tasks from the next one on.
-        assert eventually(lambda: executor.submit(int).result() == 0 and executor.workers == 3, 60)
+        assert eventually(lambda: executor.submit(int).result() == 0 and executor.workers == 3)
         killer = threading.Thread(target=kill)
         killer.start()
         got = tg.compute(kernel, x, tile=4, executor=executor, store=store, progress=False).dense()

@@ -54,8 +54,8 @@ def again(path: Path, **options: Any) -> tg.Gram:
     return tg.compute(store_job.kernel(), store_job.inputs(), **given)
 
 
-def start(path: Path, log: Path, pause: float) -> Any:
-    process = FORK.Process(target=store_job.run, args=(str(path), str(log), pause))
+def start(path: Path, log: Path, pause: float, most: int | None = None) -> Any:
+    process = FORK.Process(target=store_job.run, args=(str(path), str(log), pause, most))
     process.start()
     return process
 
@@ -70,11 +70,11 @@ def test_kill_at_twenty_moments(whole: Path, tmp_path: Path) -> None:
     kills, before = 0, {}
     while kills < 20:
         log = tmp_path / f"log{kills}"
-        process = start(path, log, 0.05)
+        process = start(path, log, 0.03, most=4)  # 20 kills leave some of the 91 tiles
         while process.is_alive() and not made(log):  # begun
             time.sleep(0.002)
         time.sleep(draw.uniform(0, 0.12))
-        assert process.is_alive(), f"finished after {kills} kills: give the job more tiles"
+        assert process.is_alive(), f"finished or failed after {kills} kills"
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         kills += 1
@@ -93,8 +93,8 @@ def test_two_processes_share_a_store(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "gram"
     both = [start(path, tmp_path / f"log{k}", 0.01) for k in range(2)]
     for process in both:
-        process.join(60)
-        assert process.exitcode == 0, "deadlock or failure"
+        process.join()  # a deadlock ends by the timeout of pytest
+        assert process.exitcode == 0
     assert chunks(path) == chunks(whole)
 
 

@@ -1,25 +1,32 @@
 """Shapes in annotations, checked at run time in every module of tangency.
 
 `install` changes how tangency's modules are imported: a function or dataclass whose annotations name a shape
-(`Float[…]`, `Int[…]`) is decorated with `shapes_checked`. Only such annotations are checked: what else a caller may
-have given wrong is answered by our own messages, which the tests look at.
+(`Float[…]`, `Int[…]`) is checked by beartype at every call. Only such annotations are checked: what else a caller may
+have given wrong is answered by our own messages, which the tests look at. In the modules that `install` is given by
+name, all annotations are.
+
+jaxtyping has a decorator and an import hook for this; both bind arguments to the signature at every call, which took
+half of the time of our tests. All that is needed of it is that the sizes of one call are remembered together.
 """
 
 import ast
 import dataclasses
+import functools
 import importlib.abc
 import importlib.machinery
 import inspect
 import random
 import sys
+import types
 from collections.abc import Callable, Sequence
 from types import CodeType, ModuleType
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 # beartype looks at one item of a list, drawn from Python's own generator; `examine` watches that generator to see
 # whether a model draws, and another thread's type check is none of its model. So beartype gets a generator of its own.
 _shared, random.getrandbits = random.getrandbits, random.Random(0).getrandbits
 from beartype import beartype  # noqa: E402
+from beartype.door import die_if_unbearable  # noqa: E402
 from jaxtyping import AbstractArray, jaxtyped  # noqa: E402
 
 
@@ -55,15 +62,62 @@ def shapes_alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return beartype(function)
 
 
-def shapes_checked(thing: Any) -> Any:
-    """A function or dataclass whose shapes are checked at every call."""
-    if inspect.isclass(thing) and not dataclasses.is_dataclass(thing):
-        return thing
-    return jaxtyped(thing, typechecker=shapes_alone)
+# Tests may switch the checks off: torch.fx passes proxies where a tensor is annotated.
+enabled = True
+
+
+def checked(thing: Any, wholly: bool = False) -> Any:
+    """A function or dataclass whose shapes are checked at every call; `wholly`: all its annotations."""
+    if inspect.isclass(thing):
+        return _checked_class(thing, wholly) if dataclasses.is_dataclass(thing) else thing
+    plain = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, thing.__closure__)
+    plain.__kwdefaults__, plain.__annotations__ = thing.__kwdefaults__, dict(thing.__annotations__)
+    plain.__module__, plain.__qualname__ = thing.__module__, thing.__qualname__
+    inner = beartype(plain) if wholly else shapes_alone(plain)
+
+    @functools.wraps(thing)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not enabled:
+            return thing(*args, **kwargs)
+        with _ONE_CALL:
+            return inner(*args, **kwargs)
+
+    return call
+
+
+_ONE_CALL = jaxtyped("context")  # the sizes that a name such as "n" has had since it was entered
+
+
+def _checked_class(cls: type, wholly: bool) -> type:
+    """A dataclass whose fields are checked once they are set."""
+    made = cls.__init__
+    hints: dict[str, Any] | None = None
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal hints
+        made(self, *args, **kwargs)
+        if type(self) is not cls or not enabled:  # what inherits is checked itself
+            return
+        if hints is None:  # not before: a field may be annotated with a class that comes later
+            said = get_type_hints(cls)
+            hints = {f.name: said[f.name] for f in dataclasses.fields(cls) if wholly or has_shape(said[f.name])}
+        with _ONE_CALL:
+            for name, hint in hints.items():
+                die_if_unbearable(getattr(self, name), hint)
+
+    cls.__init__ = init  # type: ignore[misc]
+    return cls
+
+
+wholly_checked = functools.partial(checked, wholly=True)
 
 
 class _Decorate(ast.NodeTransformer):
-    """Puts `@shapes_checked` where annotations name a shape."""
+    """Puts `@checked` where annotations name a shape; `wholly`: on all functions and dataclasses."""
+
+    def __init__(self, wholly: bool) -> None:
+        self.wholly = wholly
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
@@ -74,8 +128,9 @@ class _Decorate(ast.NodeTransformer):
 
     def _visit(self, node: Any, annotations: list[ast.expr | None]) -> Any:
         self.generic_visit(node)
-        if any(shape in ast.unparse(hint) for hint in annotations if hint for shape in SHAPES):
-            call = ast.parse("__import__('shape_checks').shapes_checked", mode="eval").body
+        if self.wholly or any(shape in ast.unparse(hint) for hint in annotations if hint for shape in SHAPES):
+            name = "wholly_checked" if self.wholly else "checked"
+            call = ast.parse(f"__import__('shape_checks').{name}", mode="eval").body
             # A class is decorated after @dataclass, a function before @staticmethod, @cached_property and the like.
             place = 0 if isinstance(node, ast.ClassDef) else len(node.decorator_list)
             node.decorator_list.insert(place, ast.copy_location(call, node))
@@ -86,7 +141,8 @@ class _Decorate(ast.NodeTransformer):
 class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
-        tree = _Decorate().visit(ast.parse(self.get_data(path), path))
+        wholly = any(fullname == name or fullname.startswith(name + ".") for name in WHOLLY)
+        tree = _Decorate(wholly).visit(ast.parse(self.get_data(path), path))
         return compile(tree, path, "exec", dont_inherit=True)
 
 
@@ -102,6 +158,10 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def install() -> None:
-    """From now on, modules of tangency are imported with their shapes checked."""
+WHOLLY: list[str] = []
+
+
+def install(wholly: Sequence[str]) -> None:
+    """From now on, modules of tangency are imported with their shapes checked; of those in `wholly`, everything."""
+    WHOLLY.extend(wholly)
     sys.meta_path.insert(0, _Finder())

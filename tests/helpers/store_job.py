@@ -1,5 +1,6 @@
-"""A job that other processes run: `tests/test_store.py` starts, kills and restarts it."""
+"""A job that other processes run: `tests/gram/test_store.py` starts, kills and restarts it."""
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -22,16 +23,21 @@ def inputs(seed: int = 1) -> torch.Tensor:
     return torch.randn(N, 6, generator=torch.Generator().manual_seed(seed))
 
 
-def run(store: str, log: str, pause: float) -> None:
-    """Compute into the store, writing the name of every tile to the log as it is made, `pause` seconds each."""
+def run(store: str, log: str, pause: float, most: int | None = None) -> None:
+    """Compute into the store, writing the name of every tile to the log as it is made, `pause` seconds each.
+
+    After `most` tiles it waits to be killed: however late the killer comes, the job has not finished.
+    """
     torch.set_num_threads(1)
     made = sweep.Sweep.tiles
 
     def slow(self: sweep.Sweep, task: Any) -> Iterator[Any]:
         with open(log, "a") as f:
-            for i, j, tile in made(self, task):
+            for k, (i, j, tile) in enumerate(made(self, task)):
                 f.write(f"{i} {j}\n")
                 f.flush()
+                if k == most:
+                    threading.Event().wait()
                 time.sleep(pause)
                 yield i, j, tile
 

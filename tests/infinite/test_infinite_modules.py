@@ -10,9 +10,9 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
+import shape_checks
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -914,10 +914,7 @@ def test_parameters_used_directly(transposed: bool) -> None:
 
 
 def test_own_models_by_their_initialisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        jaxtyping.config, "_jaxtyping_disable", True, raising=False
-    )  # it would check torch.fx's proxies
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    monkeypatch.setattr(shape_checks, "enabled", False)  # they would look at torch.fx's proxies
     x = points()
     close(
         tg.infinite_ntk(tg.models.mlp([3, 64, 64, 1], bias=False, parametrization="ntk"), w_var="init").both(x),

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -751,7 +752,7 @@ def test_grams_and_features_are_told_apart(whole: Path, tmp_path: Path) -> None:
         tg.compute(small(), inputs(), store=str(whole), progress=False)
 
 
-def slow_run(path: str, log: str, pause: float) -> None:
+def slow_run(path: str, log: str) -> None:
     """Compute into the store, writing a line as every tile is made."""
     from tangency.gram import sweep
 
@@ -760,10 +761,11 @@ def slow_run(path: str, log: str, pause: float) -> None:
 
     def slow(self: Any, task: Any) -> Iterator[Any]:
         with open(log, "a") as f:
-            for i, j, tile in tiles(self, task):
+            for k, (i, j, tile) in enumerate(tiles(self, task)):
                 f.write(f"{i}\n")
                 f.flush()
-                time.sleep(pause)
+                if k == 3:  # waits to be killed: however late the killer comes, the job has not finished
+                    threading.Event().wait()
                 yield i, j, tile
 
     sweep.RowSweep.tiles = slow  # type: ignore[method-assign]
@@ -775,7 +777,7 @@ def test_killed_runs_go_on(whole: Path, tmp_path: Path) -> None:
     path, before, context = tmp_path / "features", {}, multiprocessing.get_context("fork")
     for kill in range(4):
         log = tmp_path / f"log{kill}"
-        process = context.Process(target=slow_run, args=(str(path), str(log), 0.06))
+        process = context.Process(target=slow_run, args=(str(path), str(log)))
         process.start()
         while process.is_alive() and not (log.exists() and log.read_text().count("\n") > 3):
             time.sleep(0.005)

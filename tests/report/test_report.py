@@ -211,7 +211,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Opener]:
     def opened(what: Decisions | Path, *, width: int = 1280, scheme: str = "light", hash: str = "") -> Any:
         path = what if isinstance(what, Path) else report.write(what, tmp_path / f"{len(pages)}.html")
         page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
-        page.set_default_timeout(5000)
+        page.set_default_timeout(120_000)  # a busy machine
         page.on("console", lambda m: wrong.append(f"console: {m.text}"))
         page.on("pageerror", lambda e: wrong.append(f"error: {e}"))
         page.on("dialog", lambda d: (wrong.append(f"dialog: {d.message}"), d.dismiss()))
@@ -732,7 +732,7 @@ def test_without_pillow_pictures_are_png(monkeypatch: pytest.MonkeyPatch) -> Non
     less = report.build(d, limit=int(0.8 * len(page)))
     assert len(less) < 0.8 * len(page)
     assert "shades a colour" in less
-    assert "pip install pillow" in less
+    assert "pip install 'tangency[report]'" in less
 
 
 def test_png_is_read_by_others() -> None:

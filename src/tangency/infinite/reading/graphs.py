@@ -2,12 +2,14 @@
 
 import copy
 import inspect
+import linecache
 import operator
-import re
+import sys
 import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -61,8 +63,6 @@ class Tracer(fx.Tracer):
 
     def __init__(self, single: bool) -> None:
         super().__init__()
-        # Messages name the user's line of code.
-        self.record_stack_traces = True
         self.single = single
         self.thread = threading.get_ident()
         self.met: dict[str, nn.Module] = {}
@@ -110,10 +110,12 @@ class Tracer(fx.Tracer):
         (check_leaf if self.is_leaf_module(m, name) else check_module)(m, name)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """As fx has it: a new node; `cut` notes whether gradients are off there."""
+        """As fx has it: a new node; `cut` notes whether gradients are off there, `line` the user's line of code."""
         node = super().create_node(*args, **kwargs)
         # fx records no torch.no_grad(): what is made within looks like the rest.
         node.meta["cut"] = not torch.is_grad_enabled()
+        # fx can record whole stacks too, which takes longer than all the rest of tracing.
+        node.meta["line"] = _users_line()
         return node
 
 
@@ -221,7 +223,7 @@ def _line(error: BaseException) -> str:
     """The last line outside of torch."""
     # The user's line is above those of torch and of this package, where the error was raised.
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [f for f in frames if "/torch/" not in f.filename and "/tangency/infinite/" not in f.filename]
+    lines = [f for f in frames if not _ours(f.filename)]
     if not lines:
         return "an unknown line"
     return f"{lines[-1].filename}:{lines[-1].lineno} ({lines[-1].line})"
@@ -229,9 +231,23 @@ def _line(error: BaseException) -> str:
 
 def line_of(node: fx.Node) -> str:
     """Where in the user's code a node comes from."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)[^\n]*\n\s+([^\n]+)', node.stack_trace or "")
-    lines = [f for f in frames if "/torch/" not in f[0] and "/tangency/infinite/" not in f[0]]
-    return f"{lines[-1][0]}:{lines[-1][1]} ({lines[-1][2].strip()})" if lines else ""
+    if node.meta.get("line") is None:
+        return ""
+    file, number = node.meta["line"]
+    return f"{file}:{number} ({linecache.getline(file, number).strip()})"
+
+
+def _users_line() -> tuple[str, int] | None:
+    """File and line of the innermost call outside of torch and of this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
+
+
+def _ours(file: str) -> bool:
+    """Whether a file is torch's or one of those that read networks, so none of the user's."""
+    return "/torch/" in file or "/tangency/infinite/" in file
 
 
 def _changed_node(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
