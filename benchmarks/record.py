@@ -18,7 +18,13 @@ def fashion(folder: Path, part: str = "train") -> tuple[Tensor, Tensor]:
     """Images [n, 1, 28, 28] in [0, 1] and labels of "train" or "t10k", from the official IDX files."""
     train, test = tg.datasets.fashion_mnist(folder)
     data = train if part == "train" else test
-    return data.x, data.y
+    return pictures(data), data.y
+
+
+def pictures(data: tg.datasets.Labelled) -> Tensor:
+    """The inputs of a data set of images, which are one tensor."""
+    assert isinstance(data.x, Tensor)
+    return data.x
 
 
 def save(result: dict[str, Any], path: Path, command: str) -> None:

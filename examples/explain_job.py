@@ -31,7 +31,7 @@ def make() -> tuple[torch.nn.Module, Labelled, Labelled]:
 def poisoned() -> dict[str, Any]:
     train, test = digits()
     patch = Patch(size=2, colour=1.0)
-    bad, attacked = (poison(d.x, d.y, patch=patch, target=0, rate=r) for d, r in ((train, 0.1), (test, 0.5)))
+    bad, attacked = (poison(d, patch=patch, target=0, rate=r) for d, r in ((train, 0.1), (test, 0.5)))
     train = Labelled(bad.x, bad.y, train.classes, name="poisoned digits train")
     test = Labelled(attacked.x, attacked.y, test.classes, name="poisoned digits test")
     return {

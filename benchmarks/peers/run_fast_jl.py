@@ -9,6 +9,8 @@ extensions by torch.utils.cpp_extension.load (1 to 2 minutes), `raw` builds the 
 libraries. Whatever the route, the peers' own Python code calls them. Errors are printed, never raised.
 """
 
+from __future__ import annotations
+
 import argparse
 import ctypes
 import gc
@@ -23,23 +25,33 @@ import sys
 import time
 import traceback
 import types
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 HERE = Path(os.environ.get("FAST_JL_SOURCES", Path(__file__).resolve().parent))
 BUILD = Path(os.environ.get("FAST_JL_BUILD", "/tmp/fast_jl_build"))
 SOURCES = {"fast_jl": HERE / "fast_jl.cu", "sjlt_C": HERE / "peers/sjlt/kernels/sjlt_kernel.cu"}
-CUDA_FLAGS = {"fast_jl": [], "sjlt_C": ["-O3", "--use_fast_math", "--expt-relaxed-constexpr"]}  # as their setup.py
+CUDA_FLAGS: dict[str, list[str]] = {
+    "fast_jl": [],
+    "sjlt_C": ["-O3", "--use_fast_math", "--expt-relaxed-constexpr"],
+}  # as their setup.py
 RAW = {"fast_jl": "fast_jl_raw", "sjlt_C": "sjlt_raw"}
 BUILD_LIMIT = 225  # seconds
 SLOW = 4.0  # a warm-up longer than this many seconds is taken as the measurement
 BEGIN = time.perf_counter()
 
 
-def say(**row):
+def say(**row: Any) -> None:
     print(json.dumps({"at": round(time.perf_counter() - BEGIN, 1), **row}, default=str), flush=True)
 
 
-def attempt(step, function, *args, **kwargs):
+def attempt(step: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The function's value, or None with its error printed."""
     try:
         return function(*args, **kwargs)
@@ -51,7 +63,7 @@ def attempt(step, function, *args, **kwargs):
 # --- tools -----------------------------------------------------------------------------------------------------------
 
 
-def cuda_home():
+def cuda_home() -> Path | None:
     """The toolkit's folder; `nvcc` on the PATH may be a wrapper script, from which torch would guess a wrong one."""
     found = shutil.which("nvcc")
     guesses = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
@@ -64,16 +76,16 @@ def cuda_home():
     return None
 
 
-def wheels(pattern):
+def wheels(pattern: str) -> list[Path]:
     """Files of the NVIDIA wheels beside torch."""
     import torch
 
     return sorted((Path(torch.__file__).parents[1] / "nvidia").glob(pattern))
 
 
-def missing_includes(home):
+def missing_includes(home: Path) -> list[str]:
     """-isystem flags for the headers that ATen/cuda and curand need and the toolkit does not hold."""
-    folders = []
+    folders: list[Path] = []
     for header in ("curand_kernel.h", "cusparse.h", "cublas_v2.h", "cusolverDn.h"):
         if not any((home / place / header).exists() for place in ("include", "targets/x86_64-linux/include")):
             found = [p.parent for p in wheels(f"*/include/{header}")]
@@ -82,7 +94,7 @@ def missing_includes(home):
     return [flag for folder in dict.fromkeys(folders) for flag in ("-isystem", str(folder))]
 
 
-def link_flags(home):
+def link_flags(home: Path) -> list[str]:
     """torch links with -lcudart: give it the wheel's library under that name where the toolkit has none."""
     if any((home / place / "libcudart.so").exists() for place in ("lib64", "lib", "targets/x86_64-linux/lib")):
         return []
@@ -97,9 +109,14 @@ def link_flags(home):
     return [f"-L{links}"]
 
 
-def tools():
+def tools() -> Path | None:
     home = cuda_home()
-    row = {"step": "tools", "python": platform.python_version(), "nvcc": shutil.which("nvcc"), "cuda_home": home}
+    row: dict[str, Any] = {
+        "step": "tools",
+        "python": platform.python_version(),
+        "nvcc": shutil.which("nvcc"),
+        "cuda_home": home,
+    }
     for name in ("c++", "g++", "ninja"):
         row[name] = shutil.which(name)
     if home:
@@ -118,7 +135,7 @@ def tools():
 # --- building --------------------------------------------------------------------------------------------------------
 
 
-def load_extension(name):
+def load_extension(name: str) -> Any:
     """In a child: builds. In the parent, after that: finds it built and imports it."""
     os.environ["TORCH_CUDA_ARCH_LIST"] = "9.0"
     home = cuda_home()
@@ -140,7 +157,7 @@ def load_extension(name):
     )
 
 
-def build_extensions(names):
+def build_extensions(names: Sequence[str]) -> list[str]:
     """Each in a process of its own, at once, ended when it takes too long. Returns those that were built."""
     environment = {**os.environ, "FAST_JL_CHILD": "1"}
     children = {}
@@ -151,15 +168,23 @@ def build_extensions(names):
         children[name] = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
-    start, built = time.perf_counter(), []
+    start = time.perf_counter()
+    built: list[str] = []
     for name, child in children.items():
+        code: int | str
         try:
             code = child.wait(timeout=max(1.0, BUILD_LIMIT - (time.perf_counter() - start)))
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)  # the child leads its own session: it, ninja and nvcc, nothing else
             child.wait()
             code = "timeout"
-        row = {"step": "build", "route": "ext", "name": name, "code": code, "seconds": time.perf_counter() - start}
+        row: dict[str, Any] = {
+            "step": "build",
+            "route": "ext",
+            "name": name,
+            "code": code,
+            "seconds": time.perf_counter() - start,
+        }
         if code == 0:
             built.append(name)
         else:
@@ -168,15 +193,15 @@ def build_extensions(names):
     return built
 
 
-def build_raw(name, home):
+def build_raw(name: str, home: Path) -> Path:
     BUILD.mkdir(parents=True, exist_ok=True)
     out = BUILD / f"lib{RAW[name]}.so"
-    command = [home / "bin/nvcc", "-O3", "-std=c++17", "-arch=sm_90", "-shared", "-Xcompiler", "-fPIC"]
+    command = [str(home / "bin/nvcc"), "-O3", "-std=c++17", "-arch=sm_90", "-shared", "-Xcompiler", "-fPIC"]
     command += ["-cudart", "static", *missing_includes(home)]
     command += ["--use_fast_math"] if name == "sjlt_C" else []
     start = time.perf_counter()
     done = subprocess.run(
-        [*map(str, command), str(HERE / f"{RAW[name]}.cu"), "-o", str(out)],
+        [*command, str(HERE / f"{RAW[name]}.cu"), "-o", str(out)],
         capture_output=True, text=True, timeout=BUILD_LIMIT,
     )  # fmt: skip
     if done.returncode:
@@ -185,15 +210,15 @@ def build_raw(name, home):
     return out
 
 
-def fast_jl_module(path):
+def fast_jl_module(path: Path) -> types.ModuleType:
     """fast_jl's Python module over the C interface: what the function of the same name in fast_jl.cu does."""
     import torch
 
     call = ctypes.CDLL(str(path)).fast_jl_project
     call.argtypes = [ctypes.c_int] * 3 + [ctypes.c_void_p] * 2 + [ctypes.c_uint32] * 5
 
-    def function(kind, batches):
-        def project(grads, dim, seed, tiles):
+    def function(kind: int, batches: int) -> Callable[..., Tensor]:
+        def project(grads: Tensor, dim: int, seed: int, tiles: int) -> Tensor:
             if not (grads.is_cuda and grads.is_contiguous() and grads.dim() == 2):
                 raise RuntimeError("a contiguous 2D CUDA tensor is needed")
             if grads.dtype not in (torch.float16, torch.float32):
@@ -219,14 +244,16 @@ def fast_jl_module(path):
     return module
 
 
-def sjlt_module(path):
+def sjlt_module(path: Path) -> types.ModuleType:
     """sjlt._C over the C interface, float32 only."""
     import torch
 
     call = ctypes.CDLL(str(path)).sjlt_project
     call.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int] * 6
 
-    def sjlt_projection_cuda(x, indices, signs, dim, c, threads, blocks):
+    def sjlt_projection_cuda(
+        x: Tensor, indices: Tensor, signs: Tensor, dim: int, c: int, threads: int, blocks: int
+    ) -> list[Tensor]:
         if x.dtype != torch.float32 or not x.is_contiguous():
             raise RuntimeError("contiguous float32 is needed here")
         out = torch.zeros(x.shape[0], dim, dtype=x.dtype, device=x.device)
@@ -237,11 +264,11 @@ def sjlt_module(path):
         return [out]
 
     module = types.ModuleType("sjlt._C")
-    module.sjlt_projection_cuda = sjlt_projection_cuda
+    vars(module)["sjlt_projection_cuda"] = sjlt_projection_cuda
     return module
 
 
-def obtain(name, route, home, built):
+def obtain(name: str, route: str, home: Path | None, built: Sequence[str]) -> tuple[Any, str | None]:
     """The module by the asked route or the next that works, with the route's name."""
     wrap = {"fast_jl": fast_jl_module, "sjlt_C": sjlt_module}[name]
     if route == "ext" and name in built:
@@ -260,16 +287,16 @@ def obtain(name, route, home, built):
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def synchronize():
+def synchronize() -> None:
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-def clock(function, warmups=2, repeats=3):
+def clock(function: Callable[[], Any], warmups: int = 2, repeats: int = 3) -> tuple[dict[str, Any], Any]:
     """Two warm-ups, then the best of three; a slow warm-up is itself the measurement."""
-    seconds, result = [], None
+    seconds: list[float] = []
     for _ in range(warmups + repeats):
         result = None
         synchronize()
@@ -283,7 +310,7 @@ def clock(function, warmups=2, repeats=3):
     return {"seconds": min(timed), "first": seconds[0], "runs": len(seconds)}, result
 
 
-def gradients(n, p, device):
+def gradients(n: int, p: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Independent Gaussian rows whose coordinates have log-normal scales; with them G Gᵀ in float64."""
     import torch
 
@@ -296,7 +323,7 @@ def gradients(n, p, device):
     return rows, kernel
 
 
-def errors(features, kernel):
+def errors(features: Tensor, kernel: Tensor) -> dict[str, float]:
     """Rms of the residuals of the cosines, by the true norms, off the diagonal; times √K it should be about 1."""
     import torch
 
@@ -314,7 +341,7 @@ def errors(features, kernel):
     }
 
 
-def release():
+def release() -> None:
     import torch
 
     gc.collect()
@@ -323,7 +350,7 @@ def release():
 
 
 class Bench:
-    def __init__(self, args):
+    def __init__(self, args: argparse.Namespace) -> None:
         import torch
 
         self.args, self.torch = args, torch
@@ -334,22 +361,22 @@ class Bench:
         release()
         self.held = 0 if args.dry else torch.cuda.memory_allocated()
 
-    def late(self, **what):
+    def late(self, **what: Any) -> bool:
         if time.perf_counter() - BEGIN < self.args.budget:
             return False
         say(**what, skipped="out of time")
         return True
 
-    def memory(self):
+    def memory(self) -> int:
         """The most that was allocated beyond the gradients, the projector's own matrix included."""
         return 0 if self.args.dry else self.torch.cuda.max_memory_allocated() - self.held
 
-    def measure(self, function, factor, kernel=None, **what):
+    def measure(self, function: Callable[[], Tensor], factor: float, kernel: Tensor | None = None, **what: Any) -> None:
         """One row: time, error and memory; or what went wrong."""
         if self.late(**what):
             return
 
-        def run():
+        def run() -> None:
             if not self.args.dry:
                 self.torch.cuda.reset_peak_memory_stats()
             timing, features = clock(function)
@@ -364,20 +391,23 @@ class Bench:
         attempt(what, run)
         release()
 
-    def fast_jl(self, module, route, kind, batch, dtype, dims):
+    def fast_jl(self, module: Any, route: str, kind: str, batch: int, dtype: str, dims: Sequence[int]) -> None:
         rows = self.half if dtype == "float16" else self.rows
         function = getattr(module, f"project_{kind}_{batch}")
         for dim in dims:
-            what = {"peer": f"fast_jl project_{kind}_{batch}", "route": route, "dtype": dtype, "dim": dim}
-            self.measure(
-                lambda dim=dim: function(rows, dim, 0, self.tiles), dim**-0.5, **what, n=self.args.n, p=self.args.p
-            )
+            what: dict[str, Any] = {
+                "peer": f"fast_jl project_{kind}_{batch}",
+                "route": route,
+                "dtype": dtype,
+                "dim": dim,
+            }
+            self.measure(partial(function, rows, dim, 0, self.tiles), dim**-0.5, **what, n=self.args.n, p=self.args.p)
 
-    def fast_jl_checks(self, module):
+    def fast_jl_checks(self, module: Any) -> None:
         """What the matrix depends on, on a small part of the gradients."""
         rows = self.rows[:32, :100_000].contiguous()
 
-        def distance(a, b):
+        def distance(a: Tensor, b: Tensor) -> float:
             return ((a - b).norm() / b.norm()).item()
 
         base = module.project_rademacher_32(rows, 512, 0, self.tiles)
@@ -397,7 +427,7 @@ class Bench:
         attempt("dim 500", lambda: say(shape=module.project_rademacher_8(rows, 500, 0, self.tiles).shape))
         synchronize()
 
-    def trak_cuda(self, dims):
+    def trak_cuda(self, dims: Sequence[int]) -> None:
         """The same through TRAK's own wrapper."""
         from trak.projectors import CudaProjector, ProjectionType
 
@@ -406,23 +436,17 @@ class Bench:
                 grad_dim=self.args.p, proj_dim=dim, seed=0, proj_type=ProjectionType.rademacher,
                 device=self.device, max_batch_size=32,
             )  # fmt: skip
-            what = {"peer": "trak CudaProjector rademacher", "dtype": "float16", "dim": dim}
-            self.measure(
-                lambda projector=projector: projector.project(self.half, 0),
-                dim**-0.5,
-                **what,
-                n=self.args.n,
-                p=self.args.p,
-            )
+            what: dict[str, Any] = {"peer": "trak CudaProjector rademacher", "dtype": "float16", "dim": dim}
+            self.measure(partial(projector.project, self.half, 0), dim**-0.5, **what, n=self.args.n, p=self.args.p)
 
-    def dattri(self, kind, dims, step, factor):
+    def dattri(self, kind: str, dims: Sequence[int], step: int, factor: Callable[[int], float]) -> None:
         """dattri's public function; `step` rows at a time, as its kernels index with 32 bits: step * p < 2**31."""
         from dattri.func.projection import random_project
 
         for dim in dims:
-            what = {"peer": f"dattri {kind}", "dtype": "float32", "dim": dim, "rows_at_once": step}
+            what: dict[str, Any] = {"peer": f"dattri {kind}", "dtype": "float32", "dim": dim, "rows_at_once": step}
 
-            def make(dim=dim):
+            def make(dim: int = dim) -> Any:
                 return random_project(
                     self.rows[:step], min(step, self.args.n), proj_dim=dim, proj_max_batch_size=32, proj_seed=0,
                     proj_type=kind, device=self.device,
@@ -434,37 +458,31 @@ class Bench:
             if project is None:
                 continue
 
-            def run(project=project):
+            def run(project: Any = project) -> Tensor:
                 return self.torch.cat([project(part) for part in self.rows.split(step)])
 
             self.measure(run, factor(dim), **what, n=self.args.n, p=self.args.p)
             del project, run
             release()
 
-    def trak_basic(self, dims):
+    def trak_basic(self, dims: Sequence[int]) -> None:
         from trak.projectors import BasicProjector, ProjectionType
 
         for dim in dims:
-            what = {"peer": "trak BasicProjector rademacher", "dtype": "float32", "dim": dim}
+            what: dict[str, Any] = {"peer": "trak BasicProjector rademacher", "dtype": "float32", "dim": dim}
             if self.late(**what):
                 continue
             projector = BasicProjector(self.args.p, dim, 0, ProjectionType.rademacher, self.device)
-            self.measure(
-                lambda projector=projector: projector.project(self.rows, 0),
-                dim**-0.5,
-                **what,
-                n=self.args.n,
-                p=self.args.p,
-            )
+            self.measure(partial(projector.project, self.rows, 0), dim**-0.5, **what, n=self.args.n, p=self.args.p)
             del projector
             release()
 
 
-def dry_module():
+def dry_module() -> types.ModuleType:
     """Stands in for fast_jl where there is no GPU, to try the rest of this script."""
     import torch
 
-    def project(grads, dim, seed, tiles):
+    def project(grads: Tensor, dim: int, seed: int, tiles: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         return grads.float() @ torch.randn(grads.shape[1], dim, generator=generator)
 
@@ -475,7 +493,7 @@ def dry_module():
     return module
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--route", choices=["ext", "raw", "prebuilt"], default="ext")
     parser.add_argument("--only", nargs="+", default=["fast_jl", "sjlt", "dense", "more"])

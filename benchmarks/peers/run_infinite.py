@@ -1,10 +1,10 @@
 """One case of benchmarks/speed/infinite.py by tangency."""
 
 import torch
-import wide
 from torch import nn
 
 import tangency as tg
+from benchmarks.peers import wide
 
 
 def network(case: str) -> nn.Module:

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from typing import Any
 
 # neural_tangents imports its experimental part, which needs TensorFlow; an empty module stands in for it.
 sys.modules["neural_tangents.experimental"] = types.ModuleType("neural_tangents.experimental")
@@ -14,7 +15,7 @@ from benchmarks.peers import wide  # noqa: E402
 jax.config.update("jax_enable_x64", True)
 
 
-def network(case: str):
+def network(case: str) -> Any:
     if case == "fc":
         hidden = [layer for _ in range(3) for layer in (stax.Dense(8, 2**0.5), stax.Relu())]
         return stax.serial(*hidden, stax.Dense(1, 2**0.5))[2]

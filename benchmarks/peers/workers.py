@@ -27,7 +27,7 @@ def peers_python() -> Path:
     if not mark.exists() or mark.read_text() != requirements.read_text():
         print(f"making {ENVIRONMENT}", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
-        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         subprocess.run([*pip, "-r", requirements], check=True)
         mark.write_text(requirements.read_text())
     return python

@@ -131,7 +131,7 @@ class Case:
 
     def end(self, process: Any, killed: bool = False) -> str:
         """Wait for its word. One that was killed need not say any."""
-        found = None
+        found: tuple[str, str, list[str], int] | None = None
         if not wait([process.answer, process.sentinel], LIMIT):
             found = ("fault", f"hangs: no answer after {LIMIT:.0f} s", [], 0)
             process.kill()

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import tangency as tg
 from tangency.cli import main as command
-from tangency.gram.manifest import digest, written
+from tangency.gram.manifest import manifest_digest, manifest_file
 
 N, M = 120, 40
 MEMORIES = ("2MB", "3MB")  # each is enough for what was begun with the other
@@ -56,6 +56,8 @@ def gain() -> float:
 
 
 class Net(nn.Module):
+    shift: Tensor
+
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -171,7 +173,9 @@ class Odd:
     """An executor whose results are not what was asked for, now and then."""
 
     def __init__(self, inner: Any, how: str, draw: Random) -> None:
-        self.inner, self.how, self.draw, self.last, self.held = inner, how, draw, [], []
+        self.inner, self.how, self.draw = inner, how, draw
+        self.last: list[Any] = []
+        self.held: list[Future[Any]] = []
 
     def submit(self, f: Callable[..., Any], *args: Any) -> Any:
         future: Future[Any] = self.inner.submit(f, *args)
@@ -210,13 +214,13 @@ def follow_parent() -> None:
 @contextmanager
 def executor(name: str, odd: str, draw: Random) -> Iterator[Any]:
     fork = multiprocessing.get_context("fork")
-    made = {
+    makers: dict[str, Callable[[], Any]] = {
         "none": nullcontext,
         "workers": lambda: tg.Workers(2),
         "threads": lambda: ThreadPoolExecutor(3),
         "processes": lambda: ProcessPoolExecutor(2, mp_context=fork, initializer=follow_parent),
-    }[name]()
-    with made as live:
+    }
+    with makers[name]() as live:
         yield Odd(live, odd, draw) if odd else live
 
 
@@ -290,7 +294,14 @@ def damage(store: Path, draw: Random, _: Path) -> None:
             raw[draw.randrange(len(raw))] ^= 1 << draw.randrange(8)
             zeros = bytes(len(raw))
             cut = raw[: draw.randrange(len(raw))]
-            chunk.write_bytes({"flip": raw, "cut": cut, "grow": raw + b"0" * 8, "empty": b"", "zeros": zeros}[how])
+            now: dict[str, bytes | bytearray] = {
+                "flip": raw,
+                "cut": cut,
+                "grow": raw + b"0" * 8,
+                "empty": b"",
+                "zeros": zeros,
+            }
+            chunk.write_bytes(now[how])
 
 
 def edit(store: Path, draw: Random, _: Path) -> None:
@@ -315,10 +326,10 @@ def edit(store: Path, draw: Random, _: Path) -> None:
     how, text = draw.choice(["plain", "digest", "whole"]), json.dumps(about).encode()
     with suppress(Exception):  # of what makes no sense no file can be made to match
         if how == "digest":
-            about["attributes"]["digest"] = digest(about["attributes"]["tangency"])
+            about["attributes"]["digest"] = manifest_digest(about["attributes"]["tangency"])
             text = json.dumps(about).encode()
         elif how == "whole":
-            text = written(about["attributes"]["tangency"])
+            text = manifest_file(about["attributes"]["tangency"])
     path.write_bytes(text)
 
 

@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def cpu() -> Iterator[tuple[str, Callable[[], Any]]]:
     torch.set_num_threads(1)
     for case in CASES.values():
         kernel, x = tg.trace_ntk(case.model()), case.inputs()
-        yield case.title, lambda kernel=kernel, x=x: kernel(x)
+        yield case.title, partial(kernel, x)
 
 
 def gpu() -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -143,8 +144,8 @@ def main() -> None:
     if options.out:
         from benchmarks.record import save
 
-        command = "python -m benchmarks.speed.alternate BEFORE/src " + flag
-        save({"before": options.before, "rounds": options.rounds, "rows": rows}, Path(options.out), command)
+        said = "python -m benchmarks.speed.alternate BEFORE/src " + flag
+        save({"before": options.before, "rounds": options.rounds, "rows": rows}, Path(options.out), said)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def run_torch(key: str, method: str, n: int, data: Path) -> Row:
 
 
 def run_nt(key: str, method: str, variant: Variant, n: int, data: Path) -> Row:
-    options = ["--case", key, "--method", NT[method], "--n", str(n), "--batch", str(variant.batch), "--data", data]
+    options = ["--case", key, "--method", NT[method], "--n", str(n), "--batch", str(variant.batch), "--data", str(data)]
     flags = ["--vmap"] if variant.vmap else []
     return work(peers_python(), "run_nt", *options, *flags) | {"variant": str(variant)}
 

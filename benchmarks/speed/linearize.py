@@ -10,6 +10,7 @@ weight, the network has one forward and two backward; the linearisation has the 
 import argparse
 import copy
 import json
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,7 +42,7 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     times: dict[str, list[float]] = {kind: [] for kind in nets}
     for _ in range(repeats + 1):
         for kind, net in nets.items():
-            times[kind].append(clock(lambda k=kind, net=net: step(net, optimizers[k], x, y)))
+            times[kind].append(clock(partial(step, net, optimizers[kind], x, y)))
     best = {kind: min(t[1:]) for kind, t in times.items()}  # without the first, which warms up
     middle = {kind: median(t[1:]) for kind, t in times.items()}
     return {

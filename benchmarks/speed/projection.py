@@ -33,11 +33,12 @@ import torch
 from torch import Tensor, nn
 
 import tangency as tg
-from benchmarks.record import RESULTS, ROOT, fashion, save
+from benchmarks.record import RESULTS, ROOT, fashion, pictures, save
 from tangency import plots
 from tangency.engine.blocks import DenseBlock
 from tangency.experiments.surrogate_table2 import standardized
 from tangency.kernels.empirical import Empirical
+from tangency.projection.error import ProjectionError
 from tangency.projection.sketches.kinds import Place
 from tangency.projection.sketches.random import Stream
 
@@ -63,14 +64,14 @@ class Transformer(nn.Module):
 def cifar(folder: Path) -> Tensor:
     """All 60,000 images, standardized."""
     train, test = (standardized(part) for part in tg.datasets.cifar10(folder))
-    return torch.cat([train.x, test.x])
+    return torch.cat([pictures(train), pictures(test)])
 
 
 def images(folder: Path, n: int) -> Tensor:
     """The first n training images, standardized."""
     rows = np.fromfile(folder / "cifar-10-batches-bin" / "data_batch_1.bin", np.uint8, n * 3073).reshape(n, -1)
     x = torch.from_numpy(rows[:, 1:]).reshape(n, 3, 32, 32).float() / 255
-    return standardized(tg.datasets.labelled((x, rows[:, 0]))).x
+    return pictures(standardized(tg.datasets.labelled((x, rows[:, 0]))))
 
 
 def networks(options: argparse.Namespace, n: int) -> dict[str, tuple[nn.Module, Tensor]]:
@@ -323,7 +324,8 @@ def error(options: argparse.Namespace) -> dict[str, Any]:
     x, _ = fashion(options.data)
     model = small()
     exact, few = tg.pseudo_ntk(model), x[:16]
-    found, rows = [], []
+    found: list[ProjectionError] = []
+    rows: list[dict[str, Any]] = []
     for kind in KINDS:
         for dim in (128, 512, 2048, 8192):
             seeds = range(2 if kind in SLOW and dim == 8192 else 8)

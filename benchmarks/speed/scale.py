@@ -32,6 +32,7 @@ from torch.utils.data import Dataset
 
 import tangency as tg
 from tangency.gram import sweep
+from tangency.gram.store import StoredGram
 
 PUBLISHED = {
     "trace": "389 h, one A100 (Engel et al. 2024, Table 4)",
@@ -59,7 +60,7 @@ def resnet(x: Tensor, labels: Tensor, path: Path, epochs: int = 4) -> nn.Module:
     steps = epochs * (len(x) // 512)
     optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9, weight_decay=5e-4, nesterov=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, steps)
-    model.train().to(memory_format=torch.channels_last)
+    model.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for _ in range(epochs):
         order = torch.randperm(len(x), device="cuda")
         for k in range(len(x) // 512):
@@ -71,7 +72,7 @@ def resnet(x: Tensor, labels: Tensor, path: Path, epochs: int = 4) -> nn.Module:
             loss.backward()
             optimizer.step()
             schedule.step()
-    model = model.eval().to(memory_format=torch.contiguous_format)
+    model = model.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     torch.save(model.state_dict(), path)
     return model
 
@@ -124,7 +125,7 @@ def flops(kernel: Any, inputs: Any, n: int, tile: int) -> float:
     return sum(costs) * (n / tile) ** 2 / 2
 
 
-def cosine_error(gram: tg.Gram, kernel: Any, exact: Any, take: Any, pairs: int, step: int = 20) -> float:
+def cosine_error(gram: StoredGram, kernel: Any, exact: Any, take: Any, pairs: int, step: int = 20) -> float:
     """Largest difference of cosines over random pairs of finished tiles, against float64."""
     draw, cut, done = random.Random(1), gram.store.plan, sorted(gram.store.finished())
     worst = 0.0
@@ -178,7 +179,7 @@ def main() -> None:
     earlier = json.loads(clock.read_text()) if clock.exists() else []
     torch.cuda.reset_peak_memory_stats()
     if args.no_overlap:
-        sweep.SideStream = lambda device: None  # type: ignore[assignment,misc]
+        sweep.SideStream = lambda device: None  # type: ignore[assignment,misc,return-value]
     if args.stop_after:
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.alarm(args.stop_after)

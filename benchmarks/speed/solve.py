@@ -26,6 +26,8 @@ from torch import Tensor
 
 import tangency as tg
 from benchmarks.record import RESULTS, fashion, save
+from tangency.gram.gram import DenseGram
+from tangency.gram.store import StoredGram
 
 
 def images(args: argparse.Namespace, most: int = 60000) -> tuple[Tensor, Tensor]:
@@ -79,6 +81,7 @@ def cpu(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         start = time.perf_counter()
         gram = tg.compute(tg.trace_ntk(model), x, store=folder + "/gram", memory="2GiB")
+        assert isinstance(gram, StoredGram)
         result["gram_s"] = time.perf_counter() - start
         result["disk_GB"] = sum(p.stat().st_size for p in Path(gram.path).rglob("*") if p.is_file()) / 1e9
         np.save(folder + "/labels.npy", labels.numpy())
@@ -128,7 +131,7 @@ def gpu(args: argparse.Namespace) -> None:
     mean = float(K.diagonal().mean())
     result: dict[str, Any] = {"rows": len(K), "read_s": time.perf_counter() - start, "mean_diagonal": mean}
     print(result, flush=True)
-    gram = tg.gram.gram.DenseGram(K, symmetric=True)
+    gram = DenseGram(K, symmetric=True)
 
     def stage(name: str, f: Any) -> Any:
         torch.cuda.empty_cache()

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +25,7 @@ import torch
 
 import tangency as tg
 from benchmarks.record import RESULTS, save
-from tangency.gram.manifest import manifest
+from tangency.gram.manifest import Witness, manifest
 from tangency.gram.plan import TilePlan
 from tangency.gram.store import Store
 
@@ -47,10 +48,10 @@ def overhead(folder: Path) -> dict[str, Any]:
         kernel = tg.trace_ntk(model)
         times: list[list[float]] = [[], []]
         for _ in range(15):
-            times[0].append(clock(lambda k=kernel, x=x: tg.compute(k, x, progress=False)))
+            times[0].append(clock(partial(tg.compute, kernel, x, progress=False)))
             shutil.rmtree(folder / "job", ignore_errors=True)
             into = str(folder / "job")
-            times[1].append(clock(lambda k=kernel, x=x, into=into: tg.compute(k, x, store=into, progress=False)))
+            times[1].append(clock(partial(tg.compute, kernel, x, store=into, progress=False)))
         best, middle = [min(t) for t in times], [median(t) for t in times]
         found[name] = {
             "memory_s": best[0],
@@ -72,7 +73,8 @@ def product(folder: Path, rows: int, tile: int = 2048) -> dict[str, Any]:
     path = folder / "gram"
     shutil.rmtree(path, ignore_errors=True)
     cut = TilePlan(rows, rows, True, tile, 1, 1)
-    said = manifest({"kernel": "random numbers"}, {}, torch.Size([rows, rows]), torch.float32, cut, {})
+    nothing: Witness = {"entries": {}, "outputs": {}, "code": {}}
+    said = manifest({"kernel": "random numbers"}, {}, torch.Size([rows, rows]), torch.float32, cut, nothing)
     store = Store.create(str(path), said)
     some = np.random.default_rng(0).standard_normal((tile, tile), dtype=np.float32)
     for i, j in cut.tiles():

@@ -69,9 +69,9 @@ def widths() -> dict[str, Any]:
     }
     for twin in (False, True):
         spec = GradientDescent(y, steps=300, every=50, twin=twin)
-        options = {"w_var": 1.5, "b_var": 0.1, "seeds": 8, "train": spec}
-        start = "f₀ = 0" if twin else "f₀ as drawn"
-        studies[f"two hidden layers, tanh, trained from {start}"] = (dense(2, nn.Tanh), WIDTHS[:5], x, options)
+        options: dict[str, Any] = {"w_var": 1.5, "b_var": 0.1, "seeds": 8, "train": spec}
+        begun = "f₀ = 0" if twin else "f₀ as drawn"
+        studies[f"two hidden layers, tanh, trained from {begun}"] = (dense(2, nn.Tanh), WIDTHS[:5], x, options)
     result = {}
     for name, (factory, sizes, inputs, options) in studies.items():
         start = time.perf_counter()

@@ -86,7 +86,7 @@ def _in_double(
     before = Snapshot(model)
     options = {"outputs": entry.outputs}
     parts = _stripped(reference.parts())
-    whole = float(sum(parts.values()).norm())
+    whole = float(sum(parts.values(), torch.zeros(())).norm())
 
     def compare(got: Tensor, want: Tensor) -> Result:
         return _compared(got, want, bound)

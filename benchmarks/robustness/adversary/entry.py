@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import vision_ops  # noqa: F401 - here, because every list of models imports this module before its library
 from torch import Tensor, nn
+
+# here, because every list of models imports this module before its library
+from benchmarks.robustness.adversary import vision_ops  # noqa: F401
 
 Maker = Callable[[], nn.Module]
 Sampler = Callable[[int], Any]
@@ -69,7 +71,9 @@ def shake(model: nn.Module) -> None:
         if p.numel() == 1 or float(p.std()) < size:
             p.add_(size * torch.randn_like(p))
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            continue
+        if module.running_mean is not None and module.running_var is not None:
             module.running_mean.add_(0.1 * torch.randn_like(module.running_mean))
             module.running_var.mul_(torch.exp(0.2 * torch.randn_like(module.running_var)))
 

@@ -54,6 +54,8 @@ class PerSample(nn.Module):
 class Disjoint(nn.Module):
     """Samples become one graph without edges between them, as a loader of graphs makes it."""
 
+    edges: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("edges", graph()[1])

@@ -1,6 +1,6 @@
 """Hand-written: what forward passes do besides computing: in-place changes, caches, buffers, types, control flow."""
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +71,9 @@ class Cached(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.kept, self.key = nn.Parameter(torch.randn(CLASSES, 6)), None, None
+        self.weight = nn.Parameter(torch.randn(CLASSES, 6))
+        self.kept: Any = None
+        self.key: tuple[int, int] | None = None
 
     def derived(self) -> Tensor:
         if torch.is_grad_enabled():
@@ -93,7 +95,7 @@ class Merged(nn.Module):
         self.base, self.side = nn.Linear(6, CLASSES), nn.Linear(6, CLASSES, bias=False)
         self.merged = False
 
-    def train(self, mode: bool = True) -> nn.Module:
+    def train(self, mode: bool = True) -> Self:
         if not mode and not self.merged:
             with torch.no_grad():
                 self.base.weight += self.side.weight
@@ -106,6 +108,9 @@ class Merged(nn.Module):
 
 class Counting(nn.Module):
     """Counts its calls and keeps a running mean of what it saw, in evaluation mode too; the output needs neither."""
+
+    calls: Tensor
+    seen: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +131,8 @@ class Keeping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.kept = nn.Linear(6, 8), nn.Linear(8, CLASSES), {}
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+        self.kept: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x).relu()
@@ -310,7 +316,7 @@ def upside_down() -> nn.Module:
     ]
     net = nn.Sequential(*body, nn.Conv2d(2, 4, 3), nn.Hardswish(), nn.Flatten(), nn.LazyLinear(CLASSES))
     net(torch.zeros(1, 3, 8, 8))
-    return net.to(memory_format=torch.channels_last)
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 ENTRIES: list[Entry] = family(

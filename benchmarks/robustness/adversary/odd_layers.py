@@ -14,7 +14,7 @@ from benchmarks.robustness.adversary.entry import CLASSES, Entry, entry, family,
 Wrap = Callable[[nn.Module], nn.Module]
 
 
-def mlp(wrap: Wrap = lambda layer: layer, width: int = 12) -> nn.Module:
+def mlp(wrap: Wrap = lambda layer: layer, width: int = 12) -> nn.Sequential:
     return nn.Sequential(wrap(nn.Linear(6, width)), nn.Tanh(), wrap(nn.Linear(width, CLASSES)))
 
 
@@ -199,6 +199,8 @@ class CosineHead(nn.Module):
 
 class Splines(nn.Module):
     """Learned activations, as in Kolmogorov–Arnold networks: radial bases times coefficients."""
+
+    grid: Tensor
 
     def __init__(self) -> None:
         super().__init__()

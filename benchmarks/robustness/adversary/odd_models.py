@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,10 @@ from benchmarks.robustness.adversary.entry import CLASSES, Entry, entry, family,
 
 def mlp(width: int = 10) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, CLASSES))
+
+
+def compiled() -> nn.Module:
+    return cast(nn.Module, torch.compile(mlp(), backend="eager"))
 
 
 class TwoNames(nn.Module):
@@ -125,7 +129,7 @@ class Checkpointed(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase], **options: Any) -> None:
         super().__init__()
         self.rnn = kind(4, 6, batch_first=True, **options)
         self.head = nn.LazyLinear(CLASSES)
@@ -202,7 +206,7 @@ class SequenceFirst(nn.Module):
 
     def __init__(self, both: bool) -> None:
         super().__init__()
-        sizes = {"d_model": 8, "nhead": 2, "dim_feedforward": 12, "dropout": 0.0}
+        sizes: dict[str, Any] = {"d_model": 8, "nhead": 2, "dim_feedforward": 12, "dropout": 0.0}
         self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(**sizes), 2, enable_nested_tensor=False)
         self.decoder = nn.TransformerDecoderLayer(**sizes) if both else None
         self.query, self.head = nn.Parameter(torch.randn(3, 1, 8)), nn.Linear(8, CLASSES)
@@ -260,7 +264,7 @@ def frozen() -> nn.Module:
     return net
 
 
-def recurrent(kind: type[nn.RNNBase], **options: Any) -> Callable[[], nn.Module]:
+def recurrent(kind: Callable[..., nn.RNNBase], **options: Any) -> Callable[[], nn.Module]:
     return lambda: Recurrent(kind, **options)
 
 
@@ -293,7 +297,7 @@ ENTRIES: list[Entry] = family(
         entry("transformer_encoder", flat_encoder, rows(4, 8)),
         entry("registers", Registers, rows(4, 8)),
         entry("data_parallel", lambda: nn.DataParallel(mlp()), rows(6)),
-        entry("compiled", lambda: torch.compile(mlp(), backend="eager"), rows(6)),
+        entry("compiled", compiled, rows(6)),
         entry("odd_names", named, rows(6)),
         entry("frozen", frozen, rows(6)),
         entry("words", lambda: nn.Sequential(nn.Embedding(20, 6), nn.Flatten(), nn.Linear(30, CLASSES)), tokens(5, 20)),

@@ -37,7 +37,7 @@ def net() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def adapted(make: Any, kind: str, on: list[str] | None = None, **options: Any) -> nn.Module:
+def adapted(make: Any, kind: str, on: list[str] | str | None = None, **options: Any) -> Any:
     """A model with an adapter of this kind on the named layers."""
     targets = {"target_modules": on} if on else {}
     config = getattr(peft, kind + "Config")(**targets, **options)

@@ -32,7 +32,7 @@ class Reference:
         return (j.flatten(0, 1) @ j.flatten(0, 1).T).reshape(n, c, n, c)
 
     def trace(self) -> Tensor:
-        return sum(self.parts().values())
+        return sum(self.parts().values(), torch.zeros(()))
 
     def pseudo(self) -> Tensor:
         j = self.whole().sum(1) / self.outputs.shape[1] ** 0.5
@@ -44,7 +44,7 @@ class Reference:
 
     def moved(self, step: Mapping[str, Tensor]) -> Tensor:
         """J·δ [n, c]"""
-        return sum(j @ step[name].flatten().to(j) for name, j in self.jacobian.items())
+        return sum((j @ step[name].flatten().to(j) for name, j in self.jacobian.items()), torch.zeros(()))
 
     def to(self, dtype: torch.dtype) -> "Reference":
         return Reference(self.outputs.to(dtype), {name: j.to(dtype) for name, j in self.jacobian.items()})
@@ -58,7 +58,12 @@ def take(x: Any, indices: list[int]) -> Any:
 def count(x: Any) -> int:
     """Samples in a batch."""
     found: list[int] = []
-    leaves(x, lambda v: found.append(v.shape[0]) or v)
+
+    def note(v: Tensor) -> Tensor:
+        found.append(v.shape[0])
+        return v
+
+    leaves(x, note)
     return found[0]
 
 

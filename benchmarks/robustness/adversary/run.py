@@ -71,10 +71,11 @@ def work(o: argparse.Namespace) -> None:
     import faulthandler
     import resource
 
-    import catalogue
+    from benchmarks.robustness.adversary import catalogue
 
     if not o.build:
-        import checks  # noqa: F401 - if tangency cannot be imported, it shows before the first model
+        # if tangency cannot be imported, it shows before the first model
+        from benchmarks.robustness.adversary import checks  # noqa: F401
 
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -88,7 +89,7 @@ def work(o: argparse.Namespace) -> None:
 
 
 def _examined(entry: Any, timed: bool) -> Result:
-    import checks
+    from benchmarks.robustness.adversary import checks
 
     return checks.examine(entry, timed)
 
@@ -163,7 +164,7 @@ class Worker:
 
 def every(o: argparse.Namespace) -> list[Result]:
     """All chosen models, a few workers at a time; a worker that died is followed by another for what it left."""
-    import catalogue
+    from benchmarks.robustness.adversary import catalogue
 
     waiting: list[tuple[str, list[str]]] = []
     for library in [o.library] if o.library else catalogue.LIBRARIES:

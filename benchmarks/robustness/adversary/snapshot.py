@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 _SIMPLE = (bool, int, float, str, type(None))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
@@ -84,7 +85,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def _copy(value: Any) -> Any:
     """A tensor's values and flag, kept apart from it."""
-    if not isinstance(value, Tensor) or isinstance(value, nn.parameter.UninitializedTensorMixin):
+    if not isinstance(value, Tensor) or is_lazy(value):
         return value
     return value.detach().clone().requires_grad_(value.requires_grad)
 

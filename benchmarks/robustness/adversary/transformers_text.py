@@ -171,7 +171,7 @@ def classifier(kind: str, options: dict[str, Any]) -> nn.Module:
     return AutoModelForSequenceClassification.from_config(config)
 
 
-def base(kind: str, **options: Any) -> nn.Module:
+def base(kind: str, **options: Any) -> Any:
     return AutoModel.from_config(AutoConfig.for_model(kind, **(SMALL | options)))
 
 
@@ -234,7 +234,7 @@ OTHERS = [
     ),
 ]
 # Products of experts that exist in 16 and 32 bits only; a pseudo-inverse that starts from the batch's maximum.
-OPTIONS = {"mixtral_grouped": {"cast": False}, "nystromformer": {"expected": "refused"}}
+OPTIONS: dict[str, dict[str, Any]] = {"mixtral_grouped": {"cast": False}, "nystromformer": {"expected": "refused"}}
 ENTRIES: list[Entry] = family(
     "transformers",
     [
