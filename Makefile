@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all test-gpu lint bench clean
+.PHONY: demo test test-all test-gpu lint bench docs docs-serve dist bump clean
 .DEFAULT_GOAL := test
 
 .venv/installed: pyproject.toml constraints.txt
@@ -31,5 +31,32 @@ test-gpu: .venv/installed
 bench: .venv/installed
 	$(BIN)/python -m benchmarks.speed.cpu
 
+.venv/docs: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+# The variable silences an advertisement of mkdocs-material's.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+docs-serve: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+# Without tangency and torch: a release needs neither.
+.venv/tools: Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check 'build>=1.2' 'pre-commit>=4' 'twine>=6.1'
+	touch $@
+
+dist: .venv/tools
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+
+# make bump VERSION=0.2.0: in the places that say it, and as the changelog's heading.
+bump:
+	$(PYTHON) scripts/release.py bump "$(VERSION)"
+
 clean:
-	rm -rf .venv .venv-peers .venv-projection .venv-adversary demo build dist
+	rm -rf .venv .venv-peers .venv-projection .venv-adversary demo build dist site .gallery
