@@ -6,6 +6,10 @@
 torch.Size([5, 5])
 """
 
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from . import (
     datasets,
     decisions,
@@ -23,6 +27,7 @@ from . import (
 )
 from ._version import __version__
 from .decisions import explain
+from .doctor import doctor
 from .dynamics.linearized import Linearized, linearize
 from .errors import (
     DamagedTile,
@@ -30,6 +35,7 @@ from .errors import (
     IncompleteGram,
     InputError,
     MemoryBudgetError,
+    MissingLibrary,
     ModelError,
     NonFiniteError,
     NotPositiveDefinite,
@@ -64,6 +70,7 @@ __all__ = [
     "Kernel",
     "Linearized",
     "MemoryBudgetError",
+    "MissingLibrary",
     "ModelError",
     "NonFiniteError",
     "NotPositiveDefinite",
@@ -84,6 +91,7 @@ __all__ = [
     "cosine",
     "datasets",
     "decisions",
+    "doctor",
     "dynamics",
     "embedding_kernel",
     "explain",
@@ -115,4 +123,15 @@ __all__ = [
 
 def __dir__() -> list[str]:
     """What is public: rooms that are not (`engine`, `gram`, …) can be imported, and are not offered."""
-    return __all__
+    return sorted([*__all__, "estimators"])
+
+
+if TYPE_CHECKING:
+    from . import estimators as estimators
+else:  # hidden from type checkers, to which it would allow every name
+
+    def __getattr__(name: str) -> ModuleType:
+        """`tg.estimators` is imported when it is first asked for: scikit-learn takes a second, and may be missing."""
+        if name == "estimators":
+            return import_module("tangency.estimators")
+        raise AttributeError(f"module 'tangency' has no attribute {name!r}")

@@ -2,9 +2,6 @@
 
 import argparse
 import contextlib
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import io
 import os
@@ -12,21 +9,22 @@ import random
 import shlex
 import sys
 import time
+import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from ._base import checks, strict_json
+from . import job
+from ._base import checks, machine, strict_json
 from ._version import __version__
 from .datasets import Labelled
 from .decisions import TITLES, Decisions, explain
 from .decisions.compared import check_names
 from .demo import demo
+from .doctor import doctor
 from .errors import DamagedTile, InputError, ModelError, NonFiniteError, TangencyError
 from .experiments import EXPERIMENTS
 from .experiments.table import Options
@@ -44,9 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows no Greek gets escapes
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.print_help()
+        return 0
+    args = parser.parse_args(argv)
     try:
         with _warnings_in_a_line():
+            if args.run in (_demo, _explain, _gram, _reproduce):  # long work
+                machine.tell_if_busy(torch.get_num_threads())
             code = int(args.run(args))
         sys.stdout.flush()
         return code
@@ -57,9 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as e:
-        if args.debug:
+        if not args.debug:
+            return _failed(e)
+        if not isinstance(e, job.JobFailed):
             raise
-        return _failed(e)
+        traceback.print_exception(e.cause)
+        return 2
 
 
 @contextlib.contextmanager
@@ -73,14 +80,19 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 def _failed(e: Exception) -> int:
-    """Say what went wrong in one line; the exit code."""
+    """Say what went wrong in one line, and where if that is in the user's code; the exit code."""
+    if isinstance(e, job.JobFailed):
+        print(f"error: {e}", file=sys.stderr)
+        return 2
     if isinstance(e, TangencyError):
         print(f"error: {e}", file=sys.stderr)
         return 2 if isinstance(e, (InputError, ModelError, NonFiniteError)) else 1
     if isinstance(e, OSError) and e.filename is not None:
         print(f"error: {e.filename}: {e.strerror}.", file=sys.stderr)
         return 2
-    print(f"error: {type(e).__name__}: {e}\nWhere it happened: the same command with --debug.", file=sys.stderr)
+    place = job.where(e)
+    print(f"error: {type(e).__name__}: {e}" + (f"\n{place}" if place else ""), file=sys.stderr)
+    print("Where it happened: the same command with --debug.", file=sys.stderr)
     return 1
 
 
@@ -89,6 +101,7 @@ _HELP = """Why did the network say that? Tangent kernels of PyTorch modules, and
 First steps:
   tangency demo                             train a small network on digits, explain it, write a page to look at
   tangency explain job.py:make --out page   the same for your own model and data: make() returns (model, train, test)
+  tangency doctor                           what is installed and missing here, and whether it computes right
 """
 
 
@@ -102,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _explain_options(commands)
     _gram_options(commands)
+    _doctor_options(commands)
     for command in commands.choices.values():  # before or after the command, both work
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
@@ -206,6 +220,17 @@ def _gram_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     verify.set_defaults(run=_verify)
 
 
+def _doctor_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is installed, what is missing and how to get it, and whether a kernel comes out right here",
+        description="Versions, GPUs, optional libraries, threads, memory and disk of this machine, with advice; and a "
+        "small kernel against plain autograd. Exit code 1 if that fails.",
+    )
+    doctor.add_argument("--json", action="store_true", help="for machines")
+    doctor.set_defaults(run=_doctor)
+
+
 _FUNCTION = "a function without arguments that returns (kernel, x) or (kernel, x1, x2); MODULE may be a file, job.py"
 
 
@@ -232,7 +257,7 @@ def _explain(args: argparse.Namespace) -> int:
     check_names(args.kernels)
     checks.memory(args.memory)
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        made = _function(args.function)()
+        made = job.call(args.function, "(model, train, test)")
     if isinstance(made, tuple) and len(made) == 3:
         made = dict(zip(("model", "train", "test"), made, strict=True))
     if not isinstance(made, dict) or not {"model", "train", "test"} <= set(made):
@@ -277,7 +302,7 @@ def _reproduce(args: argparse.Namespace) -> int:
     options = Options(args.data, args.out, args.quick, args.seeds, args.kernels, not args.quiet)
     begin = time.perf_counter()
     table = EXPERIMENTS[args.name].run(options)
-    command = "tangency " + " ".join(sys.argv[1:])
+    command = shlex.join(["tangency", *sys.argv[1:]])
     record = {**table.to_dict(), "command": command, "seconds": time.perf_counter() - begin}
     if args.out is not None:
         name = f"{args.name}{'-quick' if args.quick else ''}-table.json"
@@ -304,8 +329,14 @@ def _gram(args: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor(args: argparse.Namespace) -> int:
+    found = doctor()
+    print(strict_json.text(found.to_dict(), 2) if args.json else found.table())
+    return int(not found.healthy)
+
+
 def _status(args: argparse.Namespace) -> int:
-    gram = open_gram(args.store)
+    gram = _opened(args.store)
     done, count = gram.progress
     report = {
         "store": args.store,
@@ -333,7 +364,7 @@ def _status(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     """Code runs only if its user names it here: what a store says it was made with is somebody's words."""
-    gram = open_gram(args.store)
+    gram = _opened(args.store)
     if args.function is None and args.sample is not None:
         raise InputError("--sample needs the function that makes the kernel: tangency verify STORE MODULE:FUNCTION.")
     finished, count = gram.store.finished(), gram.store.plan.count
@@ -382,74 +413,21 @@ def _again(gram: StoredGram, finished: list[tuple[int, int]], args: argparse.Nam
 
 def _call(name: str) -> tuple[Kernel, object, object]:
     """What MODULE:FUNCTION returns: kernel, x1, x2 or None."""
-    function = _function(name)
-    try:
-        made = function()
-    except SystemExit as e:
-        raise InputError(f"{name} ended the program (sys.exit({e.code!r})); needed: (kernel, x).") from e
+    made = job.call(name, "(kernel, x)")
     if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], Kernel)):
         kinds = [type(v).__name__ for v in made] if isinstance(made, tuple) else type(made).__name__
         raise InputError(f"{name} returned {kinds}; needed: (kernel, x) or (kernel, x1, x2).")
     return made[0], made[1], made[2] if len(made) == 3 else None
 
 
-def _function(name: str) -> Callable[[], Any]:
-    where, _, attribute = name.rpartition(":")
-    if not where or not attribute:
-        raise InputError(f"{name!r} is not MODULE:FUNCTION, e.g. job:make or path/to/job.py:make.")
-    try:
-        module = _file(Path(where)) if where.endswith(".py") else _module(where)
-    except ModuleNotFoundError as e:
-        own = e.name is not None and (where + ".").startswith(e.name + ".")
-        fix = "Run from the folder that holds it, or give the file." if own else "Install what it imports."
-        raise InputError(f"{where} cannot be imported: {e}. {fix}") from e
-    except ImportError as e:
-        raise InputError(f"{where} cannot be imported: {e}. A file in a package goes by its name: pkg.job:make.") from e
-    except SystemExit as e:
-        raise InputError(f"{where} ended the program (sys.exit({e.code!r})) when it was imported.") from e
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise InputError(f"{where} has no function {attribute!r}.")
-    return function
-
-
-def _file(path: Path) -> ModuleType:
-    """A module by its file, which may be called as any other is."""
-    path = path.resolve()
-    if not path.is_file():
-        raise InputError(f"there is no file {path}.")
-    spec = _found(path.stem, path.parent)
-    if spec is not None and spec.origin == str(path):
-        return importlib.import_module(path.stem)
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with contextlib.suppress(ImportError):
-        import cloudpickle
-
-        cloudpickle.register_pickle_by_value(module)  # workers cannot import it by that name
-    return module
-
-
-def _module(name: str) -> ModuleType:
-    spec, here = _found(name, Path.cwd()), Path.cwd() / (name.replace(".", "/") + ".py")
-    if here.is_file() and spec is not None and spec.origin != str(here):
-        raise InputError(f"{name} is {spec.origin}, and there is a file {here} too. Say which: give the file.")
-    return importlib.import_module(name)
-
-
-def _found(name: str, folder: Path) -> ModuleSpec | None:
-    """What Python would import by that name, with the folder as the last place to look: a file in it must not take the
-    place of a library's."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    try:
-        return importlib.util.find_spec(name)
-    except ValueError:  # already there, made by hand
-        return None
+def _opened(store: str) -> StoredGram:
+    """The store that is there: a path that is not is the user's mistake, not a store's."""
+    if Store.find(store) is None:
+        raise InputError(
+            f"there is no Gram store at {_plain(store)}. Make one: tangency gram MODULE:FUNCTION --store "
+            f"{_quoted(store)}."
+        )
+    return open_gram(store)
 
 
 def _plain(text: str) -> str:

@@ -11,6 +11,10 @@ class InputError(TangencyError, ValueError):
     """The inputs, options or parameters cannot be used as given."""
 
 
+class MissingLibrary(ModuleNotFoundError, InputError):
+    """What was asked for needs a library that is not installed. `name` is the one; the message has the command."""
+
+
 class ModelError(TangencyError, ValueError):
     """The model is not a deterministic function of one sample (training mode, batch mixing, randomness…)."""
 

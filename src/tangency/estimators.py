@@ -1,4 +1,4 @@
-"""Kernel methods as scikit-learn estimators, for its pipelines and searches: `pip install tangency[sklearn]`.
+"""Kernel methods as scikit-learn estimators, for its pipelines and searches: `pip install 'tangency[sklearn]'`.
 
 The work is that of `tangency.regress`; here are only scikit-learn's conventions: arrays in and out, labels, tags. A
 kernel is a tangency kernel of any module, a function k(X, Y), or "precomputed". Each fit computes its Gram; a search
@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.svm import SVC
-from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from ._base import checks, tree
+from ._base.extras import needed
+from ._base.misfit import misfit
 from ._base.types import Inputs, Memory, Spec
 from .errors import InputError, ModelError, NotPositiveDefinite
 from .gram.compute import compute
@@ -36,6 +33,13 @@ from .linalg.systems import Solver
 from .regress import KernelModel, LogisticModel, cross_validate, logistic, ridge, ridgeless
 from .regress.model import Problem
 from .regress.samples import checked_weights
+
+with needed("sklearn", "tangency.estimators"):
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.svm import SVC
+    from sklearn.utils.metaestimators import available_if
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -136,7 +140,7 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
             return compute(kernel, *sides, memory=self.memory, progress=False)
         except RuntimeError as e:
             x = sides[0].take(slice(0, 1)) if isinstance(sides[0], Source) else cast(Inputs, sides[0])
-            reason = tree.misfit(e, x, "X", _kind(kernel))
+            reason = misfit(e, x, "X", _kind(kernel))
             if reason is None:
                 raise
             raise reason from e

@@ -1,7 +1,7 @@
 """Pictures. Every `draw_…` returns a matplotlib `Figure`; save it with `figure.savefig(path)`.
 
 This file imports no room, so that the `plot()` of any result may import it. matplotlib is imported where it is used
-(`pip install tangency[demo]`).
+(`pip install 'tangency[plots]'`).
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from ._base.drawable import (
     DrawnRisk,
     DrawnTraining,
 )
+from ._base.extras import needed
 from ._base.types import Float
 from .errors import InputError
 
@@ -33,7 +34,8 @@ def draw_gram(
     kernel: Tensor, labels: Tensor, names: Sequence[str] | None = None, values: Float[Tensor, " r"] | None = None
 ) -> "Figure":
     """A figure: a Gram [n, n] sorted by class, beside its spectrum (`values`, where they are known)."""
-    from matplotlib.figure import Figure
+    with needed("matplotlib", "a picture"):
+        from matplotlib.figure import Figure
 
     if kernel.dim() != 2 or kernel.shape[0] != kernel.shape[1] or len(labels) != len(kernel):
         raise InputError(f"the Gram is {tuple(kernel.shape)} with {len(labels)} labels; needed: [n, n] and n labels.")
@@ -67,8 +69,9 @@ def draw_gram(
 
 def draw_risk(study: DrawnRisk) -> "Figure":
     """A figure: predicted against measured error of ridge regression, over reg for each size, and all fits together."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
+    with needed("matplotlib", "a picture"):
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
@@ -95,7 +98,8 @@ def draw_risk(study: DrawnRisk) -> "Figure":
 
 def draw_regime(*runs: DrawnRegime, names: Sequence[str] | None = None) -> "Figure":
     """A figure: how far the kernel went from where it began, and how fast, over training; one line per run."""
-    from matplotlib.figure import Figure
+    with needed("matplotlib", "a picture"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.8), layout="constrained")
     axes = figure.subplots(1, 3)
@@ -117,8 +121,9 @@ def draw_spectral_bias(
     flow: DrawnFlow, times: Sequence[float], modes: Sequence[int] = (0, 1, 3, 10, 30, 100, 300)
 ) -> "Figure":
     """A figure: what is left to learn along some eigenvectors over time, and when each eigenvector is learned."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
+    with needed("matplotlib", "a picture"):
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -146,7 +151,8 @@ def draw_convergence(result: DrawnConvergence) -> "Figure":
     >>> len(draw_convergence(study).axes)
     1
     """
-    from matplotlib.figure import Figure
+    with needed("matplotlib", "a picture"):
+        from matplotlib.figure import Figure
 
     rows, slopes = result.measured(), result.slopes
     panels = [["ntk", "nngp"]] + ([["sup", "drift"], ["moved", "moved_part"]] if "sup" in rows else [])
@@ -183,8 +189,9 @@ def draw_phase(result: DrawnPhases) -> "Figure":
     >>> len(draw_phase(study).axes)
     4
     """
-    from matplotlib.colors import LogNorm
-    from matplotlib.figure import Figure
+    with needed("matplotlib", "a picture"):
+        from matplotlib.colors import LogNorm
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     plane, left, right = figure.subplots(1, 3)
@@ -228,7 +235,8 @@ def draw_projection(errors: Sequence[DrawnProjection]) -> "Figure":
     >>> len(draw_projection(errors).axes)
     1
     """
-    from matplotlib.figure import Figure
+    with needed("matplotlib", "a picture"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.6), layout="constrained")
     axis = figure.subplots()
@@ -258,7 +266,8 @@ def draw_faithfulness(faithful: DrawnFaithfulness) -> "Figure":
     >>> len(draw_faithfulness(result).axes)
     2
     """
-    from matplotlib.figure import Figure
+    with needed("matplotlib", "a picture"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -293,8 +302,9 @@ def draw_decisions(explanations: Sequence[DrawnExplanation]) -> "Figure":
     >>> len(draw_decisions(result.explanations).axes)
     3
     """
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
+    with needed("matplotlib", "a picture"):
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 1.8 + 0.5 * max(4, len(explanations))), layout="constrained")
     taus, tads, spectra = figure.subplots(1, 3, width_ratios=(1, 1, 1.2))
@@ -329,7 +339,8 @@ def draw_attribution(attribution: DrawnAttribution, decision: int = 0, names: Se
     >>> len(draw_attribution(result, 4).axes)
     3
     """
-    from matplotlib.figure import Figure
+    with needed("matplotlib", "a picture"):
+        from matplotlib.figure import Figure
 
     m, q, t = attribution.boxes.shape[:3]
     if not 0 <= decision < m:
@@ -359,7 +370,8 @@ def draw_attribution(attribution: DrawnAttribution, decision: int = 0, names: Se
 
 def draw_training(training: DrawnTraining) -> "Figure":
     """A figure: the loss of each epoch, and beside it the accuracies, where there are classes."""
-    from matplotlib.figure import Figure
+    with needed("matplotlib", "a picture"):
+        from matplotlib.figure import Figure
 
     accuracies = {"training": training.accuracy, "test": training.test_accuracy}
     shown = {name: values for name, values in accuracies.items() if values is not None}

@@ -101,14 +101,31 @@ def test_only_keeps_the_samples_of_some_classes(y: list[int], chosen: list[int])
 def test_take_is_balanced(y: list[int], seed: int | None, data: st.DataObject) -> None:
     whole = numbered(y)
     n = data.draw(st.integers(1, int(whole.counts().min())))
-    part = whole.take(n, seed=seed)
+    part = whole.take(per_class=n, seed=seed)
     assert part.counts().tolist() == [n] * 4
     found = which(part)
     assert found == sorted(set(found))
     assert part.y.tolist() == [y[k] for k in found]
-    assert which(whole.take(n, seed=seed)) == found
+    assert which(whole.take(per_class=n, seed=seed)) == found
     if seed is None:
         assert found == [k for k in range(len(y)) if y[:k].count(y[k]) < n]
+
+
+@given(y=LABELS, seed=st.none() | st.integers(0, 2**32 - 1), data=st.data())
+def test_take_keeps_proportions(y: list[int], seed: int | None, data: st.DataObject) -> None:
+    whole = numbered(y)
+    n = data.draw(st.integers(1, len(y)))
+    part = whole.take(n, seed=seed)
+    assert len(part) == n
+    found = which(part)
+    assert found == sorted(set(found))
+    assert part.y.tolist() == [y[k] for k in found]
+    assert bool(((part.counts() - whole.counts() * (n / len(y))).abs() < 1).all())
+    many = part.counts().tolist()
+    if seed is None:
+        assert found == [k for k in range(len(y)) if y[:k].count(y[k]) < many[y[k]]]
+    elif n < len(y):
+        assert found == which(whole.split(n, seed=seed)[0])  # the same draw
 
 
 @given(y=LABELS, seed=st.integers(0, 2**32 - 1), data=st.data())
@@ -129,9 +146,9 @@ def test_split_is_a_stratified_partition(y: list[int], seed: int, data: st.DataO
 def test_seeds_decide() -> None:
     whole = numbered([k % 4 for k in range(40)])
     assert which(whole.split(20)[0]) == which(whole.split(20, seed=0)[0]) != which(whole.split(20, seed=1)[0])
-    assert which(whole.take(5, seed=0)) != which(whole.take(5, seed=1))
+    assert which(whole.take(20, seed=0)) != which(whole.take(20, seed=1))
     # Over seeds every sample is taken equally often: 200 draws of a half, within 4 standard deviations.
-    often = torch.bincount(torch.tensor([k for seed in range(200) for k in which(whole.take(5, seed=seed))]))
+    often = torch.bincount(torch.tensor([k for seed in range(200) for k in which(whole.take(20, seed=seed))]))
     assert bool(((often - 100).abs() < 4 * math.sqrt(200 / 4)).all())
 
 
@@ -164,10 +181,15 @@ def test_slices_copy_nothing() -> None:
         (lambda d: d.only("cat", 2), "class 'cat' was given twice"),
         (lambda d: d.only(["cat", "dog"]), r"given \['cat', 'dog'\]; needed: names or numbers .* only\('cat', 'dog'\)"),
         (lambda d: d.only(True), "given True; needed"),
-        (lambda d: d.take(0), "n_per_class=0; needed: a whole number, at least 1"),
-        (lambda d: d.take(1.0), "n_per_class=1.0"),
-        (lambda d: d.take(1), "class 'dog' has 0 samples; needed: 1 of each class. Leave it out first, with only"),
-        (lambda d: d.only(0, 1).take(2), "class 'bee' has 1 samples; needed: 2 of each class. Take at most 1"),
+        (lambda d: d.take(0), r"take\(0\) of 4 samples; needed: a whole number from 1 to 4"),
+        (lambda d: d.take(5), r"take\(5\) of 4 samples"),
+        (lambda d: d.take(1.0), r"take\(1.0\) of 4 samples"),
+        (lambda d: d.take(), r"n=None and per_class=None; needed: one of them, take\(300\) for 300 samples in all"),
+        (lambda d: d.take(2, per_class=1), "n=2 and per_class=1; needed: one of them"),
+        (lambda d: d.take(per_class=0), "per_class=0; needed: a whole number, at least 1"),
+        (lambda d: d.take(per_class=1.0), "per_class=1.0"),
+        (lambda d: d.take(per_class=1), "'dog' has 0 samples; needed: 1 of each class. Leave it out first, with only"),
+        (lambda d: d.only(0, 1).take(per_class=2), "'bee' has 1 samples; needed: 2 of each class. Take at most 1"),
         (lambda d: d.only(0).take(1, seed=-1), "seed=-1; needed: a whole number from 0"),
         (lambda d: d.only(0).take(1, seed=0.5), "seed=0.5"),
         (lambda d: d.split(0), r"split\(0\) of 4 samples; needed: a fraction between 0 and 1, or a number of samples"),
@@ -231,10 +253,9 @@ X = torch.rand(3, 2)
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (X, r"data is a Tensor; needed: \(x, y\), .* Of a torch Dataset make tensors first"),
+        (X, r"data is a Tensor; needed: \(x, y\), .* or a torch Dataset or DataLoader of"),
         ((X,), "data is a tuple of 1; needed"),
         ([X, [0], [0]], "data is a list of 3; needed"),
-        (torch.utils.data.TensorDataset(X), "data is a TensorDataset; needed"),
         ((X, [0.0, 1.0, 2.0]), r"data: y is torch.float64; needed: integers from 0. If these are classes: y.long\(\)"),
         ((X, torch.zeros(3)), "y is torch.float32"),
         ((X, torch.zeros(3) > 1), "y is torch.bool"),
@@ -643,7 +664,8 @@ def test_digits(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError, match=f"test={wrong}; needed: a number of images from 1 to 1796"):
             digits(test=wrong)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(InputError, match=r"scikit-learn, which is missing. pip install tangency\[demo\]"):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(InputError, match=r"digits\(\) needs scikit-learn: pip install 'tangency\[sklearn\]'"):
         digits()
 
 

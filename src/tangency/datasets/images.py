@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._base.extras import needed
 from .._base.types import FilePath
 from ..errors import InputError
+from .accepted import whole
 from .files import find_file, locate, path, read_bytes
-from .labelled import Labelled, TrainTest, shuffled, whole
+from .labelled import Labelled, TrainTest, shuffled
 
 # Type codes of the IDX format; its numbers are big-endian.
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -185,10 +187,8 @@ def digits(*, test: int = 597) -> TrainTest:
     >>> train, len(test)
     (Labelled(digits train: x [1200, 1, 8, 8], 10 classes), 597)
     """
-    try:
+    with needed("sklearn", "digits()"):
         from sklearn.datasets import load_digits
-    except ImportError:
-        raise InputError("the digits come with scikit-learn, which is missing. pip install tangency[demo]") from None
     bunch = load_digits()
     n = len(bunch.target)
     if not whole(test, 1, n - 1):

@@ -1,6 +1,6 @@
 """Samples with their classes, and the ways to take a part of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -9,25 +9,25 @@ import torch
 from torch import Tensor
 
 from .._base import checks, tree
-from .._base.types import Inputs
+from .._base.types import Array, Inputs
 from ..errors import InputError
+from . import accepted, from_torch
 from .cells import shown
 from .encoding import Encoding
 from .summary import summary
 
 Index = slice | Sequence[int] | Sequence[bool] | Tensor | np.ndarray
-# Classes that may go without a name: more are rather identifiers or quantities (heuristic).
-_UNNAMED = 1000
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, init=False)
 class Labelled:
     """Samples with their classes: what a model takes (`x`), its class (`y`), and what a person looks at (`show`).
 
     `x`: a tensor, or a tuple or dict of tensors, the sample in the leading dimension; floats must be finite. `show`:
     images [n, 1 or 3, h, w], uint8 or float in [0, 1]; n strings; or table rows [n, d], whose columns `columns` names.
-    By default it is x where x is such images (8-bit and scaled to their range, if not in [0, 1]) or rows. Arrays
-    become tensors, integer labels int64. `encoding`: how a table was read, for `csv(file, like=…)`.
+    By default it is x where x is such images (8-bit and scaled to their range, if not in [0, 1]) or rows. `images=`
+    and `texts=` are the same as `show=`, for whoever has one or the other. Arrays become tensors, integer labels
+    int64. `encoding`: how a table was read, for `csv(file, like=…)`.
 
     >>> data = Labelled(torch.rand(6, 3, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2]), ("cat", "dog", "owl"))
     >>> data.only("owl", "cat").y.tolist()
@@ -35,37 +35,53 @@ class Labelled:
     >>> train, test = data.split(3)
     >>> train.counts().tolist(), len(test)
     ([1, 1, 1], 3)
+    >>> Labelled(torch.rand(2, 8), [0, 1], ("bad", "good"), texts=["a dull film", "a joy"]).show
+    ('a dull film', 'a joy')
     """
 
     x: Inputs
     y: Tensor
     classes: tuple[str, ...]
-    show: Tensor | tuple[str, ...] | None = None
-    columns: tuple[str, ...] = ()
-    name: str = ""
-    encoding: Encoding | None = None
+    show: Tensor | tuple[str, ...] | None
+    columns: tuple[str, ...]
+    name: str
+    encoding: Encoding | None
 
-    def __post_init__(self) -> None:
-        _text(self.name, "name")
+    def __init__(
+        self,
+        x: Inputs | np.ndarray,
+        y: Array | Sequence[int],
+        classes: Sequence[str],
+        show: Array | Sequence[str] | None = None,
+        columns: Sequence[str] = (),
+        name: str = "",
+        encoding: Encoding | None = None,
+        *,
+        images: Array | None = None,
+        texts: Sequence[str] | None = None,
+    ) -> None:
+        accepted.check_text(name, "name")
         try:
-            x = _tensors(self.x)
+            x = accepted.tensors(x)
             tree.check(x)
-            y = _labels(self.y)
-            _same_length(x, y)
-            _finite(x)
-            classes = _names(_numbered(self.classes), "classes")
+            y = accepted.labels(y)
+            accepted.check_same_length(x, y)
+            accepted.check_finite(x)
+            classes = accepted.names(accepted.numbered(classes), "classes")
             if not classes:
                 raise InputError("there are no classes; needed: at least one name.")
-            _in_range(y, len(classes))
-            show = _default(x) if self.show is None else _shown(self.show, len(y))
-            columns = _names(self.columns, "columns")
-            _fit(columns, show)
-            if self.encoding is not None and self.encoding.names != columns:
+            accepted.check_range(y, len(classes))
+            shown = accepted.one_show(show, images, texts)
+            show = accepted.default_show(x) if shown is None else accepted.checked_show(*shown, len(y))
+            columns = accepted.names(columns, "columns")
+            accepted.check_columns(columns, show)
+            if encoding is not None and encoding.names != columns:
                 raise InputError("encoding is of a table with other columns; needed: that of these, or None.")
         except InputError as e:
-            raise InputError(f"{self.name}: {e}" if self.name else str(e)) from None
-        for field, value in (("x", x), ("y", y), ("classes", classes), ("show", show), ("columns", columns)):
-            object.__setattr__(self, field, value)
+            raise InputError(f"{name}: {e}" if name else str(e)) from None
+        values = {"x": x, "y": y, "classes": classes, "show": show, "columns": columns, "name": name}
+        for field, value in {**values, "encoding": encoding}.items():
+            object.__setattr__(self, field, value)  # frozen for everybody else
 
     def __len__(self) -> int:
         return len(self.y)
@@ -129,22 +145,29 @@ class Labelled:
             raise InputError(f"none of the {len(self)} samples is of class {' or '.join(map(repr, names))}.")
         return self._part(inside, y=y[inside], classes=names)
 
-    def take(self, n_per_class: int, *, seed: int | None = None) -> "Labelled":
-        """`n_per_class` samples of every class: the first ones, or with a seed random ones. Their order stays.
+    def take(self, n: int | None = None, *, per_class: int | None = None, seed: int | None = None) -> "Labelled":
+        """`n` samples in all, the classes as in the whole (to within one sample), or `per_class` of every class.
 
-        >>> labelled((torch.rand(6, 4), [0, 1, 0, 0, 1, 1])).take(2).y.tolist()
-        [0, 1, 0, 1]
+        The first ones of each class, or with a seed random ones. Their order stays.
+
+        >>> data = labelled((torch.rand(6, 4), [0, 1, 0, 0, 1, 0]))
+        >>> data.take(3).y.tolist(), data.take(per_class=2).y.tolist()
+        ([0, 1, 0], [0, 1, 0, 1])
         """
-        if not whole(n_per_class, 1):
-            raise InputError(f"n_per_class={n_per_class!r}; needed: a whole number, at least 1.")
-        counts = self.counts()
-        least = int(counts.argmin())
-        if int(counts[least]) < n_per_class:
+        if (n is None) == (per_class is None):
             raise InputError(
-                f"class {self.classes[least]!r} has {int(counts[least])} samples; needed: {n_per_class} of each class. "
-                + (f"Take at most {int(counts[least])}." if counts[least] else "Leave it out first, with only(…).")
+                f"take() was given n={n} and per_class={per_class}; needed: one of them, take(300) for 300 samples in "
+                "all, or take(per_class=100)."
             )
-        return self._part(torch.cat([of[:n_per_class] for of in self._by_class(seed)]).sort().values)
+        if per_class is not None:
+            self._check_per_class(per_class)
+            quota = [per_class] * len(self.classes)
+        elif accepted.whole(n, 1, len(self)):
+            quota = self._quota(int(n))  # type: ignore[arg-type]  # a whole number
+        else:
+            raise InputError(f"take({n!r}) of {len(self)} samples; needed: a whole number from 1 to {len(self)}.")
+        parts = [of[:many] for of, many in zip(self._by_class(seed), quota, strict=True)]
+        return self._part(torch.cat(parts).sort().values)
 
     def split(self, first: float, *, seed: int = 0) -> "TrainTest":
         """Two parts at random, in each the classes as in the whole (to within one sample). Their order stays.
@@ -155,13 +178,8 @@ class Labelled:
         >>> train.counts().tolist(), test.counts().tolist()
         ([4, 4], [1, 1])
         """
-        count, n = self._count(first), len(self)
-        shares = self.counts().cpu() * count  # in n-ths of a sample: whole numbers, so that no rounding decides
-        quota = shares // n
-        # What rounding down left over goes to the classes that lost most by it; among equals to the first.
-        quota[(shares % n).argsort(descending=True, stable=True)[: count - int(quota.sum())]] += 1
-        chosen = torch.zeros(n, dtype=torch.bool)
-        for of, many in zip(self._by_class(seed), quota.tolist(), strict=True):
+        chosen = torch.zeros(len(self), dtype=torch.bool)
+        for of, many in zip(self._by_class(seed), self._quota(self._count(first)), strict=True):
             chosen[of[:many]] = True
         return TrainTest(self._part(chosen.nonzero()[:, 0]), self._part((~chosen).nonzero()[:, 0]))
 
@@ -179,15 +197,34 @@ class Labelled:
         order = torch.arange(len(y)) if seed is None else shuffled(len(y), seed)
         return list(order[y[order].argsort(stable=True)].split(self.counts().tolist()))
 
+    def _quota(self, count: int) -> list[int]:
+        """How many of each class are among `count` samples that have the classes as the whole has them."""
+        shares = self.counts().cpu() * count  # in n-ths of a sample: whole numbers, so that no rounding decides
+        quota = shares // len(self)
+        # What rounding down left over goes to the classes that lost most by it; among equals to the first.
+        quota[(shares % len(self)).argsort(descending=True, stable=True)[: count - int(quota.sum())]] += 1
+        return quota.tolist()
+
+    def _check_per_class(self, per_class: object) -> None:
+        if not accepted.whole(per_class, 1):
+            raise InputError(f"per_class={per_class!r}; needed: a whole number, at least 1.")
+        counts = self.counts()
+        least = int(counts.argmin())
+        if int(counts[least]) < per_class:  # type: ignore[operator]  # a whole number
+            raise InputError(
+                f"class {self.classes[least]!r} has {int(counts[least])} samples; needed: {per_class} of each class. "
+                + (f"Take at most {int(counts[least])}." if counts[least] else "Leave it out first, with only(…).")
+            )
+
     def _class(self, given: object) -> int:
         if isinstance(given, str):
             if given in self.classes:
                 return self.classes.index(given)
             hint = checks.suggest(given, self.classes)
             raise InputError(f"there is no class {given!r}.{hint} There are {checks.some(list(self.classes), 10)}.")
-        if whole(given, 0, len(self.classes) - 1):
+        if accepted.whole(given, 0, len(self.classes) - 1):
             return int(given)  # type: ignore[call-overload]
-        if whole(given):
+        if accepted.whole(given):
             raise InputError(f"there is no class {given}; the classes are 0 to {len(self.classes) - 1}.")
         raise InputError(f"only() was given {given!r}; needed: names or numbers of classes, as in only('cat', 'dog').")
 
@@ -196,7 +233,7 @@ class Labelled:
         if n < 2:
             raise InputError("there is one sample; needed: at least two for a split.")
         count: Any = round(first * n) if isinstance(first, float) and 0 < first < 1 else first
-        if whole(count, 1, n - 1):
+        if accepted.whole(count, 1, n - 1):
             return int(count)
         raise InputError(
             f"split({first!r}) of {n} samples; needed: a fraction between 0 and 1, or a number of samples, that leaves "
@@ -211,32 +248,39 @@ class TrainTest(NamedTuple):
     test: Labelled
 
 
-def labelled(data: Any, *, classes: Sequence[str] | None = None, name: str = "data") -> Labelled:
-    """(x, y) as `Labelled`; what is `Labelled` already stays as it is.
+def labelled(data: Any, *, classes: Sequence[str] | None = None, name: str = "data", progress: bool = True) -> Labelled:
+    """(x, y) or a torch data set of such pairs as `Labelled`; what is `Labelled` already stays as it is.
 
-    x: what the model takes, y: the class of each sample, from 0; tensors, arrays, and for y lists. `classes`: their
-    names, by default "0", "1", …; `name`: what the set is called, in messages too.
+    x: what the model takes, y: the class of each sample, from 0; tensors, arrays, and for y lists. A
+    `torch.utils.data.Dataset` of (x, y), or a `DataLoader` of one, is read once, in the data set's own order: shuffling
+    and `drop_last` do not matter, a `collate_fn` is used. `classes`: their names, by default a data set's own
+    (`.classes`), else "0", "1", …; `name`: what the set is called, in messages too; `progress`: of long reading.
 
     >>> labelled((torch.rand(5, 3), [0, 1, 2, 1, 0]), name="toy")
     Labelled(toy: x [5, 3], 3 classes)
+    >>> labelled(torch.utils.data.TensorDataset(torch.rand(5, 3), torch.tensor([0, 1, 2, 1, 0])))
+    Labelled(data: x [5, 3], 3 classes)
     """
     if isinstance(data, Labelled):
         return data if classes is None else replace(data, classes=classes)  # type: ignore[arg-type]
+    if from_torch.is_torch(data):
+        x, y, own = from_torch.read(data, name, progress)
+        data, classes = (x, y), own if classes is None else classes
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         what = f"{type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else type(data).__name__
         raise InputError(
-            f"{name} is a {what}; needed: (x, y), the inputs and the class of each, or tangency.datasets.Labelled. Of "
-            "a torch Dataset make tensors first: x, y = next(iter(DataLoader(dataset, batch_size=len(dataset))))."
+            f"{name} is a {what}; needed: (x, y), the inputs and the class of each, tangency.datasets.Labelled, or a "
+            "torch Dataset or DataLoader of (x, y)."
         )
     x, y = data
     if classes is None:
         try:
-            y = _labels(y)
-            _in_range(y, None)
+            y = accepted.labels(y)
+            accepted.check_range(y, None)
         except InputError as e:
             raise InputError(f"{name}: {e}") from None
         classes = [str(k) for k in range(int(y.max()) + 1 if len(y) else 1)]
-    return Labelled(x, y, classes, name=name)  # type: ignore[arg-type]
+    return Labelled(x, y, classes, name=name)
 
 
 def same_columns(train: Labelled, test: Labelled) -> None:
@@ -267,27 +311,9 @@ def same_columns(train: Labelled, test: Labelled) -> None:
 
 def shuffled(n: int, seed: int) -> Tensor:
     """0 … n − 1 in random order, the same in every release: NumPy's legacy stream is frozen for good."""
-    if not whole(seed, 0, 2**32 - 1):
+    if not accepted.whole(seed, 0, 2**32 - 1):
         raise InputError(f"seed={seed!r}; needed: a whole number from 0 to 2³² − 1.")
     return torch.from_numpy(np.random.RandomState(seed).permutation(n))
-
-
-def whole(value: object, low: int | None = None, high: int | None = None) -> bool:
-    """Whether this is a whole number from low to high."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        return False
-    return (low is None or int(value) >= low) and (high is None or int(value) <= high)
-
-
-def _tensors(x: Any) -> Any:
-    """x with tensors for arrays."""
-    if isinstance(x, np.ndarray):
-        return _tensor(x, "x")
-    if isinstance(x, Mapping):
-        return {k: _tensor(v, f"x[{k!r}]") if isinstance(v, np.ndarray) else v for k, v in x.items()}
-    if isinstance(x, (tuple, list)):
-        return tuple(_tensor(v, f"x[{k}]") if isinstance(v, np.ndarray) else v for k, v in enumerate(x))
-    return x
 
 
 def _index(given: object, n: int) -> slice | Tensor:
@@ -319,156 +345,3 @@ def _index(given: object, n: int) -> slice | Tensor:
     if len(wrong):
         raise InputError(f"there is no sample {int(wrong[0])}; there are {n}, numbered from 0.")
     return index % n
-
-
-def _tensor(array: np.ndarray, name: str) -> Tensor:
-    try:  # in the machine's byte order, and writable: a tensor would write through to a mapped file
-        return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
-    except TypeError:
-        raise InputError(f"{name} holds {array.dtype}, of which there are no tensors; needed: numbers.") from None
-
-
-def _labels(y: object) -> Tensor:
-    """One integer a sample, as int64."""
-    if not isinstance(y, Tensor):
-        if not isinstance(y, (np.ndarray, list, tuple)):
-            raise InputError(
-                f"y is a {type(y).__name__}; needed: the class of each sample, in a tensor, array or list."
-            )
-        try:
-            array = np.asarray(y, np.int64 if isinstance(y, (list, tuple)) and not len(y) else None)
-        except ValueError:
-            raise InputError("y is a list of lists of several lengths; needed: one integer for each sample.") from None
-        if array.dtype.kind in "USO":
-            raise InputError(
-                "y holds strings or objects; needed: integers from 0. Number the classes: classes = sorted(set(y)); "
-                "y = [classes.index(v) for v in y]."
-            )
-        y = _tensor(array, "y")
-    if y.dim() != 1:
-        fix = ""
-        if y.dim() == 2:
-            fix = " Use y[:, 0]." if y.shape[1] == 1 else " If it is one-hot: y.argmax(1)."
-        raise InputError(f"y has shape {list(y.shape)}; needed: [n], one integer for each sample.{fix}")
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise InputError(f"y is {y.dtype}; needed: integers from 0. If these are classes: y.long().")
-    return y.detach().long()
-
-
-def _in_range(y: Tensor, c: int | None) -> None:
-    """Labels from 0 to c − 1; without names, as many as may go without."""
-    wrong = (y < 0) | (y >= (max(_UNNAMED, len(y)) if c is None else c))
-    if bool(wrong.any()):
-        k = int(wrong.nonzero()[0, 0])
-        need = f"labels from 0 to {c - 1}, as there are {c} names of classes" if c else "classes numbered from 0"
-        raise InputError(
-            f"y[{k}] is {int(y[k])}; needed: {need}. Number them: y = torch.unique(y, return_inverse=True)[1]."
-        )
-
-
-def _same_length(x: Inputs, y: Tensor) -> None:
-    n = tree.size(x)
-    if n != len(y):
-        stack = isinstance(x, tuple) and len(x) == len(y)
-        fix = " If x is a list of samples: torch.stack(x)." if stack else ""
-        raise InputError(f"x has {n} samples, y has {len(y)}; needed: one label for each sample.{fix}")
-
-
-def _finite(x: Inputs) -> None:
-    for label, leaf in tree.leaves(x):
-        v = leaf.detach()
-        # The extremes are NaN if one number is; isfinite() of a large set would take twice its memory.
-        if v.is_floating_point() and v.numel() and not bool(torch.stack(v.aminmax()).isfinite().all()):
-            where = [int(k) for k in (~v.isfinite()).nonzero()[0]]
-            raise InputError(
-                f"sample {where[0]} is not finite: {label}[{', '.join(map(str, where))}] is {float(v[tuple(where)])}; "
-                "needed: finite numbers. Leave such samples out, or correct them."
-            )
-
-
-def _numbered(given: object) -> object:
-    """Names of classes, whole numbers among them as text, as a table's classes are."""
-    if isinstance(given, np.ndarray):
-        given = given.tolist()
-    return [str(v) if whole(v) else v for v in given] if isinstance(given, (list, tuple)) else given
-
-
-def _names(given: object, what: str) -> tuple[str, ...]:
-    if isinstance(given, np.ndarray):
-        given = given.tolist()
-    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(v, str) for v in given):
-        raise InputError(f"{what}={given!r}; needed: a tuple of names (strings).")
-    seen: set[str] = set()
-    for k, v in enumerate(given):
-        _text(v, f"{what}[{k}]")
-        if v in seen:
-            raise InputError(f"{what} has {v!r} twice; needed: different names.")
-        seen.add(v)
-    return tuple(given)
-
-
-def _text(given: object, what: str) -> None:
-    """Text that can be written to a file: halves of surrogate pairs cannot."""
-    if not isinstance(given, str):
-        raise InputError(f"{what} is a {type(given).__name__}; needed: a string.")
-    try:
-        given.encode()
-    except UnicodeEncodeError as e:
-        raise InputError(
-            f"{what} has a lone surrogate ({given[e.start]!r}, character {e.start}), which no file can hold; needed: "
-            "text. Repair it: text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
-        ) from None
-
-
-def _default(x: Inputs) -> Tensor | None:
-    """x where a person can look at it: images or table rows."""
-    if not isinstance(x, Tensor):
-        return None
-    v = x.detach()
-    if v.dim() != 4 or v.shape[1] not in (1, 3) or not v.numel():
-        return v if v.dim() == 2 else None
-    if v.dtype == torch.uint8:
-        return v
-    low, high = (float(k) for k in v.float().aminmax())
-    if v.is_floating_point() and low >= 0 and high <= 1:
-        return v
-    return (v.float() - low).mul_(255 / (high - low) if high > low else 0).round_().byte()
-
-
-def _shown(show: Any, n: int) -> Tensor | tuple[str, ...]:
-    """`show` as it was given, checked: images or rows as a tensor, strings as a tuple."""
-    if isinstance(show, np.ndarray) and show.dtype.kind in "US":
-        show = show.tolist()
-    if isinstance(show, np.ndarray):
-        show = _tensor(show, "show")
-    texts = isinstance(show, (list, tuple)) and all(isinstance(v, str) for v in show)
-    if not texts and not isinstance(show, Tensor):
-        raise InputError(
-            f"show is a {type(show).__name__}; needed: images [n, 1 or 3, h, w], n strings, or table rows [n, d]."
-        )
-    if isinstance(show, Tensor) and show.dim() != 2 and (show.dim() != 4 or show.shape[1] not in (1, 3)):
-        raise InputError(
-            f"show has shape {list(show.shape)}; needed: images [n, 1 or 3, h, w] (show[:, None] adds the channel, "
-            "show.permute(0, 3, 1, 2) moves it forward), or table rows [n, d]."
-        )
-    if len(show) != n:
-        raise InputError(f"show has {len(show)} entries, y has {n}; needed: one for each sample.")
-    if not isinstance(show, Tensor):
-        for k, text in enumerate(show):
-            _text(text, f"show[{k}]")
-        return tuple(show)
-    show = show.detach()
-    if show.dim() == 4 and show.dtype != torch.uint8 and show.numel():
-        low, high = show.aminmax()
-        if not show.is_floating_point() or not bool((low >= 0) & (high <= 1)):
-            raise InputError(
-                f"show is {show.dtype} from {float(low):g} to {float(high):g}; needed: images in uint8, or floats in "
-                "[0, 1]. Scale them, or leave show away: then x is scaled for it."
-            )
-    return show
-
-
-def _fit(columns: tuple[str, ...], show: Tensor | tuple[str, ...] | None) -> None:
-    if columns and not (isinstance(show, Tensor) and show.dim() == 2 and show.shape[1] == len(columns)):
-        have = f"shape {list(show.shape)}" if isinstance(show, Tensor) else "no columns"
-        raise InputError(f"columns has {len(columns)} names, show has {have}; needed: table rows [n, {len(columns)}].")

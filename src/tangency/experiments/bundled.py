@@ -14,4 +14,4 @@ def images(factor: int, channels: int = 3, train: int = 50, test: int = 30) -> T
         return data.with_x(nn.functional.interpolate(data.x, scale_factor=factor).repeat(1, channels, 1, 1))
 
     known, asked = digits()
-    return TrainTest(enlarged(known.take(train)), enlarged(asked.take(test)))
+    return TrainTest(enlarged(known.take(per_class=train)), enlarged(asked.take(per_class=test)))

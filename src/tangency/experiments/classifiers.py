@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .._base.extras import needed
 from ..gram.compute import compute
 from ..infinite import infinite_ntk
 from ..models import initialized, mlp
@@ -164,7 +165,8 @@ def forest(job: ClassifierJob) -> Row:
 
 
 def _forest(trees: int, columns: int, split: TableSplit) -> float:
-    from sklearn.ensemble import RandomForestClassifier
+    with needed("sklearn", "the random forest"):
+        from sklearn.ensemble import RandomForestClassifier
 
     fit = RandomForestClassifier(trees, max_features=columns, random_state=0, n_jobs=1).fit(split.x, split.y)
     return float((fit.predict(split.x_test) == split.y_test).mean())

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .._base.extras import needed
 from ..datasets import TrainTest, fashion_mnist, mnist
 from ..decisions import Grams
-from ..errors import InputError
 from ..gram.gram import Gram
 from ..kernels.combine import cosine
 from ..kernels.ntk import trace_ntk
@@ -51,7 +51,7 @@ def two(read: Callable[..., TrainTest], most: int) -> Callable[[Options], TrainT
     def load(options: Options) -> TrainTest:
         """(train, test) of the two classes."""
         known, asked = read(options.folder("MNIST and Fashion-MNIST in their official IDX files"))
-        return TrainTest(known.only(0, 1).take(5000), asked.only(0, 1).take(most))
+        return TrainTest(known.only(0, 1).take(per_class=5000), asked.only(0, 1).take(per_class=most))
 
     return load
 
@@ -129,10 +129,8 @@ def optimum(train_gram: Gram, y: Tensor, seed: int, options: Options) -> Surroga
 
 def published(train_gram: Gram, y: Tensor, seed: int, options: Options) -> Surrogate:
     """The same objective by scikit-learn's SGDClassifier with the scripts' options: stops when the loss stalls."""
-    try:
+    with needed("sklearn", "the published solver"):
         from sklearn.linear_model import SGDClassifier
-    except ImportError as e:
-        raise InputError("scikit-learn is needed for the published solver: pip install 'tangency[demo]'.") from e
     K = train_gram.dense().double()
     solver = SGDClassifier(loss="log_loss", alpha=1e-4, class_weight="balanced", random_state=seed)
     solver.fit(K.numpy(), y.numpy())

@@ -4,7 +4,6 @@ The protocol is that of Fernández-Delgado et al. (2014), which they follow: hyp
 halves, then four stratified folds, here several times over, the same ones for every classifier.
 """
 
-import os
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,6 +15,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from .._base import machine
+from .._base.extras import needed
 from .._base.progress import bar
 from ..datasets.table import fields, is_missing, number
 from ..errors import InputError
@@ -133,7 +134,8 @@ def sets(options: Options) -> tuple[list[UciSet], dict[str, str]]:
 
 def bundled() -> list[UciSet]:
     """Three sets that come with scikit-learn, for --quick."""
-    from sklearn.datasets import load_breast_cancer, load_iris, load_wine
+    with needed("sklearn", "--quick"):
+        from sklearn.datasets import load_breast_cancer, load_iris, load_wine
 
     loaded = []
     for name, load in (("breast cancer", load_breast_cancer), ("wine", load_wine), ("iris", load_iris)):
@@ -224,16 +226,10 @@ def _alone() -> None:
     threadpool_limits(1)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def reproduce_uci(options: Options) -> Table:
     """Six classifiers on every set of the folder, in parallel processes; what is finished is kept."""
-    try:
+    with needed("sklearn", "this study"):
         import sklearn  # noqa: F401
-    except ImportError as e:
-        raise InputError("scikit-learn is needed for this study: pip install 'tangency[sklearn]'.") from e
     used, out = (bundled(), {}) if options.quick else sets(options)
     plan, repeats = QUICK_PLAN if options.quick else PLAN, options.seeds
     content = zlib.crc32(repr([(s.name, s.x.tobytes(), s.y.tobytes()) for s in used]).encode())
@@ -242,7 +238,7 @@ def reproduce_uci(options: Options) -> Table:
     every = [(s, name, plan, repeats, options.device) for s in used for name in CLASSIFIERS]
     tasks = [task for task in every if _key(task) not in kept]
     with bar(len(every), "uci", "task", done=len(every) - len(tasks), show=options.progress) as step:
-        for task, row in measure_all(tasks, 1 if options.quick else _cores()):
+        for task, row in measure_all(tasks, 1 if options.quick else machine.cores()):
             kept[_key(task)] = row
             step(note=_key(task))
     rows = {s.name: {name: kept[_key((s, name, plan, repeats, ""))] for name in CLASSIFIERS} for s in used}

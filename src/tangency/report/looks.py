@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .._base.extras import install
 from ..datasets import Labelled
 from ..errors import InputError
 from . import pack, pictures
@@ -96,7 +97,7 @@ class PictureLook(Look):
         if self.rescaled:
             notes.append("The inputs do not lie in [0, 1]; the pictures show them scaled to their range.")
         if kind == "png" and not self.level.exact:
-            notes.append("With Pillow installed (pip install pillow) more, or better, pictures would fit.")
+            notes.append(f"With Pillow installed ({install('report')}) more, or better, pictures would fit.")
         return notes
 
     def is_wanted(self, test: Tensor, train: Tensor) -> bool:
