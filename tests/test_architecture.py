@@ -1,6 +1,7 @@
 """The rooms of the house: a module imports only from rooms below its own; torch and numpy alone are enough."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -32,12 +33,20 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
+MODULES = {module_name(path) for path in SRC.rglob("*.py")}
+
+
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
 def imports(path: Path) -> set[str]:
     """The modules of the package that a file imports, at its top or anywhere inside, relative or absolute."""
-    modules = {module_name(other) for other in SRC.rglob("*.py")}
     inside = path.relative_to(SRC).parts[:-1]
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name.removeprefix("tangency.") for alias in node.names if alias.name.startswith("tangency")}
         if isinstance(node, ast.ImportFrom):
@@ -49,7 +58,7 @@ def imports(path: Path) -> set[str]:
                 continue
             for alias in node.names:
                 longer = ".".join([*stem, alias.name])
-                names.add(longer if longer in modules else ".".join(stem))
+                names.add(longer if longer in MODULES else ".".join(stem))
     return {name or "__init__" for name in names}
 
 
@@ -86,7 +95,7 @@ def test_no_two_modules_import_each_other() -> None:
 def test_files_stay_readable() -> None:
     for path in SRC.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 500, path
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}"
 

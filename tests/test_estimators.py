@@ -722,7 +722,7 @@ def test_a_change_that_no_description_shows_is_seen(
 
 
 def test_samples_of_another_width_are_refused(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(tg.InputError, match=r"cannot take these samples: x is torch.float64 of shape \(\d+, 3\)"):
+    with pytest.raises(tg.InputError, match=r"takes 5 features, x has 3: x is torch.float64 of shape \(\d+, 3\)"):
         KernelRegressor(kernel()).fit(data.x[:, :3], data.y)
     fit = KernelRegressor(kernel()).fit(data.x, data.y)
     assert fit.n_features_in_ == P

@@ -35,6 +35,12 @@ def check_kernel(kernel: Kernel, x: Inputs, *, tolerance: float | None = None) -
     together. Of a tangent kernel also: that its numbers are those of plain autograd, each sample in a batch of two, and
     that nothing of the model is changed. `tolerance` is relative to the largest entry (default by dtype).
     """
+    if not isinstance(kernel, Kernel):
+        raise InputError(
+            f"kernel is a {type(kernel).__name__}; needed: a tangency kernel, such as tg.trace_ntk(model), or one of "
+            "your own that inherits tg.Kernel."
+        )
+    x = tree.given(x)
     n = tree.size(x)
     assert n >= 3, f"check_kernel needs at least three samples, got {n}"
     network = kernel.feature_map.network if isinstance(kernel, Empirical) else None

@@ -961,10 +961,10 @@ def test_pictures_through_a_network_with_norms_and_dropout_are_explained_in_eval
     ).double()  # fmt: skip
     x, y = torch.rand(50, 1, 6, 6, dtype=F64), torch.arange(50) % 3
     model(x)  # statistics
-    with pytest.raises(ModelError, match=r"3 in training mode make the model random.*Call model.eval\(\) first"):
+    with pytest.raises(ModelError, match=r"Dropout layer '3' is in training mode, so .*Call model.eval\(\) first"):
         explain(model, (x[:30], y[:30]), (x[30:], y[30:]))
     model[3].eval()
-    with pytest.raises(ModelError, match=r"1 use the statistics of the batch.*Call model.eval\(\) first"):
+    with pytest.raises(ModelError, match=r"layer '1' uses the statistics of the batch.*Call model.eval\(\) first"):
         explain(model, (x[:30], y[:30]), (x[30:], y[30:]))
     model.eval()
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -986,10 +986,12 @@ def test_single_precision_says_the_same_to_its_digits(found: Decisions) -> None:
         assert view.faithfulness.tau == pytest.approx(want.faithfulness.tau, abs=0.03)
 
 
-def test_data_of_another_type_than_the_models_is_refused_with_the_fix() -> None:
-    for model, kind in ((trained(), torch.float32), (trained().float(), F64)):
-        with pytest.raises(InputError, match=r"x is torch.float.*the parameters are torch.float.*Cast one"):
-            explain(model, *data(dtype=kind), kernels=["CK"])
+def test_data_of_another_type_come_to_the_models() -> None:
+    for model, kind, own in ((trained(), torch.float32, F64), (trained().float(), F64, torch.float32)):
+        given = data(dtype=kind)
+        got = explain(model, *given, kernels=["CK"])
+        want = explain(model, *((x.to(own), y) for x, y in given), kernels=["CK"])
+        assert torch.equal(got.logits, want.logits)
 
 
 def test_frozen_parameters_do_not_matter_to_kernels_of_hidden_layers(found: Decisions) -> None:
@@ -1113,7 +1115,7 @@ REFUSED: list[tuple[Any, Any, Any, dict[str, Any], str]] = [
     (NET, (spoiled(X, np.nan), Y), (Z, Y_Z), {}, r"train: sample 5 is not finite: x\[5, 1\] is nan; needed: finite"),
     (NET, (X, Y), (spoiled(Z, np.inf), Y_Z), {}, r"test: sample 5 is not finite: x\[5, 1\] is inf"),
     (mlp([3, 4, 5]).double(), (X, Y), (Z, Y_Z), {}, r"the model has outputs of shape \[5\] and the data 3 classes"),
-    (mlp([3, 4, 1]).double(), (X, Y), (Z, Y_Z), {}, r"outputs of shape \[1\] and the data 3 classes; needed: a log"),
+    (mlp([3, 4, 1]).double(), (X, Y), (Z, Y_Z), {}, r"training set go to 2 and the model has 1 output; need"),
     (nn.Sequential(mlp([3, 4, 6]), nn.Unflatten(1, (2, 3))).double(), (X, Y), (Z, Y_Z), {}, r"of shape \[2, 3\]"),
     (Returning(NET, lambda z: 1e308 * z * 1e9), (X, Y), (Z, Y_Z), {}, r"the model's outputs\[0, \d\] is -?inf"),
     (Returning(NET, lambda z: {"scores": z, "h": z}), (X, Y), (Z, Y_Z), {}, "returns a dict; needed: a tensor, or"),

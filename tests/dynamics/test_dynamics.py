@@ -546,6 +546,7 @@ def test_an_indefinite_gram_is_refused(case: Case) -> None:
 
 def test_without_scipy_the_ode_says_what_to_install(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.integrate", None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(tg.InputError, match="pip install 'tangency\\[dynamics\\]'"):
         D.integrate(case.K, case.y, [1], loss=F.mse_loss)
 

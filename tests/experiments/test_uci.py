@@ -303,7 +303,7 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     write(tmp_path, "a", some(40))
     write(tmp_path, "b", some(30))
     monkeypatch.setattr(uci, "PLAN", SMALL)
-    monkeypatch.setattr(uci, "_cores", lambda: 1)
+    monkeypatch.setattr(uci.machine, "cores", lambda: 1)
     real, calls = uci.measure, list[str]()
 
     def stopping(samples: uci.UciSet, name: str, *rest: Any) -> Any:
@@ -333,7 +333,7 @@ def test_processes_find_what_one_alone_finds(tmp_path: Path, monkeypatch: pytest
     options = Options(data=tmp_path, seeds=1, progress=False)
     found = []
     for cores in (1, 2):
-        monkeypatch.setattr(uci, "_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(uci.machine, "cores", lambda cores=cores: cores)
         found.append(uci.reproduce_uci(options).rows)
     assert found[0] == found[1]
 

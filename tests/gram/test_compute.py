@@ -1,15 +1,15 @@
 """Blockwise computation: any N, the symmetric half once, and a memory budget that is kept."""
 
 import re
-import subprocess
-import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import memory_job
 import numpy as np
 import pytest
 import torch
+from forked import FORK
 from torch import nn
 
 import tangency as tg
@@ -209,6 +209,12 @@ def test_prepared_batches_can_be_moved() -> None:
         assert torch.equal(kernel.pair(*there), kernel.pair(a, b))
 
 
+def alone(job: Callable[..., int], *args: Any) -> int:
+    """What the job says, in a process that does nothing else."""
+    with FORK.Pool(1) as pool:
+        return pool.apply(job, args)
+
+
 @pytest.mark.parametrize("sizes", [(400, 4000), pytest.param((4000, 40_000), marks=pytest.mark.slow)])
 def test_memory_stays_level_while_n_grows_tenfold(tmp_path: Path, sizes: tuple[int, int]) -> None:
     """With a store and inputs on disk, ten times the samples take no more memory: the budget, whatever N."""
@@ -216,66 +222,23 @@ def test_memory_stays_level_while_n_grows_tenfold(tmp_path: Path, sizes: tuple[i
     for n in sizes:
         path = tmp_path / f"x{n}.npy"
         np.save(path, np.random.default_rng(0).standard_normal((n, 784), dtype=np.float32))
-        code = GROWTH.format(path=str(path), store=str(tmp_path / f"k{n}"), budget=budget)
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        used.append(int(done.stdout))
+        used.append(alone(memory_job.on_disk, str(path), str(tmp_path / f"k{n}"), budget))
     assert max(used) <= budget, f"{[u >> 20 for u in used]} MiB used of {budget >> 20}"
-
-
-GROWTH = """
-import numpy as np, torch, tangency as tg
-torch.set_num_threads(1)
-torch.manual_seed(0)
-kernel = tg.trace_ntk(tg.models.mlp([784, 100, 100, 10]))
-x = np.load({path!r}, mmap_mode="r")
-tg.compute(kernel, np.array(x[:40]), memory="1GiB", store={store!r} + "-warm", progress=False)  # libraries' own
-def peak():  # not ru_maxrss, which begins at the parent's
-    return 1024 * int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
-before = peak()
-gram = tg.compute(kernel, x, memory={budget}, store={store!r}, progress=False)
-gram @ torch.ones(len(x))
-print(peak() - before)
-"""
-
-
-PEAK = """
-import torch, tangency as tg
-torch.set_num_threads(1)
-torch.manual_seed(0)
-model = {model}
-x = torch.randn({n}, *{shape})
-kernel = tg.trace_ntk(model.eval())
-kernel(x[:2])
-tg.compute(kernel, x[:4], memory="1GiB", progress=False)  # libraries' own first allocations
-def peak():  # not ru_maxrss, which begins at the parent's
-    return 1024 * int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
-before = peak()
-tg.compute(kernel, x, memory={memory}, progress=False)
-print(peak() - before)
-"""
-
-CONV = "torch.nn.Sequential(tg.models.lenet5(10))"
-WIDE = "tg.models.resnet18(3, width=16)"
 
 
 @pytest.mark.parametrize(
     ("model", "shape", "n", "memory"),
     [
-        (CONV, (3, 32, 32), 300, 100 << 20),
-        (CONV, (3, 32, 32), 300, 400 << 20),
-        (WIDE, (3, 32, 32), 40, 150 << 20),
-        ("tg.models.mlp([784, 100, 100, 10])", (784,), 3000, 120 << 20),
+        ("lenet", (3, 32, 32), 300, 100 << 20),
+        ("lenet", (3, 32, 32), 300, 400 << 20),
+        ("resnet", (3, 32, 32), 40, 150 << 20),
+        ("dense", (784,), 3000, 120 << 20),
     ],
 )
 def test_the_memory_budget_is_kept(model: str, shape: tuple[int, ...], n: int, memory: int) -> None:
-    """Peak resident memory of a subprocess, beyond what it had before the call, stays under the budget."""
-    code = textwrap.dedent(PEAK).format(model=model, shape=shape, n=n, memory=memory)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert 0 < int(done.stdout) <= memory, f"{int(done.stdout) >> 20} MiB used of {memory >> 20}"
+    """Peak resident memory of a process, beyond what it had before the call, stays under the budget."""
+    used = alone(memory_job.in_memory, model, shape, n, memory)
+    assert 0 < used <= memory, f"{used >> 20} MiB used of {memory >> 20}"
 
 
 def test_out_of_cuda_memory_halves_the_blocks_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
-"""Ray: three real nodes (processes of their own) on this machine, one of which is killed in the middle of a run."""
+"""Ray: one node, and under `make test-all` three (processes of their own), one of which is killed during a run."""
 
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import tangency as tg
+from tangency import cli
 from tangency.gram import ray as executors
 from tangency.models import mlp
 
@@ -69,6 +71,46 @@ def cluster(seen: set[int]) -> Iterator[Any]:
     assert eventually(lambda: not any(alive(pid) for pid in seen)), "Ray's processes outlive the tests"
 
 
+def test_one_node(tmp_path: Path) -> None:
+    """What the tests below say of three nodes, on one with one worker: bits, errors, room; Ray goes on without us."""
+    model, x = mlp([5, 8, 3], nn.Tanh).double(), torch.randn(20, 5, dtype=F64)
+    kernel, store = tg.trace_ntk(model), tmp_path / "gram"
+    want = tg.compute(kernel, x, tile=8, progress=False).dense()
+    cloudpickle.register_pickle_by_value(test_executors)
+    ray.init(**NODE, include_dashboard=False, log_to_driver=False)
+    try:
+        with pytest.raises(
+            tg.InputError, match=r"no room for a worker with 0 GPUs and 2 CPUs on one machine; it has {.*'CPU': "
+        ):
+            tg.RayExecutor(cpus=2)
+        with pytest.raises(tg.InputError, match="needed: more than nothing"):
+            tg.RayExecutor(cpus=0)
+        with tg.RayExecutor() as executor:
+            assert executor.workers == 1
+            for where in (None, store):
+                got = tg.compute(kernel, x, tile=8, executor=executor, store=where, progress=False).dense()
+                assert torch.equal(got, want)
+            assert tg.open_gram(store).progress == (6, 6)
+            # Arrays of Ray's own store are read-only, which torch warns of.
+            assert executor.submit(np.zeros, (200, 200)).result().flags.writeable
+            with pytest.raises(KeyError, match="the seventh seal") as failed:
+                tg.compute(tg.trace_ntk(Noting(tmp_path, "raise")), x, tile=8, executor=executor, progress=False)
+            assert failed.type is KeyError
+            x[13, 2] = float("nan")
+            with pytest.raises(tg.NonFiniteError, match="sample 13 is not finite"):
+                tg.compute(kernel, x, tile=8, executor=executor, progress=False)
+            assert executor.workers == 1, "an error is no reason to lose a worker"
+            assert len(noted(tmp_path)) == 1, "the worker was not at work"
+            met = noted(tmp_path) | descendants()
+        assert ray.is_initialized(), "somebody else's Ray was ended"
+    finally:
+        ray.shutdown()
+        cloudpickle.unregister_pickle_by_value(test_executors)
+    assert len(met) > 2
+    assert eventually(lambda: not any(alive(pid) for pid in met)), "Ray's processes outlive the test"
+
+
+@pytest.mark.slow
 def test_the_bits_are_those_of_a_single_process(cluster: Any, seen: set[int], tmp_path: Path) -> None:
     """One executor for all: tiles large and small, runs that differ in their inputs alone, a store, errors."""
     model = mlp([5, 8, 3], nn.Tanh).double()
@@ -101,6 +143,7 @@ def test_the_bits_are_those_of_a_single_process(cluster: Any, seen: set[int], tm
     assert not ray.is_initialized(), "who starts Ray ends it"
 
 
+@pytest.mark.slow
 def test_what_no_machine_has_room_for(cluster: Any) -> None:
     """Three machines with one CPU each have three CPUs, but no room for a worker with two."""
     for cpus in (100, 2):
@@ -121,6 +164,7 @@ def test_what_no_machine_has_room_for(cluster: Any) -> None:
         ray.shutdown()
 
 
+@pytest.mark.slow
 def test_a_node_is_killed_and_another_one_joins(
     cluster: Any, seen: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,16 +213,46 @@ def test_a_node_is_killed_and_another_one_joins(
     ray.shutdown()
 
 
-def test_the_command_line(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tangency.cli import main
+JOB = """
+import torch, tangency as tg
+def make():
+    torch.manual_seed(0)
+    return tg.trace_ntk(tg.models.mlp([5, 8, 3]).double()), torch.randn(60, 5, dtype=torch.float64)
+"""
 
-    (tmp_path / "ray_job.py").write_text(
-        "import torch, tangency as tg\n"
-        "def make():\n"
-        "    torch.manual_seed(0)\n"
-        "    return tg.trace_ntk(tg.models.mlp([5, 8, 3]).double()), torch.randn(60, 5, dtype=torch.float64)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    assert main(["gram", "ray_job:make", "--store", "k", "--tile", "16", "--ray", cluster.address]) == 0
-    assert main(["verify", "k", "ray_job:make", "--sample", "5"]) == 0
+
+def test_the_command_line_asks_for_the_cluster(
+    job_module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    class Here:
+        """Stands in for workers on a cluster."""
+
+        workers = 1
+
+        def __init__(self, address: str) -> None:
+            done.append(f"connect to {address}")
+
+        def submit(self, f: Callable[..., Any], *args: Any) -> Future[Any]:
+            done.append("work")
+            answer: Future[Any] = Future()
+            answer.set_result(f(*args))
+            return answer
+
+        def close(self) -> None:
+            done.append("close")
+
+    monkeypatch.setattr(cli, "RayExecutor", Here)
+    job = f"{job_module(JOB)}:make"
+    assert cli.main(["gram", job, "--store", "k", "--tile", "16", "--ray", "ray://head:10001"]) == 0
+    assert list(dict.fromkeys(done)) == ["connect to ray://head:10001", "work", "close"]
+    assert cli.main(["verify", "k", job, "--sample", "5"]) == 0
+
+
+@pytest.mark.slow
+def test_the_command_line(cluster: Any, job_module: Callable[[str], str]) -> None:
+    job = f"{job_module(JOB)}:make"
+    assert cli.main(["gram", job, "--store", "k", "--tile", "16", "--ray", cluster.address]) == 0
+    assert cli.main(["verify", "k", job, "--sample", "5"]) == 0
     assert not ray.is_initialized()

@@ -314,7 +314,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "nothing": ([], "x1 holds no tensor"),
     "disagreement": ({"u": np.zeros((4, 5)), "v": X[:3]}, r"disagree on the number of samples: .*x1\['u'\].*: 4.*: 3"),
     "zero samples": (np.zeros((0, 5)), r"zero samples was given \(x1 of shape \(0, 5\)\)"),
-    "wider model": (X.double(), r"x is torch.float64, the parameters are torch.float32. Cast one"),
+    "too large": (X.double() + 1e39, r"x1\[0, 0\] is 1e\+39, too large for torch.float32, .*dtype='float64'"),
 }  # fmt: skip
 
 
@@ -343,13 +343,14 @@ def test_refused_on_the_other_side(tmp_path: Path) -> None:
     ]:
         with pytest.raises(tg.InputError, match=message):
             tg.compute(kernel, (u, v), other, progress=False)
-    narrow = mapped(tmp_path / "u", u.float().numpy())
-    message = r"x\[0\] is torch.float32, the parameters are torch.float64. Cast one \(x.to\(torch.float64\)\), or pass"
-    for inputs in ([(narrow, v)], [(u, v), (narrow, v)]):
-        with pytest.raises(tg.InputError, match=message):
-            tg.compute(kernel, *inputs, progress=False)
-    cast = tg.trace_ntk(Two().double(), dtype="float64")  # casts both
-    assert tg.compute(cast, (narrow, v), progress=False).dtype == F64
+
+
+def test_other_widths_come_to_that_of_the_parameters(tmp_path: Path) -> None:
+    kernel = tg.trace_ntk(Two().double())
+    u, v = torch.randn(N, 5, dtype=F64), torch.randn(N, 2, dtype=F64)
+    narrow, wide = mapped(tmp_path / "u", u.float().numpy()), u.float().double()
+    assert torch.equal(tg.compute(kernel, (narrow, v), progress=False).dense(), kernel((wide, v)))
+    assert torch.equal(tg.compute(kernel, (u, v), (narrow, v), progress=False).dense(), kernel((u, v), (wide, v)))
 
 
 def test_refused_data_sets() -> None:

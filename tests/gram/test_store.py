@@ -4,7 +4,6 @@ import contextlib
 import errno
 import importlib.util
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -20,6 +19,7 @@ import pytest
 import store_job
 import torch
 import zarr
+from forked import FORK
 from torch import nn
 
 import tangency as tg
@@ -27,9 +27,6 @@ from tangency.gram.manifest import manifest_file
 from tangency.gram.shelf import Folder
 from tangency.gram.store import Store
 from tangency.gram.witness import SAMPLES
-
-FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["store_job", "zarr", "torch"])
 
 
 def chunks(store: Path) -> dict[str, bytes]:

@@ -90,7 +90,7 @@ _ONE_CALL = jaxtyped("context")  # the sizes that a name such as "n" has had sin
 
 def _checked_class(cls: type, wholly: bool) -> type:
     """A dataclass whose fields are checked once they are set."""
-    made = cls.__init__
+    made: Callable[..., None] = vars(cls)["__init__"]
     hints: dict[str, Any] | None = None
 
     @functools.wraps(made)

@@ -185,19 +185,19 @@ def flat_positions_major() -> nn.Module:
 # Convolutions.
 
 
-@case(floats(3, 32, 32))
+@case(floats(3, 20, 20))
 def lenet() -> nn.Module:
-    return lenet5()
+    return lenet5(3, size=20)
 
 
 @case(floats(3, 16, 16))
 def resnet_batch() -> nn.Module:
-    return resnet18(norm="batch", width=4)
+    return resnet18(3, norm="batch", width=4)
 
 
 @case(floats(3, 16, 16))
 def resnet_plain() -> nn.Module:
-    return resnet18(norm="none", width=4)
+    return resnet18(3, norm="none", width=4)
 
 
 def averaged(channels: int, *layers: nn.Module) -> nn.Module:
@@ -472,7 +472,7 @@ def bert() -> nn.Module:
         transformers.BertConfig(
             vocab_size=11,
             hidden_size=8,
-            num_hidden_layers=2,
+            num_hidden_layers=1,
             num_attention_heads=2,
             intermediate_size=12,
             max_position_embeddings=6,
@@ -486,7 +486,7 @@ def gpt2() -> transformers.GPT2Config:
         vocab_size=11,
         n_positions=6,
         n_embd=8,
-        n_layer=2,
+        n_layer=1,
         n_head=2,
         n_inner=12,
         pad_token_id=0,
@@ -515,7 +515,7 @@ def llama() -> nn.Module:
             vocab_size=11,
             hidden_size=8,
             intermediate_size=12,
-            num_hidden_layers=2,
+            num_hidden_layers=1,
             num_attention_heads=4,
             num_key_value_heads=2,
             max_position_embeddings=6,

@@ -516,7 +516,7 @@ def test_large_variances(module: nn.Module, kinks: tuple[float, ...]) -> None:
 def test_copies_have_their_own_moments(module: nn.Module) -> None:
     dual = recognize(module)
     assert dual is not None
-    for size in (1e-6, 1e-3, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 1e4):
+    for size in (1e-6, 1.0, 4.0, 64.0, 1e4):
         p = tensor([[size]])
         for got, own in zip(dual.both(p, p, p), dual.own(p), strict=True):
             torch.testing.assert_close(got, own, rtol=1e-10, atol=0.0)
@@ -571,7 +571,9 @@ def test_a_tile_of_small_and_large_variances() -> None:
         assert dual is not None
         whole = dual.both(k, p[:, None], p[None, :])
         assert dual.both(k, p[:, None], p[None, :], slope=False)[1] is None
-        for i, j in itertools.product(range(7), range(7)):
+        for got in whole:
+            torch.testing.assert_close(got, got.T, rtol=1e-9, atol=1e-15)
+        for i, j in itertools.combinations_with_replacement(range(7), 2):
             one = dual.both(k[i, j], p[i], p[j])
             for got, alone, own in zip(whole, one, dual.own(p), strict=True):
                 assert got is not None

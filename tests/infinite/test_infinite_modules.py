@@ -951,7 +951,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "dense block": (DenseBlock, images),
     "inception": (Inception, images),
     "gated": (Gated, points),
-    "rnn": (lambda: Recurrent("mean", bidirectional=True), lambda: torch.randn(3, 4, 3)),
+    "rnn": (lambda: Recurrent("mean", bidirectional=True), lambda: torch.randn(3, 2, 3)),
     "text": (TextNet, lambda: torch.randint(7, (4, 5))),
     "decoder": (Decoder, lambda: torch.randn(3, 2, 5)),
     "norm": (lambda: nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 1)), points),

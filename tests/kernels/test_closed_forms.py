@@ -77,12 +77,12 @@ def test_ntk_is_ck_plus_the_rest() -> None:
 def test_pseudo_ntk_tends_to_the_full_one_with_width() -> None:
     """Sutherland 2023, "Pseudo-NTK": ‖Θ − pNTK ⊗ I‖/‖Θ‖ falls as 1/√width; K3's λmax too."""
     x = torch.randn(12, 6, dtype=torch.float64)
-    norms, tops, widths = [], [], [64, 256, 1024, 4096]
+    norms, tops, widths = [], [], [32, 512]
     for width in widths:
         gaps, top = [], []
         for seed in range(5):
             torch.manual_seed(seed)
-            model = mlp([6, width, width, 3] if width < 2000 else [6, width, 3]).double()
+            model = mlp([6, width, width, 3]).double()
             for layer in model:
                 if isinstance(layer, nn.Linear):
                     nn.init.kaiming_normal_(layer.weight)
@@ -93,9 +93,9 @@ def test_pseudo_ntk_tends_to_the_full_one_with_width() -> None:
             top.append(abs(values[0] - values[1]) / values[0])
         norms.append(sum(gaps) / 5)
         tops.append(sum(top) / 5)
-    slope = torch.log(torch.tensor(norms[0] / norms[2])) / torch.log(torch.tensor(widths[2] / widths[0]))
+    slope = torch.log(torch.tensor(norms[0] / norms[1])) / torch.log(torch.tensor(widths[1] / widths[0]))
     assert 0.3 < float(slope) < 0.7, norms
-    assert tops[2] < tops[0] / 2, tops
+    assert tops[1] < tops[0] / 2, tops
 
 
 def test_cosine_has_unit_diagonal_and_the_stated_form() -> None:

@@ -500,21 +500,22 @@ CONTRAST = """() => {
 
 @pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
 def test_both_widths_and_both_themes(show: Opener, poisoned: Decisions, tmp_path: Path, kind: str) -> None:
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     path = report.write(
         {"pictures": lambda: poisoned, "texts": written, "rows": tabled}[kind](), tmp_path / "page.html"
     )
     grounds = set()
-    for width in (1280, 390):
-        for scheme in ("light", "dark"):
-            page = show(path, width=width, scheme=scheme)
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-            page.click("summary")  # the legend in words
-            assert "rank correlation" in page.inner_text(".legend dl")
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-            page.click("summary")
-            grounds.add((scheme, page.evaluate("getComputedStyle(document.body).backgroundColor")))
-            assert page.evaluate(CONTRAST) == []
+    across = [(1280, "light"), (390, "dark")]
+    for width, scheme in [*across, (1280, "dark"), (390, "light")] if kind == "pictures" else across:
+        page = show(path, width=width, scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.click("summary")  # the legend in words
+        assert "rank correlation" in page.inner_text(".legend dl")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.click("summary")
+        grounds.add((scheme, page.evaluate("getComputedStyle(document.body).backgroundColor")))
+        assert page.evaluate(CONTRAST) == []
+        if os.environ.get("TANGENCY_SCREENSHOTS") == "1":  # to look at
+            SCREENSHOTS.mkdir(parents=True, exist_ok=True)
             page.evaluate("scrollTo(0, 0)")
             page.screenshot(path=SCREENSHOTS / f"report-{kind}-{width}-{scheme}.png", full_page=True)
     assert len(grounds) == len({colour for _, colour in grounds}) == 2
@@ -712,7 +713,7 @@ def test_a_small_limit_lowers_quality_first_then_the_lists() -> None:
             quality = re.search(r"training samples: WebP at quality (\d+)", notes[0])
             fewer = re.search(r"Each list shows (\d) training samples instead of 6", " ".join(notes))
             seen.append((int(quality[1]) if quality else 100, int(fewer[1]) if fewer else 6))
-            limit = int(0.95 * limit)
+            limit = int(0.95 * len(page.encode()))
     assert seen == sorted(seen, reverse=True)
     assert seen[0] == (100, 6)
     assert len({quality for quality, many in seen if many == 6}) > 2

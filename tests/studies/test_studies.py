@@ -145,7 +145,7 @@ def test_wide_networks_come_near_their_limit(kind: str, parametrization: str) ->
     factory, inputs = WIDE[kind]
     x = inputs()
     found = tg.studies.convergence(
-        factory, [32, 512], x, w_var=1.5, b_var=0.2, seeds=3, parametrization=parametrization
+        factory, [32, 384], x, w_var=1.5, b_var=0.2, seeds=3, parametrization=parametrization
     )
     most = 0.2 if kind == "attention" else 0.12  # few channels to a head
     assert float(found.ntk[1].mean()) < most
@@ -173,7 +173,7 @@ def deep(width: int) -> nn.Module:
 
 
 def test_distance_falls_with_the_root_of_the_width() -> None:
-    found = tg.studies.convergence(deep, [32, 64, 128, 256, 512], torch.randn(8, 5), w_var=1.5, b_var=0.1, seeds=6)
+    found = tg.studies.convergence(deep, [32, 64, 128, 256], torch.randn(8, 5), w_var=1.5, b_var=0.1, seeds=6)
     for name in ("ntk", "nngp"):
         slope = found.slopes[name]
         assert slope.error < 0.06
@@ -187,8 +187,8 @@ def test_distance_falls_with_the_root_of_the_width() -> None:
 @pytest.mark.parametrize("twin", [False, True])
 def test_training_stays_near_the_limit_and_within_the_bounds(twin: bool) -> None:
     x, y = torch.randn(6, 5), torch.tensor([1.0, -1, 1, 1, -1, -1])
-    spec = GradientDescent(y, steps=60, every=20, twin=twin)
-    found = tg.studies.convergence(deep, [64, 128, 256, 384], x, w_var=1.5, b_var=0.1, seeds=3, train=spec)
+    spec = GradientDescent(y, steps=30, every=15, twin=twin)
+    found = tg.studies.convergence(deep, [32, 64, 128, 256], x, w_var=1.5, b_var=0.1, seeds=3, train=spec)
     slopes, run = found.slopes, found.training
     assert run is not None
     assert abs(slopes["sup"].value + 0.5) < 3 * slopes["sup"].error
@@ -202,9 +202,9 @@ def test_training_stays_near_the_limit_and_within_the_bounds(twin: bool) -> None
     values, vectors = torch.linalg.eigh(found.limit)
     inside = vectors.T @ y.double()
     left = 1 - run.lr * values
-    want = float((left**60 * inside).norm() / inside.norm())
-    moved = float(((1 - left**60) / values.sqrt() * inside).norm())
-    assert abs(float(run.left[-1].mean()) / want - 1) < 0.2
+    want = float((left**30 * inside).norm() / inside.norm())
+    moved = float(((1 - left**30) / values.sqrt() * inside).norm())
+    assert abs(float(run.left[-1].mean()) / want - 1) < 0.1
     assert abs(float(run.moved[-1].mean()) / moved - 1) < 0.05
     assert float(run.smallest) == pytest.approx(float(values[0]))
 
@@ -299,8 +299,7 @@ def test_boundary_of_order_and_chaos() -> None:
     assert boundary(Relu(), [0.0, 0.5]).tolist() == [2.0, 2.0]
     assert float(boundary(Erf(), [0.0])[0]) == pytest.approx(math.pi / 4)
     assert float(boundary(Quadrature(torch.tanh), [0.0])[0]) == pytest.approx(1.0)
-    for dual in (Erf(), Quadrature(torch.tanh), "sigmoid"):
-        b_vars = [0.01, 0.2, 1.5]
+    for dual, b_vars in ((Erf(), [0.01, 0.2, 1.5]), (Quadrature(torch.tanh), [0.01, 1.5]), ("sigmoid", [0.2])):
         for b, w in zip(b_vars, boundary(dual, b_vars).tolist(), strict=True):
             assert phase(dual, w_var=w, b_var=b).chi == pytest.approx(1, abs=1e-6)
             assert phase(dual, w_var=0.95 * w, b_var=b).phase == "ordered"

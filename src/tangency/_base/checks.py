@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .types import Trainable
+from .types import Params, Trainable
 
 
 def trained(model: nn.Module, trainable: Trainable) -> tuple[str, ...]:
@@ -62,6 +62,31 @@ def _select(model: nn.Module, every: Mapping[str, Tensor], trainable: Trainable)
     raise InputError(
         f"trainable={trainable!r}; needed: a name, a module, a predicate (name, parameter) -> bool, or a list."
     )
+
+
+def state_dict(params: object) -> None:
+    """`params=` must be a mapping from names to tensors."""
+    if not isinstance(params, Mapping) or not all(isinstance(v, Tensor) for v in params.values()):
+        given = f"a {type(params).__name__}" + " of other things than tensors" * isinstance(params, Mapping)
+        raise InputError(f"params= is {given}; needed: a state dict, from names to tensors: model.state_dict().")
+
+
+def params(params: Params, model: nn.Module) -> None:
+    """`params=` must fit the model: no unknown, missing or misshapen entry."""
+    # Under all names: a state dict has tied parameters under each of theirs.
+    held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    unknown = [k for k in params if k not in held]
+    if unknown:
+        raise InputError(
+            f"params= has entries that the model lacks: {some(unknown)}.{suggest(unknown[0], held)} Pass a state dict "
+            "of this model."
+        )
+    missing = [k for k, _ in model.named_parameters() if k not in params]
+    if missing:
+        raise InputError(f"params= lacks {some(missing)}. Pass the whole state dict: model.state_dict().")
+    for k, v in params.items():
+        if v.shape != held[k].shape:
+            raise InputError(f"params[{k!r}] has shape {tuple(v.shape)}; the model's is {tuple(held[k].shape)}.")
 
 
 def memory(given: int | str | None, name: str = "memory") -> int | None:
@@ -137,6 +162,26 @@ def some(names: list[str], most: int = 4) -> str:
     """
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def layers(found: list[tuple[str, nn.Module]]) -> str:
+    """Modules of a model by kind and name, to begin a sentence with.
+
+    >>> layers([("1", nn.Dropout()), ("3", nn.Dropout())])
+    "Dropout layers '1' and '3'"
+    >>> layers([("1", nn.Dropout()), ("2", nn.LSTM(1, 1))])
+    "layers '1' (Dropout) and '2' (LSTM)"
+    """
+    kinds = [type(m).__name__ for _, m in found]
+    names = [repr(name) for name, _ in found]
+    if found[0][0] == "":  # the model itself
+        return f"the model, a {kinds[0]} layer,"
+    alike = len(set(kinds)) == 1
+    shown = names if alike else [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)]
+    more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
+    head = shown[:4] if more else shown
+    listed = ", ".join(head) if more else " and ".join(filter(None, [", ".join(head[:-1]), head[-1]]))
+    return f"{kinds[0] + ' ' if alike else ''}layer{'s' * (len(found) > 1)} {listed}{more}"
 
 
 def suggest(name: str, candidates: Iterable[str]) -> str:

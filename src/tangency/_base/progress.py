@@ -13,8 +13,10 @@ class Tick(Protocol):
 
 
 @contextmanager
-def bar(total: int | None, what: str, unit: str, *, done: int = 0, show: bool = True) -> Iterator[Tick]:
-    """`step(k=1, note="")` moves the bar on by k and may write a note behind it."""
+def bar(
+    total: int | None, what: str, unit: str, *, done: int = 0, show: bool = True, delay: float = 0
+) -> Iterator[Tick]:
+    """`step(k=1, note="")` moves the bar on by k and may write a note behind it; it is shown after `delay` seconds."""
     # Log files get no bars: one line for every step of a long job.
     if not (show and sys.stderr.isatty()):
         yield lambda k=1, note="": None
@@ -24,7 +26,7 @@ def bar(total: int | None, what: str, unit: str, *, done: int = 0, show: bool = 
     except ImportError:
         yield lambda k=1, note="": None
         return
-    with tqdm(total=total, initial=done, unit=unit, desc=what, smoothing=0.05) as shown:
+    with tqdm(total=total, initial=done, unit=unit, desc=what, smoothing=0.05, delay=delay) as shown:
 
         def step(k: int = 1, note: str = "") -> None:
             """Move on by k, and show the note behind the bar."""

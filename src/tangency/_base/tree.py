@@ -1,14 +1,20 @@
-"""Inputs as trees: a tensor, a tuple (`model(*x)`) or a dict (`model(**x)`), the sample in each leading dimension."""
+"""Inputs as trees: a tensor, a tuple (`model(*x)`) or a dict (`model(**x)`), the sample in each leading dimension.
 
-import re
+The rule for what users give, wherever samples, targets or labels are taken: NumPy arrays are as good as tensors, in
+tuples and dicts too (`tensors`, `numbers`); floating-point numbers of any width are brought to the type that is
+computed in (`cast`), integers and booleans stay as they are.
+"""
+
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from ..errors import InputError
-from .types import FeatureBatch, Inputs
+from .types import FeatureBatch, Inputs, Numbers
 
 
 def leaves(x: Inputs) -> Iterator[tuple[str, Tensor]]:
@@ -27,6 +33,67 @@ def _leaves(name: str, x: object) -> Iterator[tuple[str, Tensor]]:
             yield from _leaves(f"{name}[{j}]", v)
     elif isinstance(x, FeatureBatch):
         yield f"{name}.value", x.value
+
+
+def tensors(x: Inputs, name: str = "x") -> Inputs:
+    """x with a tensor for every NumPy array in it; tensors and other values (flags, None) are passed through."""
+    if isinstance(x, np.ndarray):
+        return from_array(x, name)
+    if isinstance(x, Mapping):
+        return {k: tensors(v, f"{name}[{k!r}]") for k, v in x.items()} if _has_arrays(x) else x
+    if isinstance(x, (tuple, list)) and _has_arrays(x):
+        parts = [tensors(v, f"{name}[{k}]") for k, v in enumerate(x)]
+        return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)  # type: ignore[arg-type]  # a named tuple
+    return x
+
+
+def _has_arrays(x: object) -> bool:
+    if isinstance(x, (Mapping, tuple, list)):
+        return any(map(_has_arrays, x.values() if isinstance(x, Mapping) else x))
+    return isinstance(x, np.ndarray)
+
+
+def from_array(v: np.ndarray, name: str = "x") -> Tensor:
+    """An array as a tensor, in the array's own memory where torch can share it.
+
+    >>> from_array(np.arange(3)[::-1])
+    tensor([2, 1, 0])
+    """
+    if isinstance(v, np.ma.MaskedArray):
+        raise InputError(f"{name} is a masked array, whose mask would be lost. Give numbers: {name}.filled(…).")
+    # What torch cannot hold is copied: another byte order, negative strides, memory that may not be written.
+    array = np.asarray(v)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.writeable or min(array.strides, default=0) < 0:
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{name} is an array of {v.dtype}, of which there are no tensors; needed: numbers of at most 64 bits, such "
+            f"as {name}.astype(np.float32)."
+        ) from None
+
+
+def numbers(v: Numbers | float, name: str = "y") -> Tensor:
+    """Targets, labels or weights as a tensor without a graph: of a tensor, an array, or a (nested) list of numbers.
+
+    Numbers in a list are float64 or int64, as in NumPy.
+
+    >>> numbers([0.5, 1])
+    tensor([0.5000, 1.0000], dtype=torch.float64)
+    """
+    if isinstance(v, Tensor):
+        return v.detach()
+    try:
+        array = v if isinstance(v, np.ndarray) else np.asarray(v)
+    except (ValueError, TypeError, RuntimeError):  # rows of different lengths, tensors with a graph or on a GPU
+        array = np.empty(0, dtype=object)
+    if array.dtype.kind not in "biufc":
+        given = f"an array of {array.dtype}" if isinstance(v, np.ndarray) else f"a {type(v).__name__}"
+        raise InputError(f"{name} is {given} and no table of numbers; needed: a tensor, an array or a list of numbers.")
+    return from_array(array, name)
 
 
 def transform(f: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
@@ -75,11 +142,40 @@ def fill(x: Inputs, count: int) -> Inputs:
     return transform(lambda v: torch.cat([v, v[-1:].expand(missing, *v.shape[1:])]), x)
 
 
-def cast(x: Inputs, dtype: torch.dtype | None) -> Inputs:
-    """x with its floating-point tensors in this type; as it is for None."""
+def cast(x: Inputs, dtype: torch.dtype | None, name: str = "x") -> Inputs:
+    """x with its floating-point tensors in this type; as it is for None.
+
+    Digits that the type has not are lost; a number that is too large for it is refused.
+    """
     if dtype is None:
         return x
-    return transform(lambda v: v.to(dtype) if v.is_floating_point() else v, x)
+    labels = (_called(label, name) for label, _ in leaves(x))
+    return transform(lambda v: cast_tensor(v, dtype, next(labels)), x)
+
+
+def suited(x: Inputs, model: nn.Module, name: str = "x") -> Inputs:
+    """What a user gave as samples, as this model takes it: in the type of its parameters, if that is one."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return cast(given(x, name), dtypes.pop() if len(dtypes) == 1 else None, name)
+
+
+def cast_tensor(v: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """As `cast`, of one tensor."""
+    if v.dtype == dtype or not v.is_floating_point():
+        return v
+    made = v.to(dtype)
+    # Wider types hold every number of a narrower one, and looking would wait for a GPU.
+    if torch.finfo(v.dtype).max <= torch.finfo(dtype).max or bool(made.detach().isfinite().all()):
+        return made
+    lost = (made.isinf() & v.isfinite()).detach().nonzero()
+    if len(lost):
+        at = tuple(lost[0].tolist())
+        raise InputError(
+            f"{name}[{', '.join(map(str, at))}] is {float(v[at]):.6g}, too large for {dtype}, the type that is "
+            f"computed in (it goes to {torch.finfo(dtype).max:.3g}). Scale it, or compute in float64: dtype='float64' "
+            "of the kernel, or model.double()."
+        )
+    return made
 
 
 def normal(x: Inputs) -> Inputs:
@@ -136,24 +232,47 @@ def rebuild(x: Inputs, values: Iterable[Tensor]) -> Inputs:
     return transform(lambda _: next(new), x)
 
 
+def given(x: Inputs, name: str = "x") -> Inputs:
+    """What a user gave as samples, with tensors for arrays, and checked."""
+    x = tensors(x, name)
+    check(x, name)
+    return x
+
+
+def advice(x: object, name: str) -> str:
+    """What to give in place of a torch data set or loader, or of samples with their classes; else nothing."""
+    if isinstance(x, Dataset):
+        return f" Of a data set: tg.compute(kernel, tg.from_dataset({name}, pick=0)), which loads it block by block."
+    if isinstance(x, DataLoader):
+        return f" Give its data set: tg.compute(kernel, tg.from_dataset({name}.dataset, pick=0))."
+    if hasattr(x, "take") and hasattr(x, "digest"):
+        return f" Samples that are loaded block by block go to tg.compute(kernel, {name})."
+    # `Labelled` lives floors above: what has inputs and their classes is one.
+    return f" Give the inputs alone: {name}.x." if hasattr(x, "x") and hasattr(x, "classes") else ""
+
+
 def check(x: Inputs, name: str = "x") -> None:
     """Refuse what is not a tensor, tuple or dict with the same number (> 0) of samples in every leading dimension."""
     if not isinstance(x, (Tensor, Mapping, tuple, list)):
+        fix = advice(x, name) or f" Of a table or a list of numbers: numpy.asarray({name})."
         raise InputError(
-            f"{name} is a {type(x).__name__}; needed: a tensor, or a tuple or dict of tensors with the sample in the "
-            f"leading dimension. Use torch.as_tensor({name})."
+            f"{name} is a {type(x).__name__}; needed: a tensor or NumPy array, or a tuple or dict of them, with the "
+            f"sample in the leading dimension.{fix}"
         )
-    tensors = list(leaves(x))
-    if not tensors:
-        raise InputError(f"{name} holds no tensor; needed: at least one with the sample in the leading dimension.")
-    for label, v in tensors:
+    found = list(leaves(x))
+    if not found:
+        raise InputError(
+            f"{name} holds no tensor or array; needed: at least one with the sample in the leading dimension. Of a "
+            f"list of numbers: numpy.asarray({name})."
+        )
+    for label, v in found:
         if v.dim() == 0:
             raise InputError(f"{_called(label, name)} is a scalar; needed: the sample in the leading dimension.")
-    sizes = {_called(label, name): v.shape[0] for label, v in tensors}
+    sizes = {_called(label, name): v.shape[0] for label, v in found}
     if len(set(sizes.values())) > 1:
         raise InputError(f"the inputs disagree on the number of samples: {sizes}. Each leading dimension counts them.")
     if 0 in sizes.values():
-        shapes = ", ".join(f"{_called(label, name)} of shape {tuple(v.shape)}" for label, v in tensors)
+        shapes = ", ".join(f"{_called(label, name)} of shape {tuple(v.shape)}" for label, v in found)
         raise InputError(f"a batch of zero samples was given ({shapes}); a kernel needs at least one.")
 
 
@@ -188,29 +307,6 @@ def check_alike(x1: Inputs, x2: Inputs) -> None:
                 f"x1 and x2 differ: {label} is {tuple(a.shape)} {a.dtype} on {a.device} in x1, "
                 f"{tuple(b.shape)} {b.dtype} on {b.device} in x2. Give both alike."
             )
-
-
-# How torch words it where a layer cannot take its input: by the numbers' type, or by the shape.
-_ABOUT_TYPES = re.compile(r"dtype|same type|scalar type|should be the same")
-_ABOUT_SHAPES = re.compile(
-    r"shapes? cannot|size mismatch|size of tensor|channels|normalized_shape|[eE]xpected .*\dD|incompatible"
-)
-
-
-def misfit(e: RuntimeError, x: Inputs, name: str, dtype: torch.dtype | None) -> InputError | None:
-    """What to say of samples x where a model failed on their type or shape; None where it failed for another reason."""
-    text = next(iter(str(e).splitlines()), "")
-    types = [v.dtype for _, v in leaves(x)]
-    if _ABOUT_TYPES.search(text):
-        want = dtype or torch.float32
-        scale = f" (divided by 255, if the network was trained so: {name}.float() / 255)" * (torch.uint8 in types)
-        fix = f"Give it in the type of the parameters: {name}.to({want}){scale}."
-    elif _ABOUT_SHAPES.search(text):
-        fix = "Give samples of the shape that the network was made for."
-    else:
-        return None
-    given = ", ".join(f"{_called(label, name)} is {v.dtype} of shape {tuple(v.shape)}" for label, v in leaves(x))
-    return InputError(f"the network cannot take these samples: {given} ({text}). {fix}")
 
 
 def _called(label: str, name: str) -> str:

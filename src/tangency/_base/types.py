@@ -76,7 +76,10 @@ class Executor(Protocol):
         """Begin f(*args)."""
 
 
-Inputs: TypeAlias = Tensor | Mapping[str, Any] | tuple[Any, ...] | list[Any] | FeatureBatch
+# What a model takes, as users give it; `tree.tensors` makes tensors of the arrays in it.
+Inputs: TypeAlias = Tensor | np.ndarray | Mapping[str, Any] | tuple[Any, ...] | list[Any] | FeatureBatch
+# Targets and labels as users give them; `tree.numbers` makes a tensor of them.
+Numbers: TypeAlias = Array | Sequence[float] | Sequence[Sequence[float]]
 PickedOutputs: TypeAlias = str | int | Callable[[Any], Tensor] | None
 
 __all__ = [
@@ -90,6 +93,7 @@ __all__ = [
     "Int",
     "Json",
     "Memory",
+    "Numbers",
     "Params",
     "Pending",
     "PickedOutputs",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .._base import checks
+from .._base import checks, tree
 from .._base.memory import ATTRIBUTIONS
 from .._base.progress import bar
 from .._base.results import Result
@@ -184,7 +184,7 @@ def _outputs(outputs: Array | None, m: int, terms: _Terms) -> Tensor:
     c = len(terms.bias)
     if outputs is None:
         return torch.arange(c, device=terms.bias.device).expand(m, c)
-    chosen = torch.as_tensor(outputs)
+    chosen = tree.numbers(outputs, "outputs")
     if chosen.dim() != 2 or len(chosen) != m or not chosen.shape[1] or chosen.is_floating_point():
         raise InputError(f"outputs has shape {tuple(chosen.shape)}, {chosen.dtype}; needed: whole numbers [{m}, q].")
     if int(chosen.min()) < 0 or int(chosen.max()) >= c:
@@ -196,7 +196,7 @@ def _groups(labels: Array | None, classes: int | None, n: int, device: torch.dev
     """Numbers of the training samples of each class."""
     if labels is None:
         return [torch.arange(n, device=device)]
-    y = torch.as_tensor(labels)
+    y = tree.numbers(labels, "labels")
     if y.shape != (n,) or y.is_floating_point():
         raise InputError(f"labels has shape {tuple(y.shape)}, {y.dtype}; needed: a class for each of the {n} samples.")
     y = y.to(device)

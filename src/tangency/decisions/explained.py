@@ -4,19 +4,21 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from .._base import checks, tree
 from .._base.results import Result, environment
 from .._base.types import Array, Float, Inputs, Int, Json, Memory, StorePlace
 from .._version import __version__
 from ..datasets import Labelled, labelled, same_columns
+from ..datasets.from_torch import class_names
 from ..engine import outputs as heads
 from ..engine.network import check_evaluation_mode, unwrapped
-from ..errors import DidNotConverge, InputError
+from ..errors import DidNotConverge, InputError, MissingLibrary
 from ..gram.gram import Gram
 from ..kernels.kernel import Kernel
 from ..linalg.eigen import Spectrum, top
@@ -30,7 +32,7 @@ from .forensics import flag
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Samples = Labelled | tuple[Inputs, Array | Sequence[int]]
+Samples = Labelled | tuple[Inputs, Array | Sequence[int]] | Dataset[Any] | DataLoader[Any]
 # Up to this many samples all eigenvalues are shown, above it the largest LARGEST (heuristic: seconds of work).
 EVERY, LARGEST = 2500, 256
 # Rows of the picture of a Gram, at most: more than a page has pixels for are of no use.
@@ -165,16 +167,16 @@ def explain(
 ) -> Decisions:
     """A faithful kernel surrogate of a trained classifier, and which training samples made each of its decisions.
 
-    `train`, `test`: `tg.datasets.Labelled`, or (x, y). `kernels`: names of `tg.decisions.kernels`, or kernels by name
-    (default: all five; of two classes without pNTK, which then is trNTK; without Em or CK where the model has no such
-    hidden layer, and pNTK where it is 0, which the result says). `outputs_are`: "logits", "probabilities" or
-    "log-probabilities" (default: found out from the training data and said in the result; a warning where in doubt).
-    Named kernels and all figures are those of the logits, in whatever form the network has them; kernels that are given
-    are taken as they are (`logits_of` makes logits for them). `reg_factor`: times `tg.surrogate.default_reg`.
-    `samples`: how many test samples are explained one by one; all are in the figures. `neighbours`: training samples
-    that are listed for each. `poisoned_*`: masks, where known. `name`: what to call the model (default: its class).
-    `store`: a folder for the Grams, which then need not fit in memory, and are there when the same is asked again.
-    `tg.report.write(decisions, path)` makes a page of the result.
+    `train`, `test`: `tg.datasets.Labelled`, (x, y), or a torch `Dataset` or `DataLoader` of (x, y), in its own order.
+    `kernels`: names of `tg.decisions.kernels`, or kernels by name (default: all five; of two classes without pNTK,
+    which then is trNTK; without Em or CK where the model has no such hidden layer, and pNTK where it is 0, which the
+    result says). `outputs_are`: "logits", "probabilities" or "log-probabilities" (default: found out from the training
+    data and said in the result; a warning where in doubt). Named kernels and all figures are those of the logits, in
+    whatever form the network has them; kernels that are given are taken as they are (`logits_of` makes logits for
+    them). `reg_factor`: times `tg.surrogate.default_reg`. `samples`: how many test samples are explained one by one;
+    all are in the figures. `neighbours`: training samples that are listed for each. `poisoned_*`: masks, where known.
+    `name`: what to call the model (default: its class). `store`: a folder for the Grams, which then need not fit in
+    memory, and are there when the same is asked again. `tg.report.write(…)` makes a page of it.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> x = torch.randn(60, 3)
@@ -184,7 +186,7 @@ def explain(
     Attribution(20 decisions, 2 logits each, 2 classes, 8 nearest)
     """
     begin = time.perf_counter()
-    model, known, asked = _checked_data(model, train, test)
+    model, known, asked = _checked_data(model, train, test, progress)
     poisoned_train, poisoned_test = _mask(poisoned_train, known, "train"), _mask(poisoned_test, asked, "test")
     _check_options(samples, neighbours, reg_factor, None if isinstance(kernels, Mapping) else model)
     x, z = _placed(model, known.x), _placed(model, asked.x)
@@ -223,15 +225,18 @@ def logits_of(model: nn.Module, train: Samples, *, outputs_are: Kind | None = No
     return LogitsOf(model, heads.learn(outputs, model, x, known.y, len(known.classes), outputs_are))
 
 
-def _checked_data(model: nn.Module, train: Samples, test: Samples) -> tuple[nn.Module, Labelled, Labelled]:
+def _checked_data(
+    model: nn.Module, train: Samples, test: Samples, progress: bool
+) -> tuple[nn.Module, Labelled, Labelled]:
     """The model itself, and both sets, checked against each other."""
     if not isinstance(model, nn.Module):
         raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
     model = unwrapped(model)[0]
     check_evaluation_mode(model)
-    known = labelled(train, name="train")
+    known = labelled(train, name="train", progress=progress)
     # A test set without names takes the training set's: it need not have samples of every class.
-    asked = labelled(test, classes=None if isinstance(test, Labelled) else known.classes, name="test")
+    named = isinstance(test, Labelled) or class_names(test) is not None
+    asked = labelled(test, classes=None if named else known.classes, name="test", progress=progress)
     if len(asked) < 2:
         raise InputError("there is one test sample; needed: two or more, since faithfulness compares their order.")
     if asked.classes != known.classes:
@@ -241,6 +246,7 @@ def _checked_data(model: nn.Module, train: Samples, test: Samples) -> tuple[nn.M
         )
     if len(known.classes) < 2:
         raise InputError(f"there is one class only ({known.classes[0]!r}); a classifier needs two or more.")
+    _check_labels(model, known)
     counts = known.counts()
     if not bool(counts.all()):
         empty = [known.classes[c] for c in (counts == 0).nonzero()[:, 0].tolist()]
@@ -254,6 +260,18 @@ def _checked_data(model: nn.Module, train: Samples, test: Samples) -> tuple[nn.M
         shapes = [", ".join(f"{k} {list(s)}" for k, s in side.items()) for side in (left, right)]
         raise InputError(f"a training sample has the shape {shapes[0]}, a test sample {shapes[1]}; needed: the same.")
     return model, known, asked
+
+
+def _check_labels(model: nn.Module, train: Labelled) -> None:
+    """Refuse labels for which the model has no output, by its first two samples."""
+    out = outputs(model, _placed(model, tree.take(train.x, slice(0, 2))))
+    count = 1 if out.dim() == 1 else out.shape[1]
+    most = int(train.y.max())
+    if out.dim() <= 2 and most >= max(2, count):
+        raise InputError(
+            f"the labels of the training set go to {most} and the model has {count} output{'s' * (count > 1)}; needed: "
+            f"labels from 0 to {max(2, count) - 1}. Number the classes from 0, or mend the labels that are too large."
+        )
 
 
 def _mask(mask: Tensor | None, data: Labelled, name: str) -> Tensor | None:
@@ -288,12 +306,13 @@ def _check_options(samples: int, neighbours: int, reg_factor: float, model: nn.M
 
 
 def _placed(model: nn.Module, x: Inputs) -> Inputs:
-    """The inputs where the model is, without their graph; refuses those of another type."""
+    """The inputs where the model is, without their graph, in the type of its parameters, if that is one."""
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     device = parameters[0].device if parameters else torch.device("cpu")
     dtypes = list(dict.fromkeys(p.dtype for p in parameters))
-    # Where the samples lie is ours to change; their type is not, since it decides the numbers.
     placed = tree.to(tree.transform(Tensor.detach, x), device)
+    if len(dtypes) == 1:
+        placed = tree.cast(placed, dtypes[0])
     if dtypes:
         tree.check_place(placed, device, dtypes)
     return placed
@@ -356,6 +375,8 @@ class _Task:
         begin = time.perf_counter()
         try:
             gram, cross = self.grams(kernel)
+        except MissingLibrary:  # which is no kernel's fault
+            raise
         except InputError as e:
             raise InputError(f"kernel {name}: {e}") from e
         device, classes = self.logits.device, len(self.train.classes)

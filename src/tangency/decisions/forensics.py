@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._base import checks
+from .._base import checks, tree
 from .._base.results import Result
-from .._base.types import Array, Int
+from .._base.types import Array, Int, Numbers
 from ..datasets import Labelled
 from ..errors import InputError
 from ..linalg.matrix import Matrix, between
@@ -182,7 +182,7 @@ class Poisoned(Result):
 
 
 def poison(
-    x: Array | Labelled, y: Array | None = None, *, patch: Patch, target: int, rate: float = 0.1, seed: int = 0
+    x: Array | Labelled, y: Numbers | None = None, *, patch: Patch, target: int, rate: float = 0.1, seed: int = 0
 ) -> Poisoned:
     """Put the patch on a random part `rate` of the pictures, and give these the label `target`. x is not changed.
 
@@ -200,7 +200,7 @@ def poison(
     inputs, classes = (x.x, x.y) if y is None and isinstance(x, Labelled | Poisoned) else (x, y)
     if classes is None:
         raise InputError("y is missing; needed: the classes of the pictures, or a Labelled for both.")
-    pictures, labels = _pictures(inputs), torch.as_tensor(classes)
+    pictures, labels = _pictures(inputs), tree.numbers(classes)
     n = len(pictures)
     if labels.shape != (n,) or labels.is_floating_point() or not n:
         raise InputError(
@@ -267,7 +267,7 @@ def flag(cross: Matrix, poisoned: Tensor, *, neighbours: int = 5, threshold: int
     >>> votes, flagged
     (tensor([2, 0]), tensor([ True, False]))
     """
-    gram, poisoned = between(cross), torch.as_tensor(poisoned)
+    gram, poisoned = between(cross), tree.numbers(poisoned, "poisoned")
     if len(gram.shape) != 2 or poisoned.shape != gram.shape[1:] or poisoned.dtype != torch.bool:
         raise InputError(
             f"cross has shape {tuple(gram.shape)}, poisoned {tuple(poisoned.shape)} {poisoned.dtype}; needed: [m, n], "
@@ -296,7 +296,7 @@ def detect(cross: Matrix, poisoned: Tensor, truth: Tensor, *, neighbours: int = 
     Forensics(1 of 2 flagged by 2 of 2, precision 100.00%, recall 100.00%)
     """
     votes, flagged = flag(cross, poisoned, neighbours=neighbours, threshold=threshold)
-    truth = torch.as_tensor(truth).to(flagged.device)
+    truth = tree.numbers(truth, "truth").to(flagged.device)
     if truth.shape != flagged.shape or truth.dtype != torch.bool:
         raise InputError(
             f"truth has shape {tuple(truth.shape)} {truth.dtype}; needed: a mask (bool) of the {len(flagged)} samples."

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._base import checks
+from .._base import checks, tree
 from .._base.results import Result, text_table
-from .._base.types import Float, Trainable
+from .._base.types import Array, Float, Numbers, Trainable
 from ..errors import InputError
 from ..kernels.empirical import Empirical
 from ..kernels.ntk import trace_ntk
@@ -96,16 +96,24 @@ def lazy_bounds(
     }
 
 
+def _tensor(x: Array, model: nn.Module, name: str) -> Tensor:
+    """Samples in one tensor, in the type of the model's parameters."""
+    made = tree.suited(x, model, name)
+    if not isinstance(made, Tensor):
+        raise InputError(f"{name} is a {type(x).__name__}; needed: a tensor or an array, one sample a row.")
+    return made
+
+
 def linearization_quality(
     model: nn.Module,
-    x: Tensor,
-    y: Tensor,
+    x: Array,
+    y: Numbers,
     *,
     width: int,
     beta: float,
     lr: float,
     steps: int,
-    x_test: Tensor | None = None,
+    x_test: Array | None = None,
     every: int = 10,
     norm: float = 1.0,
     readout: float = 1.0,
@@ -117,7 +125,8 @@ def linearization_quality(
     enters the hidden layer; `readout`: the largest |a_j| of f = Σ_j a_j σ(w_j·x)/√m. `trainable`: which parameters move
     (Sutherland 2023: the hidden weights alone). Cost: a Jacobian of all samples at each recorded step.
     """
-    y = torch.as_tensor(y).reshape(len(x), -1)
+    x, x_test = _tensor(x, model, "x"), None if x_test is None else _tensor(x_test, model, "x_test")
+    y = tree.cast_tensor(tree.numbers(y), x.dtype, "y").reshape(len(x), -1)
     if y.shape[1] != 1:
         raise InputError(f"y has shape {tuple(y.shape)}; needed: one output per sample, [n].")
     moving = copy.deepcopy(model)

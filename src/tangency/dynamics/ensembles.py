@@ -1,9 +1,11 @@
 """What an ensemble of wide networks, each trained from its own initialisation, predicts."""
 
+from collections.abc import Sequence
+
 import torch
 
 from .._base import checks
-from .._base.types import Array
+from .._base.types import Numbers
 from ..errors import InputError
 from ..linalg.eigen import spectrum
 from ..linalg.matrix import Matrix, between, flattened, square, targets
@@ -11,9 +13,9 @@ from ..regress.gp import Posterior
 
 
 def ensemble(
-    ntk: tuple[Matrix, Matrix],
-    nngp: tuple[Matrix, Matrix, Matrix],
-    y: Array,
+    ntk: Sequence[Matrix],
+    nngp: Sequence[Matrix],
+    y: Numbers,
     *,
     t: float = float("inf"),
     lr: float = 1.0,
@@ -34,6 +36,8 @@ def ensemble(
     >>> wide.mean.shape, wide.covariance.shape
     (torch.Size([2]), torch.Size([2, 2]))
     """
+    _check_grams(ntk, "ntk", 2, "(K, k): training samples with themselves, new ones with them")
+    _check_grams(nngp, "nngp", 3, "(Q, q, κ): training samples with themselves, new ones with them and with themselves")
     tangent, prior = square(ntk[0], "the ntk"), square(nngp[0], "the nngp")
     side = tangent.shape[: len(tangent.shape) // 2]
     y = targets(y, side, tangent.dtype, tangent.device)
@@ -56,3 +60,10 @@ def ensemble(
     covariance = prior_new + a @ prior_train @ a.T - cross - cross.T
     outer = ntk[1].shape[: len(ntk[1].shape) // 2]
     return Posterior(mean.reshape(outer[0], *y.shape[1:]), covariance.reshape(*outer, *outer))
+
+
+def _check_grams(given: object, name: str, count: int, needed: str) -> None:
+    """So many Grams: whatever else is given could only fail on the way."""
+    if not isinstance(given, (tuple, list)) or len(given) != count:
+        what = f"has {len(given)} Grams" if isinstance(given, (tuple, list)) else f"is a {type(given).__name__}"
+        raise InputError(f"{name} {what}; needed: {count} Grams {needed}.")

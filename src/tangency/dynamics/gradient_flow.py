@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._base import checks
 from .._base.results import Result
-from .._base.types import Array, Float
+from .._base.types import Float, Numbers
 from ..errors import InputError
 from ..linalg.eigen import Spectrum, top
 from ..linalg.matrix import Matrix, square
@@ -85,9 +85,9 @@ class Flow(Result):
 
 def flow(
     K: Decomposable,
-    y: Array,
+    y: Numbers,
     *,
-    f0: Array | None = None,
+    f0: Numbers | None = None,
     sample_weights: SampleWeights = None,
     lr: float = 1.0,
     cutoff: float | None = None,

@@ -7,18 +7,22 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from math import factorial
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import jvp
 
-from .._base.types import PickedOutputs, Trainable
+from .._base import tree
+from .._base.misfit import in_words
+from .._base.types import Inputs, PickedOutputs, Trainable
 from ..engine.heads import pick
 from ..engine.network import Network, borrowed
 from ..errors import InputError, ModelError, PerformanceWarning
 from .forward_mode import Tangents, composed, tensors_in
 
 Point = dict[str, Tensor]  # name → parameter
+Arguments = TypeVar("Arguments", tuple[object, ...], dict[str, object])
 ORDERS = (1, 2, 3)
 
 
@@ -102,6 +106,7 @@ class Linearized(nn.Module):
     def forward(self, *args: object, **kwargs: object) -> Tensor:
         """The polynomial's value for the model's own arguments, in the shape of its output."""
         graph = torch.is_grad_enabled()
+        args, kwargs = self._suited(args), self._suited(kwargs)
         anchor, parameters = self.anchor, dict(self.model.named_parameters())
         step = {k: (parameters[k] if graph else parameters[k].detach()) - v for k, v in anchor.items()}
         untrained = {k: p.detach() for k, p in parameters.items() if k not in anchor}
@@ -129,17 +134,24 @@ class Linearized(nn.Module):
 
         # Without a graph too grad mode is on, so that only a no_grad inside the model stops tangents.
         with composed(self._recurrent), torch.enable_grad():
-            out = self._value(f, anchor, step)
+            out = self._value(f, anchor, step, _inputs(args, kwargs))
         return out if graph else out.detach()
 
-    def _value(self, f: Callable[[Point], Tensor], anchor: Point, step: Point) -> Tensor:
+    def _suited(self, given: Arguments) -> Arguments:
+        """Arguments as the model takes them: tensors for arrays, in the type of the parameters, if that is one."""
+        kinds = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        return cast(Arguments, tree.cast(tree.tensors(given), kinds.pop() if len(kinds) == 1 else None))
+
+    def _value(self, f: Callable[[Point], Tensor], anchor: Point, step: Point, given: Inputs) -> Tensor:
         """The polynomial in forward mode or, for operations that torch cannot differentiate so, by two backwards."""
         if self._backwards:
-            return _by_two_backwards(f, anchor, step)
+            with in_words(given):
+                return _by_two_backwards(f, anchor, step)
         try:
             terms = _derivatives(self.order, f, step, anchor)
-        except RuntimeError as e:
-            f(anchor)  # arguments that do not fit are refused here, by the model itself
+        except (RuntimeError, IndexError) as e:
+            with in_words(given):  # arguments that do not fit are refused here, by the model itself
+                f(anchor)
             reason = f"torch cannot differentiate {_place(self.model, e)} in forward mode ({_first_sentence(e)})"
             if self.order > 1:
                 raise ModelError(
@@ -178,6 +190,13 @@ def _copied(model: nn.Module) -> tuple[nn.Module, list[Tensor]]:
             "on a copy. Take out of the model what cannot (open files, locks, generators), or give its classes a "
             "__deepcopy__."
         ) from e
+
+
+def _inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
+    """Arguments under the names that errors give them: x, if there is one."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return args[0]
+    return (*args, *kwargs.values())
 
 
 def _buffer(name: str) -> str:

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._base import checks
+from .._base import checks, tree
+from .._base.extras import needed
 from .._base.progress import bar
 from .._base.results import Result
-from .._base.types import Array, Float
+from .._base.types import Array, Float, Numbers
 from ..errors import DidNotConverge, InputError
 from ..gram.gram import Gram
 from ..linalg.matrix import Matrix, square, targets
@@ -37,7 +38,7 @@ class Path(Result):
     shifted: bool  # starts from f₀
     full: bool  # the kernel couples the outputs
 
-    def predict(self, cross: Matrix, f0: Array | None = None) -> Tensor:
+    def predict(self, cross: Matrix, f0: Numbers | None = None) -> Tensor:
         """f on new samples at each time [t, m, …], from their Gram with the training samples."""
         if self.full:
             out = torch.stack([apply(cross, a, True) for a in self.dual])
@@ -59,11 +60,11 @@ class _Training:
     shifted: bool
 
     @staticmethod
-    def of(K: Matrix, y: Array, loss: Loss, f0: Array | None) -> "_Training":
+    def of(K: Matrix, y: Numbers, loss: Loss, f0: Numbers | None) -> "_Training":
         """Checked, and the loss tried once: what it cannot take is said before any work."""
         gram = square(K)
         side = gram.shape[: len(gram.shape) // 2]
-        y = torch.as_tensor(y).detach()
+        y = tree.numbers(y)
         if y.dim() == 0 or len(y) != side[0]:
             raise InputError(f"there are {side[0]} samples and y has shape {tuple(y.shape)}; needed: [{side[0]}, …].")
         checks.beside(y, gram.device, "y")
@@ -108,12 +109,12 @@ class _Training:
 
 def integrate(
     K: Matrix,
-    y: Array,
+    y: Numbers,
     times: Times,
     *,
     loss: Loss,
     lr: float = 1.0,
-    f0: Array | None = None,
+    f0: Numbers | None = None,
     momentum: float | None = None,
     rtol: float = 1e-9,
     atol: float = 1e-10,
@@ -175,10 +176,8 @@ def _solve_ivp(
     **tol: float,
 ) -> np.ndarray:
     """States at the times, a column each, by SciPy."""
-    try:
+    with needed("scipy", "integrate()"):
         from scipy.integrate import solve_ivp
-    except ImportError as e:
-        raise InputError("integrate needs SciPy: pip install 'tangency[dynamics]'.") from e
     if integrator not in INTEGRATORS:
         raise InputError(f"integrator={integrator!r}; needed: one of {', '.join(INTEGRATORS)}, as SciPy calls them.")
     span = (0.0, max(float(times[-1]), 1e-300))  # solve_ivp takes no empty span
@@ -192,12 +191,12 @@ def _solve_ivp(
 
 def descend(
     K: Matrix,
-    y: Array,
+    y: Numbers,
     *,
     loss: Loss,
     lr: float | Callable[[int], float],
     steps: int | None = None,
-    f0: Array | None = None,
+    f0: Numbers | None = None,
     momentum: float = 0.0,
     nesterov: bool = False,
     batches: Iterable[Batch] | None = None,

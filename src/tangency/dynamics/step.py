@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._base import checks
+from .._base import checks, tree
+from .._base.misfit import in_words
 from .._base.results import Result
-from .._base.types import Float, Inputs, PickedOutputs, Trainable
+from .._base.types import Float, Inputs, Numbers, PickedOutputs, Trainable
 from ..errors import InputError
 from ..kernels.empirical import Empirical
 from ..kernels.ntk import full_ntk
@@ -19,7 +20,7 @@ def one_step(
     model: nn.Module,
     x: Inputs,
     x_batch: Inputs,
-    y_batch: Tensor,
+    y_batch: Numbers,
     *,
     loss: Callable[[Tensor, Tensor], Tensor],
     lr: float,
@@ -37,9 +38,14 @@ def one_step(
     torch.Size([5, 2])
     """
     kernel = full_ntk(model, trainable=trainable, outputs=outputs)
-    z = _outputs(kernel, x_batch).requires_grad_()
+    z, y = _outputs(kernel, x_batch, "x_batch").requires_grad_(), tree.numbers(y_batch, "y_batch")
+    if y.dim() == 0 or len(y) != len(z):
+        raise InputError(
+            f"x_batch has {len(z)} samples and y_batch has shape {tuple(y.shape)}; needed: a target for each sample, "
+            f"[{len(z)}, …]."
+        )
     with torch.enable_grad():
-        value = loss(z, y_batch)
+        value = loss(z, tree.cast_tensor(y, z.dtype, "y_batch"))
     if value.dim() != 0:
         raise InputError("the loss must give one number for the batch; use reduction='mean' or 'sum'.")
     (g,) = torch.autograd.grad(value, z)
@@ -62,7 +68,7 @@ def learning_path(
     model: nn.Module,
     x: Inputs,
     x_update: Inputs,
-    target: Tensor,
+    target: Numbers,
     *,
     lr: float,
     trainable: Trainable = None,
@@ -79,8 +85,8 @@ def learning_path(
     torch.Size([5, 4])
     """
     kernel = full_ntk(model, trainable=trainable, outputs=outputs)
-    q, seen = (_outputs(kernel, inputs).softmax(1) for inputs in (x, x_update))
-    target = torch.as_tensor(target, device=q.device)
+    q, seen = (_outputs(kernel, v, name).softmax(1) for v, name in ((x, "x"), (x_update, "x_update")))
+    target = tree.numbers(target, "target").to(q.device)
     if not target.is_floating_point():
         if target.dim() != 1 or (len(target) and not 0 <= int(target.min()) <= int(target.max()) < q.shape[1]):
             raise InputError(f"classes of shape {tuple(target.shape)}; needed: [m], from 0 to {q.shape[1] - 1}.")
@@ -95,8 +101,9 @@ def learning_path(
     return Decomposition(slope, k, gap, shares, shares.sum(1))
 
 
-def _outputs(kernel: Empirical, x: Inputs) -> Tensor:
+def _outputs(kernel: Empirical, x: Inputs, name: str) -> Tensor:
     """f(x) [n, c] by the kernel's own network, in its precision."""
     network = kernel.feature_map.network
-    with torch.no_grad():
-        return network(network.state(), kernel.ready(x))
+    ready = kernel.ready(x, name)
+    with torch.no_grad(), in_words(ready, name):
+        return network(network.state(), ready)

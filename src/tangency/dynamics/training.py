@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from .._base import tree
+from .._base.misfit import in_words
 from .._base.progress import bar
 from .._base.results import Result
-from .._base.types import Float, Inputs, PickedOutputs
+from .._base.types import Float, Inputs, Numbers, PickedOutputs
 from ..engine.heads import pick
 from ..errors import DidNotConverge, InputError
 from .path import Batch, Loss, schedule
@@ -30,7 +31,7 @@ class History(Result):
 def train(
     model: nn.Module,
     x: Inputs,
-    y: Tensor,
+    y: Numbers,
     *,
     loss: Loss,
     optimizer: Optimizer,
@@ -56,10 +57,9 @@ def train(
     >>> past.train.shape, bool(past.loss[-1] < past.loss[0])
     (torch.Size([31, 20, 1]), True)
     """
-    tree.check(x)
-    n = tree.size(x)
-    if len(y) != n:
-        raise InputError(f"x has {n} samples and y has {len(y)}; needed: as many.")
+    x = tree.suited(x, model)
+    y = _targets(model, x, y)
+    x_test = None if x_test is None else tree.suited(x_test, model, "x_test")
     plan = [b if b is None else torch.as_tensor(b) for b in schedule(steps, batches)]
     step_rule = optimizer([p for p in model.parameters() if p.requires_grad])
     record = _Record(model, x, y, loss, x_test, outputs, watch)
@@ -87,6 +87,15 @@ def train(
     return history
 
 
+def _targets(model: nn.Module, x: Inputs, given: Numbers) -> Tensor:
+    """A target for each sample; real ones in the type of the parameters, if that is one."""
+    y, n = tree.numbers(given), tree.size(x)
+    if y.dim() == 0 or len(y) != n:
+        raise InputError(f"x has {n} samples and y has {y.shape[0] if y.dim() else 'one number'}; needed: as many.")
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return tree.cast_tensor(y, kinds.pop(), "y") if len(kinds) == 1 else y
+
+
 @dataclass(eq=False)
 class _Record:
     """What the model puts out, kept at the steps asked for."""
@@ -103,7 +112,9 @@ class _Record:
     def forward(self, inputs: Inputs) -> Tensor:
         """What the model puts out, the tensor of it that `outputs` picks."""
         args, kwargs = tree.arguments(inputs)
-        return pick(self.model(*args, **kwargs), self.outputs)
+        with in_words(inputs):
+            returned = self.model(*args, **kwargs)
+        return pick(returned, self.outputs)
 
     def keep(self, number: int) -> None:
         """Keep outputs and loss after so many steps, and tell `watch`."""

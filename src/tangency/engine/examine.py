@@ -105,8 +105,8 @@ def _caches(network: Network, held: list[tuple[str, Cache]], x: Inputs) -> list[
         stale = [k for k, v in fresh.items() if k in keys and not _close(v, cache[k])]
         if stale and network.params is None:
             raise ModelError(
-                f"{name} keeps values that were computed with other parameters than the model has now, and the model "
-                "uses them. Empty it: model.train(); model.eval()."
+                f"the model's dict {name!r} keeps values that were computed with other parameters than the model has "
+                "now, and the model uses them. Empty it: model.train(); model.eval()."
             )
     return caches
 

@@ -14,6 +14,7 @@ import torch
 
 from .._base import tree
 from .._base.memory import batch_budget
+from .._base.misfit import FAILURES, in_words, misfit
 from .._base.types import Inputs
 from ..errors import NonFiniteError, PerformanceWarning
 from . import blocks
@@ -81,9 +82,9 @@ class Jacobian(Features):
         try:
             with torch.inference_mode(False):
                 plan, certain = probe(self.network, tree.normal(x))
-        except RuntimeError as e:
+        except FAILURES as e:
             # In the user's words where the samples are at fault, else as torch said it.
-            refusal = tree.misfit(e, x, "x", next(self.network.model.parameters()).dtype)
+            refusal = misfit(e, x, "x", next(self.network.model.parameters()).dtype)
             if refusal is None or self._runs(x):  # fails on other samples than these: one alone, or two
                 raise
             raise refusal from e
@@ -98,7 +99,7 @@ class Jacobian(Features):
         try:
             with torch.no_grad(), self.network.modes():
                 self.network(self.network.state(), x)
-        except RuntimeError:
+        except FAILURES:
             return False
         return True
 
@@ -129,7 +130,8 @@ class Jacobian(Features):
         while True:
             plan = self.plan(x)
             try:
-                with torch.inference_mode(False):
+                # Samples that the probe had not seen may not fit either: a word that is in no vocabulary.
+                with torch.inference_mode(False), in_words(x, dtype=next(self.network.model.parameters()).dtype):
                     return self._blocks(tree.normal(x), plan, memory, form)
             except NoRule as e:  # data-dependent control flow used a parameter in a way that the probe had not seen
                 new = e.names - plan.fallback.keys()

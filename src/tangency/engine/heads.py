@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .._base import tree
@@ -63,13 +64,29 @@ def _headed(head: Head, out: Tensor, n: int, extra: tuple[object, ...]) -> Tenso
         first, second = head
         return flat[:, _output(first, flat)] - flat[:, _output(second, flat)]
     assert head is not None
-    out = head(out, *extra)
+    try:
+        out = head(out, *extra)
+    except (IndexError, RuntimeError) as e:
+        _check_labels(out, extra, e)
+        raise
     if not isinstance(out, Tensor) or out.dim() == 0 or out.shape[0] != n:
         given = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
         raise InputError(
             f"the head returned {given} for {n} samples; needed: [n] or [n, c]. A loss needs reduction='none'."
         )
     return out
+
+
+def _check_labels(out: Tensor, extra: tuple[object, ...], e: Exception) -> None:
+    """Say so where a loss failed on labels for which there are no outputs."""
+    for y in extra:
+        if not isinstance(y, Tensor) or y.dim() != 1 or y.is_floating_point() or y.dtype == torch.bool:
+            continue
+        if out.dim() == 2 and int(y.max()) >= out.shape[1]:
+            raise InputError(
+                f"the labels that the head is given go to {int(y.max())} and the model has {out.shape[1]} outputs; "
+                f"needed: labels from 0 to {out.shape[1] - 1}."
+            ) from e
 
 
 def _output(j: int, out: Tensor) -> int:

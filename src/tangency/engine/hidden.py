@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .._base import checks, tree
 from .._base.memory import batch_budget
+from .._base.misfit import in_words
 from .._base.types import Inputs, Params
 from ..errors import InputError, ModelError
 from . import blocks
@@ -30,22 +31,24 @@ class Hidden(Features):
 
     def footprint(self, x: Inputs, form: Form = every_parameter) -> tuple[int, int]:
         """As `Features.footprint`, from the first sample."""
-        kept = sum(block.nbytes for block in self._blocks(tree.take(x, slice(0, 1))).values())
+        with in_words(x, dtype=next(self.network.model.parameters()).dtype):
+            kept = sum(block.nbytes for block in self._blocks(tree.take(x, slice(0, 1))).values())
         # What a forward pass takes besides is not known: a few times what is kept, more of the inputs (heuristic).
         return kept, 8 * kept + 64 * sum(v[0].numel() * v.element_size() for _, v in tree.leaves(x))
 
     def __call__(self, x: Inputs, memory: int | None = None, form: Form = every_parameter) -> dict[str, GradientBlock]:
         """As `Features.__call__`: the activations, in batches that fit into `memory` bytes."""
-        if tree.needs_grad(x):
-            return self._blocks(x)
-        kept, transient = self.footprint(x)
-        device = next(self.network.model.parameters()).device
-        step = max(1, (memory or batch_budget(device)) // max(1, kept + transient))
-        whole: dict[str, GradientBlock] = {}
-        for k, part in enumerate(tree.split(x, step)):
-            for name, block in self._blocks(part).items():
-                whole[name] = blocks.put(whole.get(name), block, k * step, tree.size(x))
-        return whole
+        first = next(self.network.model.parameters())
+        with in_words(x, dtype=first.dtype):
+            if tree.needs_grad(x):
+                return self._blocks(x)
+            kept, transient = self.footprint(x)
+            step = max(1, (memory or batch_budget(first.device)) // max(1, kept + transient))
+            whole: dict[str, GradientBlock] = {}
+            for k, part in enumerate(tree.split(x, step)):
+                for name, block in self._blocks(part).items():
+                    whole[name] = blocks.put(whole.get(name), block, k * step, tree.size(x))
+            return whole
 
     def _blocks(self, x: Inputs) -> dict[str, GradientBlock]:
         n, state = tree.size(x), self.network.state()

@@ -86,8 +86,9 @@ class Network:
                 "the original nn.Module."
             )
         if params is not None:
+            checks.state_dict(params)
             params = {k.removeprefix(prefix): v for k, v in params.items()}
-            _check_params(params, model)
+            checks.params(params, model)
             params = {k: v.detach().clone() for k, v in params.items()}
         trainable = trainable.removeprefix(prefix) if isinstance(trainable, str) else trainable
         precision = None if dtype is None else str(dtype).removeprefix("torch.")
@@ -114,20 +115,22 @@ class Network:
         return self.precision == "float16" and next(self.model.parameters()).device.type == "cuda"
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
-        """x checked and cast."""
+        """x checked and cast: to the type that is computed in, if it is one."""
         check_evaluation_mode(self.model)
         dtype = _STORED.get(self.precision or "")
-        parameters = [p for p in self.model.parameters() if p.is_floating_point()]
-        dtypes = {dtype} if dtype else {p.dtype for p in parameters}
-        tree.check(x, name)
+        used = [(self.params or {}).get(k, p) for k, p in self.model.named_parameters()]
+        dtypes = {dtype} if dtype else {p.dtype for p in used if p.is_floating_point()}
+        x = tree.given(x, name)
         for kind in dtypes:
             if kind not in (torch.float32, torch.float64):
                 raise InputError(
                     f"the parameters are {kind}. Say in what to compute: dtype='float32', or dtype='float16' for "
                     "16-bit factors with 32-bit sums."
                 )
-        x = tree.cast(x, dtype)
-        tree.check_place(x, parameters[0].device, dtypes)
+        # Of several types each may be meant: a model that mixes them gets its inputs as they are.
+        if len(dtypes) == 1:
+            x = tree.cast(x, next(iter(dtypes)), name)
+        tree.check_place(x, next(self.model.parameters()).device, dtypes)
         return x
 
     def state(self) -> dict[str, Tensor]:
@@ -316,48 +319,31 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
             return model, prefix
 
 
-def _check_params(params: Params, model: nn.Module) -> None:
-    """`params=` must fit the model: no unknown, missing or misshapen entry."""
-    # Under all names: a state dict has tied parameters under each of theirs.
-    held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
-    unknown = [k for k in params if k not in held]
-    if unknown:
-        raise InputError(
-            f"params= has entries that the model lacks: {checks.some(unknown)}.{checks.suggest(unknown[0], held)} "
-            "Pass a state dict of this model."
-        )
-    missing = [k for k, _ in model.named_parameters() if k not in params]
-    if missing:
-        raise InputError(f"params= lacks {checks.some(missing)}. Pass the whole state dict: model.state_dict().")
-    for k, v in params.items():
-        if v.shape != held[k].shape:
-            raise InputError(f"params[{k!r}] has shape {tuple(v.shape)}; the model's is {tuple(held[k].shape)}.")
-
-
 def check_evaluation_mode(model: nn.Module) -> None:
     """Refuse modules whose training behaviour makes the kernel random or mixes the samples of a batch."""
-    drawing, mixing, fix = [], [], "Build them with track_running_stats=True"
+    drawing, mixing = list[tuple[str, nn.Module]](), list[tuple[str, nn.Module]]()
+    fix = "Build them with track_running_stats=True"
     for name, m in model.named_modules():
         if isinstance(m, (nn.modules.dropout._DropoutNd, nn.RReLU, nn.RNNBase, nn.MultiheadAttention)):
             chance = m.dropout if isinstance(m, (nn.RNNBase, nn.MultiheadAttention)) else getattr(m, "p", 1)
             if m.training and chance > 0:
-                drawing.append(name or "model")
+                drawing.append((name, m))
         # Instance norms are of the same class, but their statistics are those of one sample.
         norm = isinstance(m, nn.modules.batchnorm._NormBase) and not isinstance(
             m, nn.modules.instancenorm._InstanceNorm
         )
         if norm and (m.training or not m.track_running_stats or m.running_mean is None):
-            mixing.append(name or "model")
+            mixing.append((name, m))
             fix = "Call model.eval() first" if m.training else fix
     if drawing:
         raise ModelError(
-            f"{checks.some(drawing)} in training mode make the model random, so it has no kernel. Call model.eval() "
-            "first."
+            f"{checks.layers(drawing)} {'is' if len(drawing) == 1 else 'are'} in training mode, so the model is random "
+            "and has no kernel. Call model.eval() first."
         )
     if mixing:
         raise ModelError(
-            f"{checks.some(mixing)} use the statistics of the batch, so one sample's output depends on the others. "
-            f"{fix}."
+            f"{checks.layers(mixing)} use{'s' * (len(mixing) == 1)} the statistics of the batch, so one sample's "
+            f"output depends on the others. {fix}."
         )
 
 

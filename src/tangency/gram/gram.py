@@ -4,6 +4,7 @@ A Gram need not fit in memory. All that a kind of Gram must bring is `shape`, `d
 diagonal, slices, selections and cosines follow from these, and each reads only the tiles that it needs.
 """
 
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from .._base import checks
 from .._base import memory as memory_of
+from .._base.extras import needed
+from .._base.machine import available_memory
 from .._base.types import Array, Float, Memory
 from ..errors import InputError, MemoryBudgetError
 from .indices import (
@@ -134,8 +137,42 @@ class Gram(ABC):
         return (self[k] for k in range(len(self)))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        """What NumPy makes of it: the whole, as `dense` gives it."""
-        return np.asarray(self.dense().cpu().numpy(), dtype)
+        """What NumPy, scikit-learn and matplotlib make of it: the whole, in the machine's memory.
+
+        One that lies there already is shared unless `copy` is True; where a copy is needed, `copy=False` is refused.
+        """
+        held = self._held
+        own = np.dtype(str(self.dtype).removeprefix("torch."))
+        wanted = own if dtype is None else np.dtype(dtype)
+        shared = held is not None and held.device.type == "cpu"
+        if copy is False and not (shared and wanted == own):
+            raise InputError("an array of this Gram is a copy (copy=False was asked for). Leave copy out.")
+        # In another type there is it twice for a moment.
+        size = self.shape.numel() * ((0 if shared else own.itemsize) + (0 if wanted == own else wanted.itemsize))
+        if size > (free := available_memory()):
+            raise MemoryBudgetError(
+                f"as an array the Gram takes {size} bytes, and {free} are free; go by tiles(), or take a part: "
+                "gram[rows, columns]."
+            )
+        whole = self.dense(max_bytes=None if shared else max(size, 1)).detach().cpu()
+        return whole.numpy().astype(wanted, copy=bool(copy and shared))
+
+    def numpy(self) -> np.ndarray:
+        """The whole as an array, [n, m] or [n, c, m, d]; `np.asarray(gram)` gives the same.
+
+        >>> import tangency as tg
+        >>> tg.compute(tg.trace_ntk(torch.nn.Linear(3, 2)), torch.randn(9, 3)).numpy().shape
+        (9, 9)
+        """
+        return self.__array__()
+
+    def __dlpack__(self, **options: object) -> object:
+        """How torch takes it, in `torch.as_tensor(gram)` and `torch.asarray(gram)`: the whole, as `dense` gives it."""
+        return self.dense().detach().__dlpack__(**options)  # type: ignore[arg-type]  # the protocol's, whatever they are
+
+    def __dlpack_device__(self) -> tuple[enum.IntEnum, int]:
+        """Where that lies: beside the Gram, in the machine's memory for one on disk."""
+        return torch.empty(0, device=self.device).__dlpack_device__()
 
     def select(self, rows: Choice = None, columns: Choice = None) -> "GramView":
         """The part of the matrix with these rows and columns, in this order, without copying or computing anything.
@@ -197,7 +234,8 @@ class Gram(ABC):
 
     def to_scipy(self) -> "LinearOperator":
         """A scipy.sparse.linalg.LinearOperator that streams over tiles: for eigsh, cg, …"""
-        from scipy.sparse.linalg import LinearOperator
+        with needed("scipy", "to_scipy()"):
+            from scipy.sparse.linalg import LinearOperator
 
         def apply(transposed: bool) -> Callable[[np.ndarray], np.ndarray]:
             """The product with the matrix or with its transpose, as SciPy calls it."""
@@ -243,6 +281,11 @@ class Gram(ABC):
         return False
 
     @property
+    def _held(self) -> Tensor | None:
+        """The tensor that it is, where it is one."""
+        return None
+
+    @property
     @abstractmethod
     def _same_samples(self) -> bool:
         """Whether rows and columns are the same samples in the same order, so that the diagonal holds k(x, x)."""
@@ -279,6 +322,10 @@ class DenseGram(Gram):
     @property
     def _in_memory(self) -> bool:
         return True
+
+    @property
+    def _held(self) -> Tensor:
+        return self.value
 
     @property
     def _same_samples(self) -> bool:
@@ -368,6 +415,11 @@ class GramView(Gram):
     @property
     def _in_memory(self) -> bool:
         return self.base._in_memory
+
+    @property
+    def _held(self) -> Tensor | None:
+        whole = all(part is None for part in (self.rows, self.columns, self.left))
+        return self.base._held if whole else None
 
     @property
     def _same_samples(self) -> bool:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
+from .._base.extras import needed
 from .._base.types import T
 from ..errors import InputError, WorkerLost
 
@@ -37,10 +38,8 @@ class RayExecutor:
         cpus: float = 1,
         runtime_env: dict[str, object] | None = None,
     ) -> None:
-        try:
+        with needed("ray", "RayExecutor"):
             import ray
-        except ImportError as e:
-            raise InputError("RayExecutor needs Ray: pip install 'tangency[ray]'.") from e
         self._ray = ray
         # What the user connected to stays connected when this is closed.
         self._started = not ray.is_initialized()

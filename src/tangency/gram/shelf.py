@@ -15,6 +15,7 @@ from urllib.request import url2pathname
 
 import numpy as np
 
+from .._base.extras import needed
 from .._base.types import StorePlace
 from ..errors import InputError, StoreError
 
@@ -297,12 +298,10 @@ def _link(path: Path) -> StoreError:
 
 def _zarr(where: object) -> ModuleType:
     """The library, which only some places need."""
-    try:
+    with needed("zarr", f"store={where!r}"):
         import zarr
         import zarr.abc.store
         import zarr.storage
-    except ImportError as e:
-        raise InputError(f"store={where!r} needs zarr: pip install 'tangency[store]'.") from e
     return zarr
 
 

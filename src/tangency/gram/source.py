@@ -262,7 +262,7 @@ def source(x: object, name: str) -> Source:
         if isinstance(item, (tuple, list)) and len(item) > 1 and _label(item[-1]):
             raise InputError(
                 f"the items of {name} are ({', '.join(type(v).__name__ for v in item)}), which looks like inputs and a "
-                f"label. Say what goes to the model: tg.from_dataset({name}, 0); with a loss as head, (0, 1)."
+                f"label. Say what goes to the model: tg.from_dataset({name}, pick=0); with a loss as head, (0, 1)."
             )
         return made
     if isinstance(x, list) and x and not any(_sliced(v) for v in x):
@@ -272,7 +272,7 @@ def source(x: object, name: str) -> Source:
     if not isinstance(x, (Mapping, tuple, list)) and not _sliced(x):
         raise InputError(
             f"{name} is a {type(x).__name__}; needed: a tensor, a NumPy or zarr array, a tuple or dict of them, or a "
-            "torch Dataset, with the sample in the leading dimension."
+            f"torch Dataset, with the sample in the leading dimension.{tree.advice(x, name)}"
         )
     for label, v in _leaves(x):
         if isinstance(v, np.ma.MaskedArray):
@@ -403,19 +403,14 @@ def _hash(h: "Hash", name: str, v: object) -> None:
 
 
 def _tensor(v: object) -> Tensor:
-    # What torch cannot hold: other byte orders, negative strides, memory that may not be written.
+    """A block of whatever can be cut as a tensor, its rows one after the other."""
     array = np.ascontiguousarray(v)
-    if array.dtype.byteorder == ">":
-        array = array.astype(array.dtype.newbyteorder("="))
-    if not array.flags.writeable or min(array.strides, default=0) < 0:  # a single row of a reversed array
-        array = array.copy()
-    try:
-        return torch.from_numpy(array)
-    except TypeError as e:
+    if array.dtype.kind not in "biufc":
         raise InputError(
             f"the array holds {array.dtype}, of which there are no tensors; needed: numbers. For texts or samples of "
             "several lengths: tg.from_dataset(…, collate=…)."
-        ) from e
+        )
+    return tree.from_array(array, "the array")
 
 
 def _bytes(t: Tensor) -> memoryview:

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._base.extras import needed
 from .._base.types import Spec, StorePlace
-from ..errors import DamagedTile, IncompleteGram, InputError, StoreError, StoreMismatch, StoreWarning
+from ..errors import DamagedTile, IncompleteGram, StoreError, StoreMismatch, StoreWarning
 from .gram import Gram
 from .indices import Index, Wanted, mirror_tile
 from .manifest import (
@@ -391,8 +392,6 @@ def _disk_errors(what: str, done: str) -> Iterator[None]:
 
 def _crc32c() -> Callable[[np.ndarray], int]:
     """The checksum of some bytes, as zarr's codec computes it."""
-    try:
+    with needed("google_crc32c", "store="):
         from google_crc32c import value
-    except ImportError as e:
-        raise InputError("store= needs zarr and google-crc32c: pip install 'tangency[store]'.") from e
     return value

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .._base import tree
+from .._base.extras import install
 from .._base.types import Inputs
 from ..errors import InputError, ModelError
 from ..kernels.kernel import Kernel, all_finite
@@ -108,7 +109,7 @@ def pack(kernel: Kernel | RowMap) -> bytes:
     except (pickle.PicklingError, AttributeError, TypeError) as e:
         raise InputError(
             f"the kernel cannot be sent to other processes: {e}. Define the model and its functions in a module that "
-            "can be imported, or pip install cloudpickle."
+            f"can be imported, or {install('workers')}."
         ) from e
     return buffer.getvalue()
 
@@ -120,7 +121,7 @@ def unpack(packed: bytes) -> Kernel | RowMap:
     except (AttributeError, ImportError) as e:  # without cloudpickle, what a script defines is sent by name alone
         raise InputError(
             f"a worker cannot unpack the kernel: {e}. Define the model and its functions in a module that the workers "
-            "can import too, or pip install cloudpickle."
+            f"can import too, or {install('workers')}."
         ) from e
 
 

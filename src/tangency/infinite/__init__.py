@@ -8,18 +8,18 @@ how finite networks tend to them.
 >>> net = Serial(Conv((3, 3), padding=1), Relu(), Flatten(), Linear())
 >>> tg.infinite_ntk(net, w_var=2.0)(torch.randn(4, 3, 8, 8)).shape
 torch.Size([4, 4])
-
-Inside, each folder imports only from those before it:
-
-- `activations`: Gaussian moments of activations, E[φ(u)φ(v)] and E[φ'(u)φ'(v)];
-- `moments`: the recursion, operations on the second moments of hidden values, run over blocks of pairs of samples. A
-  fused recursion for GPUs would stand there, beside `moments/recursion.py`, and be chosen in `moments/assemble.py`;
-- `layers`: what a network is made of, each adding its operations to the recursion;
-- `reading`: an nn.Module as a layer, by its graph. A second reader, without a graph, would stand there too.
-
-On top of them `compose` (layers made of others), `kernel` (the recursion as a kernel like all others), `make`
-(`infinite_ntk`, `infinite_nngp`) and `finite` (networks of finite width in the same parametrisation).
 """
+
+# Inside, each folder imports only from those before it:
+#
+# - `activations`: Gaussian moments of activations, E[φ(u)φ(v)] and E[φ'(u)φ'(v)];
+# - `moments`: the recursion, operations on the second moments of hidden values, run over blocks of pairs of samples. A
+#   fused recursion for GPUs would stand there, beside `moments/recursion.py`, and be chosen in `moments/assemble.py`;
+# - `layers`: what a network is made of, each adding its operations to the recursion;
+# - `reading`: an nn.Module as a layer, by its graph. A second reader, without a graph, would stand there too.
+#
+# On top of them `compose` (layers made of others), `kernel` (the recursion as a kernel like all others), `make`
+# (`infinite_ntk`, `infinite_nngp`) and `finite` (networks of finite width in the same parametrisation).
 
 from .activations.duals import (
     ABRelu,

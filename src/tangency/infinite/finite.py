@@ -95,6 +95,8 @@ def draw(
     >>> round(net.weight.var().item() * 400, 2)
     3.0
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module, whose weights are drawn anew.")
     check_variances(w_var, b_var, "ntk")
     # The same weights in both halves, so that they cancel.
     if isinstance(model, Twin):
@@ -166,9 +168,8 @@ class Scaled:
         moving = [name for name, value in scale.items() if value]
         if not moving:
             raise InputError("all variances are 0, so no parameter counts. Give w_var > 0.")
-        return cls(
-            trace_ntk(model, trainable=moving), scale, network_outputs(model, tree.take(x, slice(0, 1)))[0].numel()
-        )
+        first = tree.take(tree.suited(x, model), slice(0, 1))
+        return cls(trace_ntk(model, trainable=moving), scale, network_outputs(model, first)[0].numel())
 
     def prepare(self, x: Inputs) -> Prepared:
         """The gradients of all parameters at x, as they are now."""
@@ -253,7 +254,7 @@ def readout_nngp(
 def readout(model: nn.Module, x: Inputs) -> tuple[str, ...]:
     """The parameters of the layer that is called last; refused if the outputs are not linear in them."""
     called: list[str] = []
-    few = tree.take(x, slice(0, 2))
+    few = tree.take(tree.suited(x, model), slice(0, 2))
     # Which layer is called last is seen by hooks, for the order of registration need not be that of the calls.
     holders = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
 
@@ -284,7 +285,7 @@ def readout(model: nn.Module, x: Inputs) -> tuple[str, ...]:
 
 def network_outputs(model: nn.Module, x: Inputs) -> Tensor:
     """The module's outputs: one tensor, samples first."""
-    args, kwargs = tree.arguments(x)
+    args, kwargs = tree.arguments(tree.suited(x, model))
     outputs = model(*args, **kwargs)
     if not isinstance(outputs, Tensor):
         raise InputError(f"the module returns a {type(outputs).__name__}; needed: one tensor of outputs.")

@@ -45,8 +45,7 @@ class Infinite(Kernel):
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         """As `Kernel.ready`: in float64, for a recursion over layers loses digits with each; finite."""
-        tree.check(x, name)
-        ready = tree.cast(x, torch.float64)
+        ready = tree.cast(tree.given(x, name), torch.float64, name)
         for label, v in tree.leaves(ready):
             checks.finite(v, name + label[1:])
         return ready

@@ -1,13 +1,15 @@
-"""The contract of kernels: what each must bring, and what follows from that."""
+"""The contract of kernels: what each must bring, and what follows from that, sums and multiples of kernels too."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .._base import tree
-from .._base.types import Inputs, Spec
+from .._base.types import FeatureBatch, Inputs, Spec
 from ..errors import InputError, NonFiniteError
 
 Prepared: TypeAlias = Any  # whatever a kernel's own `prepare` returns: only its own methods look inside
@@ -34,6 +36,9 @@ class Kernel(ABC):
     and `prepared_diag` are the diagonal, `alike` refuses batches that do not go together, `diagnose` names a sample
     that is not finite, `outputs` and `parts` are for kernels of networks. Kernels are frozen and picklable, so that
     workers can have them. `tg.testing.check_kernel(kernel, x)` checks all of this.
+
+    Kernels on the same inputs can be added (`k1 + k2`, sum([k1, k2, k3])), multiplied by a number ≥ 0 (`2 * k`) and
+    divided by one (`k / 2`): these are `tg.sum` and `tg.scale`.
 
     >>> import tangency as tg
     >>> class Quadratic(tg.Kernel):
@@ -73,8 +78,7 @@ class Kernel(ABC):
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         """x checked and cast, before any expensive work; `name` is what errors call it. What is ready stays so."""
-        tree.check(x, name)
-        return x
+        return tree.given(x, name)
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
         """Bytes per sample of x: (kept in a prepared batch, transient while preparing)."""
@@ -112,6 +116,49 @@ class Kernel(ABC):
         """The kernel split by parameter (or layer); the parts sum to the whole."""
         raise InputError(f"{type(self).__name__} does not split into a sum over parameters; ask the kernel inside it.")
 
+    def features(self, x: Inputs) -> Tensor:
+        """Φ with Φ Φᵀ = k(x), where the kernel has such features at hand."""
+        raise InputError(
+            f"{type(self).__name__} has no explicit features. Take those of the kernel that it was made of, or project "
+            "one of a network: tg.projected(tg.trace_ntk(model)).features(x)."
+        )
+
+    def __add__(self, other: object) -> "SumKernel":
+        """k₁ + k₂, the kernel that `tg.sum` makes; sums of sums are one sum.
+
+        >>> import tangency as tg
+        >>> k, x = tg.trace_ntk(torch.nn.Linear(3, 2)), torch.randn(4, 3)
+        >>> torch.equal((k + k)(x), tg.sum(k, k)(x))
+        True
+        """
+        return SumKernel(_summands(self) + _summands(other))
+
+    def __radd__(self, other: object) -> "SumKernel":
+        """As `k₁ + k₂`. Python's own sum([k₁, k₂]) begins with 0."""
+        return SumKernel(_summands(other) + _summands(self))
+
+    def __mul__(self, factor: object) -> "ScaleKernel":
+        """factor · k for a number ≥ 0, the kernel that `tg.scale` makes.
+
+        >>> import tangency as tg
+        >>> k, x = tg.trace_ntk(torch.nn.Linear(3, 2)), torch.randn(4, 3)
+        >>> torch.equal((2 * k)(x), 2 * k(x)), torch.equal((k / 2)(x), k(x) / 2)
+        (True, True)
+        """
+        return times(self, factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: object) -> "ScaleKernel":
+        """(1 / divisor) · k for a number above 0."""
+        number = _number(divisor)
+        if number is None or not 0 < number < float("inf"):
+            raise InputError(f"a kernel cannot be divided by {_short(divisor)}; needed: a finite number above 0.")
+        return times(self, 1 / number)
+
+    # NumPy would make an array of the kernel before it multiplies: np.float32(2) * k is ours to answer.
+    __array_ufunc__ = None
+
     def __call__(self, x1: Inputs, x2: Inputs | None = None) -> Tensor:
         """The Gram matrix of x1 with x2 (with itself if x2 is left out), all at once; `tg.compute` goes by blocks."""
         a, b = self._prepared(x1, x2)
@@ -145,3 +192,180 @@ def all_finite(k: Tensor, total: Tensor | None = None) -> bool:
     """Whether all entries are. Their sum first: it is finite if they are (or overflows, and the entries decide)."""
     total = k.sum() if total is None else total
     return bool(total.isfinite()) or bool(k.isfinite().all())
+
+
+@dataclass(frozen=True, eq=False)
+class Combined(Kernel):
+    """What all combinators share: they ask their first kernel about inputs."""
+
+    @property
+    @abstractmethod
+    def inner(self) -> tuple[Kernel, ...]:
+        """The kernels that it is made of."""
+
+    def ready(self, x: Inputs, name: str = "x") -> Inputs:
+        """As the first kernel has it."""
+        return self.inner[0].ready(x, name)
+
+    def alike(self, x1: Inputs, x2: Inputs) -> None:
+        """As the first kernel has it."""
+        self.inner[0].alike(x1, x2)
+
+    @property
+    def device(self) -> torch.device | None:
+        """That of the first kernel."""
+        return self.inner[0].device
+
+    def outputs(self, x: Inputs) -> Tensor | None:
+        """Those of all networks in it, side by side."""
+        outputs = [out.flatten(1) for k in self.inner if (out := k.outputs(self._own(k, x))) is not None]
+        return torch.cat(outputs, 1) if outputs else None
+
+    def footprint(self, x: Inputs) -> tuple[int, int]:
+        """What all kernels keep, and what the one at work needs besides."""
+        # 8 bytes for what a combination keeps itself: a norm.
+        kept, transient = 8, 0
+        for kernel in self.inner:
+            own_kept, own_transient = kernel.footprint(self._own(kernel, x))
+            kept, transient = kept + own_kept, max(transient, own_transient)
+        return kept, transient
+
+    def _own(self, kernel: Kernel, x: Inputs) -> Inputs:
+        """What is ready for the whole, ready for one of the kernels."""
+        return x
+
+
+@dataclass(frozen=True, eq=False)
+class SumKernel(Combined):
+    """k₁ + k₂ + …"""
+
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def inner(self) -> tuple[Kernel, ...]:
+        """The summands."""
+        return self.kernels
+
+    def ready(self, x: Inputs, name: str = "x") -> Inputs:
+        """As the summands have it; where these compute in different types, as given: each then casts for itself."""
+        given = tree.tensors(x, name)
+        made = [k.ready(given, name) for k in self.kernels]
+        kinds = {tuple(v.dtype for _, v in tree.leaves(own)) for own in made}
+        return made[0] if len(kinds) == 1 else given
+
+    def _own(self, kernel: Kernel, x: Inputs) -> Inputs:
+        # Features are nobody's to cast, and to ask where they come from again would hash the weights again.
+        return x if isinstance(x, FeatureBatch) else kernel.ready(x)
+
+    def prepare(self, x: Inputs, memory: int | None = None) -> Prepared:
+        """As `Kernel.prepare`: each summand's, one after the other."""
+        return tuple(k.prepare(self._own(k, x), memory) for k in self.kernels)
+
+    def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
+        """As `Kernel.pair`: the sum of the summands' tiles."""
+        parts = [
+            k.pair(left, left if a is b else right, workspace)
+            for k, left, right in zip(self.kernels, a, b, strict=True)
+        ]
+        # Else torch would say no more than that it cannot stack them.
+        if len({p.shape for p in parts}) > 1:
+            raise InputError(
+                f"kernels of different shapes cannot be added: {[tuple(p.shape) for p in parts]}. Add traces to traces."
+            )
+        return torch.stack(parts).sum(0)
+
+    def diagnose(self, a: Prepared) -> None:
+        """As `Kernel.diagnose`, summand by summand."""
+        for kernel, prepared in zip(self.kernels, a, strict=True):
+            kernel.diagnose(prepared)
+
+    def diag(self, x: Inputs) -> Tensor:
+        """The sum of the summands' diagonals."""
+        return torch.stack([k.diag(x) for k in self.kernels]).sum(0)
+
+    def parts(self, x1: Inputs, x2: Inputs | None = None) -> dict[str, Tensor]:
+        """The parts of all summands, under their number."""
+        return {f"{j}.{name}": p for j, k in enumerate(self.kernels) for name, p in k.parts(x1, x2).items()}
+
+    def spec(self) -> Spec:
+        """As `Kernel.spec`: what it does, and the spec of what it is made of."""
+        return {"kernel": "sum", "of": [k.spec() for k in self.kernels]}
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleKernel(Combined):
+    """factor · k"""
+
+    kernel: Kernel
+    factor: float
+
+    @property
+    def inner(self) -> tuple[Kernel, ...]:
+        """The one kernel."""
+        return (self.kernel,)
+
+    def prepare(self, x: Inputs, memory: int | None = None) -> Prepared:
+        """As the kernel itself."""
+        return self.kernel.prepare(x, memory)
+
+    def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
+        """`factor` times the kernel's tile."""
+        return self.kernel.pair(a, b, workspace) * self.factor
+
+    def diagnose(self, a: Prepared) -> None:
+        """As the kernel itself."""
+        self.kernel.diagnose(a)
+
+    def diag(self, x: Inputs) -> Tensor:
+        """`factor` times the kernel's diagonal."""
+        return self.kernel.diag(x) * self.factor
+
+    def parts(self, x1: Inputs, x2: Inputs | None = None) -> dict[str, Tensor]:
+        """`factor` times the kernel's parts."""
+        return {name: p * self.factor for name, p in self.kernel.parts(x1, x2).items()}
+
+    def spec(self) -> Spec:
+        """As `Kernel.spec`: what it does, and the spec of what it is made of."""
+        return {"kernel": "scale", "factor": self.factor, "of": self.kernel.spec()}
+
+
+def times(kernel: Kernel, factor: object) -> ScaleKernel:
+    """factor · kernel, for a finite number ≥ 0."""
+    if isinstance(factor, Kernel):
+        raise InputError(
+            "two kernels cannot be multiplied; needed: a number ≥ 0 (k1 + k2 adds kernels). For the product of their "
+            "entries write a kernel of your own: inherit tg.Kernel, and multiply both tiles in pair()."
+        )
+    number = _number(factor)
+    if number is None or not 0 <= number < float("inf"):
+        raise InputError(f"factor={_short(factor)}; a kernel can be scaled by a finite number ≥ 0 only.")
+    return ScaleKernel(kernel, number)
+
+
+def _number(value: object) -> float | None:
+    """A number as Python's, also if it is NumPy's or a tensor of no dimension; None for anything else."""
+    if isinstance(value, (np.generic, np.ndarray, Tensor)) and value.ndim == 0:
+        value = value.item()
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _short(value: object) -> str:
+    """A number as it is, anything else by its type: a tensor or a model may be long."""
+    if isinstance(value, (int, float, str, type(None))):
+        return repr(value)
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "AEIOU" else f"a {name}"
+
+
+def _summands(k: object) -> tuple[Kernel, ...]:
+    """What k adds to a sum; the 0 that Python's own sum() begins with adds nothing."""
+    if isinstance(k, SumKernel):
+        return k.kernels
+    if isinstance(k, Kernel):
+        return (k,)
+    if type(k) is int and k == 0:
+        return ()
+    raise InputError(
+        f"a kernel and {_short(k)} cannot be added; needed: two kernels on the same inputs. For k(x, y) + c write a "
+        "kernel of your own: inherit tg.Kernel, and add c in pair()."
+    )

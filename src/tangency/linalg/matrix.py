@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._base import checks
-from .._base.types import Array
+from .._base import checks, tree
+from .._base.types import Array, Numbers
 from ..errors import InputError
 from ..gram.gram import DenseGram, Gram
 from ..gram.indices import place_tile
@@ -23,7 +23,7 @@ def square(k: Matrix, name: str = "K") -> Gram:
     if not isinstance(k, (Gram, Tensor, np.ndarray)):
         raise InputError(f"{name} is a {type(k).__name__}; needed: a Gram (tg.compute), a tensor or an array.")
     if isinstance(k, np.ndarray):
-        k = torch.from_numpy(k)
+        k = tree.from_array(k, name)
     half = len(k.shape) // 2
     if len(k.shape) not in (2, 4) or k.shape[:half] != k.shape[half:] or 0 in k.shape:
         raise InputError(
@@ -48,7 +48,7 @@ def between(k: Matrix, name: str = "cross") -> Gram:
         return k
     if not isinstance(k, (Tensor, np.ndarray)):
         raise InputError(f"{name} is a {type(k).__name__}; needed: a Gram (tg.compute(kernel, z, x)) or a tensor.")
-    return DenseGram(torch.as_tensor(k).detach(), symmetric=False)
+    return DenseGram(tree.numbers(k, name), symmetric=False)
 
 
 def _check_entries(k: Tensor, name: str) -> None:
@@ -89,9 +89,14 @@ def flat_rows(shape: torch.Size) -> int:
     return shape[: len(shape) // 2].numel()
 
 
-def targets(y: Array, side: torch.Size, dtype: torch.dtype, device: torch.device | None, name: str = "y") -> Tensor:
+def targets(
+    given: Numbers, side: torch.Size, dtype: torch.dtype, device: torch.device | None, name: str = "y"
+) -> Tensor:
     """y as numbers in the wider type: [n] or [n, q] for a kernel with side [n], [n, c] for a full one."""
-    y = torch.as_tensor(y).detach()
+    y = tree.numbers(given, name)
+    # Numbers in a list have no type of their own: they are not to make the work wider.
+    if not isinstance(given, (Tensor, np.ndarray)) and y.is_floating_point():
+        y = tree.cast_tensor(y, dtype, name)
     if len(side) == 1 and (y.dim() not in (1, 2) or len(y) != side[0] or 0 in y.shape):
         n = side[0]
         raise InputError(f"there are {n} rows and {name} has shape {tuple(y.shape)}; needed: [{n}] or [{n}, q].")

@@ -19,7 +19,7 @@ from .._base import checks
 from .._base import memory as memory_of
 from .._base.progress import bar
 from .._base.results import Result
-from .._base.types import Array, Device, FilePath, Float, Memory
+from .._base.types import Device, FilePath, Float, Memory, Numbers
 from ..errors import DidNotConverge, InputError, NotPositiveDefinite
 from ..gram.gram import Gram
 from .eigen import spectrum
@@ -45,7 +45,9 @@ class Solver(ABC):
         """a [n·c, q], and its residual as measured."""
 
 
-def solve(K: Matrix, y: Array, *, reg: float = 0.0, solver: Solver | None = None, tol: float | None = None) -> Solution:
+def solve(
+    K: Matrix, y: Numbers, *, reg: float = 0.0, solver: Solver | None = None, tol: float | None = None
+) -> Solution:
     """a = (K + reg·I)⁻¹ y for y [n] or [n, q]; a full kernel [n, c, n, c] acts on [n·c] or [n·c, q].
 
     `reg` is absolute. The work is done in the wider type of K and y, on K's device; a Gram on disk is worked on where y

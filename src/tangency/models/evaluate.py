@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._base import tree
+from .._base.misfit import in_words
 from .._base.types import Inputs
 from ..engine.heads import only
 from ..engine.outputs import check_kind, ending
@@ -32,8 +33,7 @@ def outputs(model: nn.Module, x: Inputs, *, batch: int = 1024) -> Tensor:
     >>> outputs(mlp([3, 8, 2]), torch.randn(5, 3)).shape
     torch.Size([5, 2])
     """
-    x = tensors(x)
-    tree.check(x)
+    x = tree.suited(tensors(x), model)
     if batch < 1:
         raise InputError(f"batch={batch}; needed: at least 1 sample.")
     model, device = inside_parallel(model), device_of(model)
@@ -95,7 +95,10 @@ def pair(x: Any, y: object, whose: str = "") -> tuple[Inputs, Tensor]:
     if y is None and hasattr(x, "x") and hasattr(x, "y"):  # tangency.datasets.Labelled
         x, y = x.x, x.y
     if y is None:
-        raise InputError(f"{whose}y is missing; needed: the classes or targets of the samples, or a Labelled for both.")
+        raise InputError(
+            f"{whose}y is missing; needed: the classes or targets of the samples, or a Labelled for both (of a torch "
+            "data set: tg.datasets.labelled(dataset))."
+        )
     labels = tensors(y, f"{whose}y", number=True)
     if not isinstance(labels, Tensor):
         kind = type(y).__name__
@@ -118,7 +121,7 @@ def tensors(given: Any, name: str = "x", number: bool = False) -> Any:
     try:
         if not isinstance(given, np.ndarray):
             return torch.as_tensor(given)
-        return torch.from_numpy(np.require(given, given.dtype.newbyteorder("="), ["C", "W"]))
+        return tree.from_array(given, name)
     except (TypeError, ValueError, RuntimeError):
         what = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
         needed = "a class (a whole number from 0) or real targets for each sample" if number else "numbers"
@@ -148,14 +151,9 @@ def device_of(model: nn.Module) -> torch.device:
 def run_model(model: nn.Module, x: Inputs) -> Tensor:
     """The model's outputs for one batch: a tensor, or the `logits` or the one tensor of what it returns."""
     args, kwargs = tree.arguments(x)
-    try:
+    first = next((p for p in model.parameters() if p.is_floating_point()), None)
+    with in_words(x, dtype=None if first is None else first.dtype):
         returned = model(*args, **kwargs)
-    except RuntimeError as e:
-        first = next((p for p in model.parameters() if p.is_floating_point()), None)
-        wrong = tree.misfit(e, x, "x", None if first is None else first.dtype)
-        if wrong is None:
-            raise
-        raise wrong from e
     tensor = only(returned)
     if not isinstance(tensor, Tensor):
         raise InputError(

@@ -237,17 +237,11 @@ def check_norms(model: nn.Module, per_sample: dict[str, float], smallest: int, r
 
 def checked_data(x: object, y: object, parameter: Tensor, whose: str) -> tuple[Inputs, Tensor]:
     """The samples and labels, checked, on the parameters' device."""
-    given = getattr(x, "x", x)
     x, y = pair(x, y, whose)
-    if isinstance(given, list) and isinstance(x, Tensor) and x.is_floating_point():  # a list of numbers has no type
-        x = x.to(parameter.dtype)
     tree.check(x, f"{whose}x")
     same_number(x, y, f"{whose}y")
+    x = tree.cast(x, parameter.dtype, f"{whose}x")
     for label, v in tree.leaves(x):
-        if v.is_floating_point() and v.dtype != parameter.dtype:
-            raise InputError(
-                f"{whose}{label} is {v.dtype}, the parameters are {parameter.dtype}. Cast one: x.to({parameter.dtype})."
-            )
         checks.finite(v, f"{whose}{label}")
     return tree.transform(lambda v: v.to(parameter.device), x), y.to(parameter.device)
 

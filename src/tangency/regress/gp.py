@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .._base import checks
+from .._base import checks, tree
 from .._base.results import Result
-from .._base.types import Array, Float
+from .._base.types import Float, Numbers
 from ..errors import DidNotConverge, InputError
 from ..gram.gram import Gram
 from ..linalg.eigen import Spectrum
@@ -34,7 +34,7 @@ class GaussianProcess(Result):
     log_likelihood: float
     factor: Float[Tensor, "n n"] = field(repr=False)  # of K + noise·I
 
-    def predict(self, cross: Matrix, prior: Matrix, f0: Array | None = None) -> Posterior:
+    def predict(self, cross: Matrix, prior: Matrix, f0: Numbers | None = None) -> Posterior:
         """Mean and covariance of f (without the noise) on new samples.
 
         `cross`: their Gram with the training samples. `prior`: k(z, z) as `kernel.diag(z)` gives it, for the variances,
@@ -42,7 +42,7 @@ class GaussianProcess(Result):
         """
         mean = self.model.predict(cross, f0)
         k = flattened(between(cross), self.factor.dtype, self.factor.device)
-        prior = prior.dense() if isinstance(prior, Gram) else torch.as_tensor(prior).detach()
+        prior = prior.dense() if isinstance(prior, Gram) else tree.numbers(prior, "prior")
         prior = prior.to(self.factor)
         half = torch.linalg.solve_triangular(self.factor, k.T, upper=False)  # [n, m]
         side = torch.Size(cross.shape[: len(cross.shape) // 2])
@@ -59,7 +59,7 @@ class GaussianProcess(Result):
         return Posterior(mean, prior - (half.T @ half).reshape(prior.shape))
 
 
-def gaussian_process(K: Matrix, y: Array, *, noise: float, f0: Array | None = None) -> GaussianProcess:
+def gaussian_process(K: Matrix, y: Numbers, *, noise: float, f0: Numbers | None = None) -> GaussianProcess:
     """p(f | y), f ~ GP(f₀, k): mean f₀ + k (K + noise·I)⁻¹ (y − f₀), variance k(z, z) − k (K + noise·I)⁻¹ kᵀ.
 
     The mean is that of `ridge` with reg = noise. Rasmussen & Williams 2006, Alg. 2.1. Cost: n³/3, and n² numbers.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._base import checks
+from .._base import checks, tree
 from .._base.results import Result
-from .._base.types import Array, Float
+from .._base.types import Float, Numbers
 from ..errors import DidNotConverge, InputError
 from ..linalg.eigen import Spectrum, spectrum
 from ..linalg.matrix import Matrix, square
@@ -45,28 +45,28 @@ class LogisticModel(Result):
         """‖∇‖ at the answer, relative to that at a = 0."""
         return self.model.residual
 
-    def logits(self, cross: Matrix, f0: Array | None = None) -> Tensor:
+    def logits(self, cross: Matrix, f0: Numbers | None = None) -> Tensor:
         """From the Gram of the new samples with the training samples, or from their features."""
         return self.model.predict(cross, f0) + self.bias
 
-    def probabilities(self, cross: Matrix, f0: Array | None = None) -> Tensor:
+    def probabilities(self, cross: Matrix, f0: Numbers | None = None) -> Tensor:
         """Of each class, [m, classes]."""
         z = self.logits(cross, f0)
         if z.dim() == 1 or z.shape[1] == 1:
             return torch.stack([torch.sigmoid(-z), torch.sigmoid(z)], 1).reshape(-1, 2)
         return torch.softmax(z, 1)
 
-    def predict(self, cross: Matrix, f0: Array | None = None) -> Tensor:
+    def predict(self, cross: Matrix, f0: Numbers | None = None) -> Tensor:
         """The likeliest class of each new sample, [m]."""
         return self.probabilities(cross, f0).argmax(1)
 
 
 def logistic(
     K: Decomposable,
-    y: Array,
+    y: Numbers,
     *,
     reg: float,
-    f0: Array | None = None,
+    f0: Numbers | None = None,
     sample_weights: SampleWeights = None,
     bias: bool = False,
     classes: int | None = None,
@@ -106,11 +106,11 @@ def logistic(
 
 
 def logistic_features(
-    features: Array,
-    y: Array,
+    features: Numbers,
+    y: Numbers,
     *,
     reg: float,
-    f0: Array | None = None,
+    f0: Numbers | None = None,
     sample_weights: SampleWeights = None,
     bias: bool = False,
     classes: int | None = None,
@@ -124,7 +124,7 @@ def logistic_features(
     >>> fit.predict(x[:5]).shape
     torch.Size([5])
     """
-    phi = torch.as_tensor(features).detach().double()
+    phi = tree.numbers(features, "features").double()
     if phi.dim() not in (2, 3) or 0 in phi.shape:
         raise InputError(f"features have shape {tuple(phi.shape)}; needed: [n, p] or [n, c, p].")
     checks.finite(phi, "features")
@@ -135,7 +135,7 @@ def logistic_features(
     return _model(objective, answer, answer.theta, f0 is not None)
 
 
-def _objective(phi: Tensor, labels: Tensor, w: Tensor, f0: Array | None, reg: float, bias: bool) -> Objective:
+def _objective(phi: Tensor, labels: Tensor, w: Tensor, f0: Numbers | None, reg: float, bias: bool) -> Objective:
     """The objective of labels [n, q] and weights w [n, 1], with logits that start from f₀."""
     n, q = labels.shape
     begin = torch.zeros_like(labels)

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._base import checks
+from .._base import checks, tree
 from .._base.results import Result
-from .._base.types import Array, Float
+from .._base.types import Float, Numbers
 from ..errors import InputError
 from ..gram.gram import Gram
 from ..linalg.eigen import Spectrum, spectrum
@@ -47,7 +47,7 @@ class KernelModel(Result):
             f"{self.solver}, residual {self.residual:.1e})"
         )
 
-    def predict(self, cross: Matrix, f0: Array | None = None) -> Tensor:
+    def predict(self, cross: Matrix, f0: Numbers | None = None) -> Tensor:
         """f on new samples, from their Gram with the training samples [m, n] ([m, d, n, c]), or their features [m, p].
 
         A model that was fitted with f0 needs f0 of the new samples.
@@ -56,7 +56,7 @@ class KernelModel(Result):
         return out + new_f0(f0, out, self.shifted)
 
 
-def new_f0(f0: Array | None, out: Tensor, shifted: bool) -> Tensor:
+def new_f0(f0: Numbers | None, out: Tensor, shifted: bool) -> Tensor:
     """f₀ of new samples, for outputs of the shape of `out`; refused where the model has none, needed where it has."""
     if f0 is None:
         if shifted:
@@ -108,7 +108,7 @@ class Problem:
         return self.shape.numel() if self.full else self.shape[0]
 
     @staticmethod
-    def of(K: Decomposable, y: Array, f0: Array | None = None, sample_weights: SampleWeights = None) -> "Problem":
+    def of(K: Decomposable, y: Numbers, f0: Numbers | None = None, sample_weights: SampleWeights = None) -> "Problem":
         """The problem of these targets, after all that can be checked without computing."""
         source = K if isinstance(K, Spectrum) else square(K)
         side = source.shape[: len(source.shape) // 2]
@@ -185,9 +185,9 @@ class Problem:
         )
 
 
-def checked_f0(f0: Array, y: Tensor, name: str) -> Tensor:
+def checked_f0(f0: Numbers, y: Tensor, name: str) -> Tensor:
     """f₀ in the type and on the device of y, after a look at its shape and entries."""
-    f0 = torch.as_tensor(f0).detach()
+    f0 = tree.numbers(f0, name)
     if f0.shape != y.shape:
         raise InputError(f"{name} has shape {tuple(f0.shape)}; needed: {tuple(y.shape)}.")
     checks.finite(f0, name)

@@ -6,17 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._base import checks
-from .._base.types import Array
+from .._base import checks, tree
+from .._base.types import Array, Numbers
 from ..errors import InputError
 
 # How much samples count: a number for all, or one for each; None: 1 each.
 SampleWeights = float | Sequence[float] | Array | None
 
 
-def one_hot_labels(y: Array, side: torch.Size, classes: int | None, device: torch.device | None) -> Tensor:
+def one_hot_labels(y: Numbers, side: torch.Size, classes: int | None, device: torch.device | None) -> Tensor:
     """[n, 1] of class 1's probability for two classes in one logit, else [n, c] probabilities."""
-    y = torch.as_tensor(y).detach()
+    y = tree.numbers(y)
     checks.beside(y, device, "y")
     if classes is not None and (not isinstance(classes, int) or classes < 2):
         raise InputError(f"classes={classes!r}; needed: how many there are, at least 2, or None to count those of y.")
@@ -45,7 +45,11 @@ def one_hot_labels(y: Array, side: torch.Size, classes: int | None, device: torc
         coupled = len(side) == 2 and side[1] > 1
         count = classes or (side[1] if coupled else max(2, int(y.max()) + 1 if len(y) else 2))
         if len(y) and (int(y.min()) < 0 or int(y.max()) >= count):
-            raise InputError(f"y has classes from {int(y.min())} to {int(y.max())}; needed: from 0 to {count - 1}.")
+            why = f", as classes={classes}" if classes else f", as the model has {count} outputs" if coupled else ""
+            raise InputError(
+                f"y has classes from {int(y.min())} to {int(y.max())}; needed: from 0 to {count - 1}{why}. Number the "
+                "classes from 0."
+            )
         if len(y) and int(y.min()) == int(y.max()):
             raise InputError(f"all samples are of class {int(y[0])}; needed: at least two classes.")
         one_hot = F.one_hot(y, count).double()
@@ -69,7 +73,10 @@ def every_class(labels: Tensor, w: Tensor, fix: str) -> None:
     empty = (counts == 0).nonzero()[:, 0].tolist()
     if empty:
         names = checks.some([str(c) for c in empty])
-        raise InputError(f"y has no sample (of positive weight) of class {names} (of {len(counts)}). {fix}")
+        raise InputError(
+            f"y has no sample (of positive weight) of class {names} (of {len(counts)}). {fix} The "
+            f"largest label is {int((counts > 0).nonzero().max())}."
+        )
 
 
 def weigh_labels(labels: Tensor, sample_weights: SampleWeights, absent: str = "") -> Tensor:
@@ -85,7 +92,12 @@ def checked_weights(sample_weights: SampleWeights, n: int, like: Tensor) -> Tens
     """[n], at least 0 and not all 0; a number stands for n of them."""
     if sample_weights is None:
         return None
-    w = torch.as_tensor(sample_weights, dtype=like.dtype, device=like.device).detach()
+    if isinstance(sample_weights, str):
+        raise InputError(
+            f"sample_weights={sample_weights!r}; needed: a number for each sample. 'balanced' is for tg.surrogate.fit, "
+            "which has classes; else give w = n / (classes · samples of its class)."
+        )
+    w = tree.numbers(sample_weights, "sample_weights").to(like.device, like.dtype)
     if w.dim() == 0:
         w = w.expand(n)
     if w.shape != (n,):

@@ -2,8 +2,8 @@
 
 import torch
 
-from .._base import checks
-from .._base.types import Array
+from .._base import checks, tree
+from .._base.types import Numbers
 from ..errors import InputError
 from ..gram.gram import Gram
 from ..linalg.eigen import Spectrum
@@ -15,10 +15,10 @@ from .samples import SampleWeights, checked_weights
 
 def ridge(
     K: Matrix,
-    y: Array,
+    y: Numbers,
     *,
     reg: float,
-    f0: Array | None = None,
+    f0: Numbers | None = None,
     sample_weights: SampleWeights = None,
     solver: Solver | None = None,
     tol: float | None = None,
@@ -46,9 +46,9 @@ def ridge(
 
 def ridgeless(
     K: Decomposable,
-    y: Array,
+    y: Numbers,
     *,
-    f0: Array | None = None,
+    f0: Numbers | None = None,
     sample_weights: SampleWeights = None,
     cutoff: float | None = None,
 ) -> KernelModel:
@@ -79,11 +79,11 @@ def ridgeless(
 
 
 def least_squares(
-    features: Array,
-    y: Array,
+    features: Numbers,
+    y: Numbers,
     *,
     reg: float = 0.0,
-    f0: Array | None = None,
+    f0: Numbers | None = None,
     sample_weights: SampleWeights = None,
     cutoff: float | None = None,
 ) -> KernelModel:
@@ -99,7 +99,7 @@ def least_squares(
     >>> least_squares(phi, torch.randn(20)).predict(phi).shape
     torch.Size([20])
     """
-    phi = torch.as_tensor(features).detach()
+    phi = tree.numbers(features, "features")
     if phi.dim() not in (2, 3) or not phi.is_floating_point() or 0 in phi.shape:
         raise InputError(f"features have shape {tuple(phi.shape)}, {phi.dtype}; needed: real [n, p] or [n, c, p].")
     checks.finite(phi, "features")

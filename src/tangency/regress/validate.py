@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._base.progress import bar
 from .._base.results import Result, text_table
-from .._base.types import Array, Float
+from .._base.types import Array, Float, Numbers
 from ..errors import InputError, NotPositiveDefinite, TangencyWarning
 from ..linalg.eigen import Spectrum, spectrum
 from ..linalg.matrix import Matrix, between, square, targets
@@ -54,7 +54,7 @@ class Risks(Result):
         return text_table(["reg", "train", "gcv", "loo", "degrees", "uncertainty"], rows)
 
 
-def cross_validate(K: Decomposable, y: Array, regs: Regs, *, f0: Array | None = None) -> Risks:
+def cross_validate(K: Decomposable, y: Numbers, regs: Regs, *, f0: Numbers | None = None) -> Risks:
     """Leave-one-out ‖a_i / (K + reg)⁻¹_ii‖² and GCV ‖y − f‖² / (1 − tr H/n)² of `ridge`, for all `regs` at once.
 
     Both from one eigendecomposition, none of the n fits is made. For a full kernel a sample is left out with all its
@@ -190,14 +190,14 @@ class RiskStudy(Result):
 
 def risk_study(
     K: Matrix,
-    y: Array,
+    y: Numbers,
     cross: Matrix,
     y_test: Array,
     *,
     sizes: Sequence[int],
     regs: Regs,
     repeats: int = 1,
-    f0: Array | None = None,
+    f0: Numbers | None = None,
     f0_test: Array | None = None,
     seed: int = 0,
     progress: bool = True,

@@ -82,7 +82,7 @@ class GradientDescent:
 
     def checked(self, n: int) -> Tensor:
         """The targets as [n, 1] in float64; refuses what cannot be trained on."""
-        y = torch.as_tensor(self.y)
+        y = tree.numbers(self.y)
         if y.shape not in ((n,), (n, 1)):
             raise InputError(f"train.y has shape {tuple(y.shape)}; needed: one number per sample, [{n}].")
         for name, value in (("steps", self.steps), ("every", self.every)):
@@ -240,8 +240,7 @@ def convergence(
             f"module_factory is a {type(module_factory).__name__}; needed: a function of the width that returns a "
             "module. Write lambda width: nn.Sequential(…)."
         )
-    tree.check(x)
-    x = tree.cast(x, torch.float64)
+    x = tree.cast(tree.given(x), torch.float64)
     study = _Study(x, w_var, b_var, parametrization, train, None if train is None else train.checked(tree.size(x)))
     before = 0
     with bar(len(sizes) * len(chosen), "convergence", "network", show=progress) as tick:

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .._base import checks
+from .._base import checks, tree
 from .._base.progress import bar
 from .._base.results import Result, text_table
-from .._base.types import Float
+from .._base.types import Array, Float, Numbers
 from ..errors import InputError
 from ..infinite.activations.dual import Dual
 from .phases import Activation, Phase, boundary, find_dual, phase
@@ -86,14 +87,14 @@ class Trainability(Result):
 
 
 def condition(
-    x: Tensor,  # [n, i]
+    x: Array,  # [n, i]
     depths: Sequence[int],
     *,
     w_var: float,
     b_var: float = 0.0,
     activation: Activation,
-    x_test: Tensor | None = None,  # [m, i]
-    y: Tensor | None = None,
+    x_test: Array | None = None,  # [m, i]
+    y: Numbers | None = None,
     progress: bool = True,
 ) -> Condition:
     """κ(Θ^(l)) = λ_max/λ_min, how hard it is to train, and ‖P(Θ^(l)) y‖, P = Θ_test,train Θ_train,train⁻¹, by depth l.
@@ -116,14 +117,14 @@ def condition(
 
 
 def trainability(
-    x: Tensor,  # [n, i]
+    x: Array,  # [n, i]
     depths: Sequence[int],
     w_vars: Sequence[float],
     *,
     b_var: float = 0.0,
     activation: Activation,
-    x_test: Tensor | None = None,  # [m, i]
-    y: Tensor | None = None,
+    x_test: Array | None = None,  # [m, i]
+    y: Numbers | None = None,
     progress: bool = True,
 ) -> Trainability:
     """κ(Θ^(l)) and ‖P(Θ^(l)) y‖ over a grid of depths l and weight variances σ_w²: order and chaos in one picture.
@@ -255,8 +256,10 @@ class _Samples:
     y: Tensor | None
 
     @classmethod
-    def checked(cls, x: object, x_test: object, y: object) -> "_Samples":
+    def checked(cls, x: object, x_test: object, y: Numbers | None) -> "_Samples":
         """Refuse what Θ cannot be computed or judged for."""
+        x = tree.from_array(x, "x") if isinstance(x, np.ndarray) else x
+        x_test = tree.from_array(x_test, "x_test") if isinstance(x_test, np.ndarray) else x_test
         if not isinstance(x, Tensor) or x.dim() != 2 or len(x) < 2:
             raise InputError(f"x is {_shape(x)}; needed: a tensor [n, i] of two samples or more. Flatten images.")
         checks.finite(x, "x")
@@ -266,7 +269,7 @@ class _Samples:
                 raise InputError(f"x_test is {_shape(x_test)}; needed: a tensor [m, {x.shape[1]}], as x has.")
             checks.finite(x_test, "x_test")
             test = x_test.to(x.device, torch.float64)
-        return cls(x.double(), test, None if y is None else _centred_labels(torch.as_tensor(y), x))
+        return cls(x.double(), test, None if y is None else _centred_labels(tree.numbers(y), x))
 
 
 def _centred_labels(y: Tensor, x: Tensor) -> Tensor:

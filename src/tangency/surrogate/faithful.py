@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from .._base import checks
+from .._base import checks, tree
 from .._base.results import Result
-from .._base.types import Array, Float
+from .._base.types import Array, Float, Numbers
 from ..engine.outputs import NEARLY, Kind, check_kind, sums_to_one
 from ..errors import InputError, TangencyWarning
 
@@ -285,7 +285,7 @@ def log_odds(outputs: Tensor, y: Tensor, *, outputs_are: Kind = "probabilities")
 def faithfulness(
     network: Array,
     surrogate: Array,
-    y: Array,
+    y: Numbers,
     *,
     outputs_are: Kind = "probabilities",
     ties: float | None = None,
@@ -307,7 +307,7 @@ def faithfulness(
     1.0
     """
     (p, u), (q, v) = _read(network, "network", outputs_are), _read(surrogate, "surrogate", outputs_are)
-    y = torch.as_tensor(y)
+    y = tree.numbers(y)
     if p.shape != q.shape or y.shape != p.shape[:1] or y.is_floating_point():
         raise InputError(
             f"network has shape {tuple(p.shape)}, surrogate {tuple(q.shape)}, y {tuple(y.shape)} {y.dtype}; needed: "
@@ -364,7 +364,7 @@ def _read(outputs: Array, name: str, kind: Kind) -> tuple[Tensor, Tensor]:
     """Probabilities and logits [m, c] in float64, checked."""
     if kind != "logits":
         check_kind(kind)
-    v = torch.as_tensor(outputs).detach()
+    v = tree.numbers(outputs, "outputs")
     if v.dim() != 2 or v.shape[1] < 2 or len(v) < 2:
         raise InputError(
             f"{name} has shape {tuple(v.shape)}; needed: {kind} [m, c] of two samples and two classes or more (of a "

@@ -11,7 +11,7 @@ from .._base import checks
 from .._base.memory import WIDENED_ON_CPU, batch_budget
 from .._base.progress import bar
 from .._base.results import Result
-from .._base.types import Array, Float
+from .._base.types import Float, Numbers
 from ..errors import DidNotConverge, InputError
 from ..gram.gram import DenseGram, Gram
 from ..linalg.eigen import Spectrum, spectrum, top
@@ -80,7 +80,7 @@ class Surrogate(Result):
 
 def fit(
     K: Matrix,
-    y: Array,
+    y: Numbers,
     *,
     reg: float | None = None,
     penalty: Penalty = "weights",
@@ -231,7 +231,9 @@ def _surrogate(answer: Answer, reg: float, solver: SolverName) -> Surrogate:
     return surrogate
 
 
-def _by_norm(gram: Gram, y: Array, reg: float, w: Tensor, classes: int | None, tol: float, max_steps: int) -> Surrogate:
+def _by_norm(
+    gram: Gram, y: Numbers, reg: float, w: Tensor, classes: int | None, tol: float, max_steps: int
+) -> Surrogate:
     """Kernel logistic regression, whose penalty is the kernel's norm, in the form of a surrogate."""
 
     def surrogate(model: LogisticModel) -> Surrogate:

@@ -43,7 +43,7 @@ _MADE_BY = {
 
 def check_module(module: nn.Module, name: str) -> None:
     """Refuse a module whose call is more than its forward(), or whose weights are made elsewhere."""
-    where = f"{name or 'the module'} ({_kind(module)})"
+    where = f"{'layer ' + name if name else 'the module'} ({_kind(module)})"
     # Shapes and fan-ins are not known before the first call of a lazy layer.
     if any(isinstance(p, nn.UninitializedParameter) for p in module._parameters.values()):
         raise InputError(f"{where}: is lazy and has no weights yet. Call the model once first.")
@@ -78,7 +78,7 @@ def check_leaf(module: nn.Module, name: str) -> None:
     """Refuse a layer of torch's, or one inside it, that is not read as what it is."""
     for label, m in module.named_modules(prefix=name):
         check_module(m, label)
-        where = f"{label or 'the module'} ({_kind(m)})"
+        where = f"{'layer ' + label if label else 'the module'} ({_kind(m)})"
         # An instance's own forward hides that of its class, by which it would be read.
         if "forward" in vars(m):
             raise UnsupportedModule(

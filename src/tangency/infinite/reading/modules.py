@@ -102,7 +102,7 @@ def read_module(module: nn.Module, call: Call) -> object:
 def read_part(part: nn.Module, value: Value, call: Call, name: str) -> Value:
     """The value after a module within the one that is called; messages name it."""
     build = call.build
-    build.name, build.where = name, f"{name} ({type(part).__name__})"
+    build.name, build.where = name, f"layer {name} ({type(part).__name__})"
     after = read_module(part, replace(call, args=(value,), kwargs=Keywords(), name=name))
     assert isinstance(after, (Tensor, *RANDOM))
     return after

@@ -97,7 +97,7 @@ def _block(m: nn.TransformerEncoderLayer, call: Call, padding: Tensor | None, ca
     def attend(x: Value) -> Value:
         """The block's first branch."""
         label = dotted(call.name, "self_attn")
-        build.name, build.where = label, f"{label} (MultiheadAttention)"
+        build.name, build.where = label, f"layer {label} (MultiheadAttention)"
         mixed = _attention(m.self_attn, replace(call, args=(x,), name=label), padding, causal)
         return inner("dropout1", mixed)
 

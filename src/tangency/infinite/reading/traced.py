@@ -205,7 +205,7 @@ class Reading:
         """The value after one of torch's modules."""
         build, module = self.build, self.modules[str(node.target)]
         name = self._name(node)
-        build.name, build.where = name, f"{name or 'the module'} ({type(module).__name__})"
+        build.name, build.where = name, f"{'layer ' + name if name else 'the module'} ({type(module).__name__})"
         weighted = _weighted(module)
         if random or parametric or weighted:
             self._check_shown(node)
