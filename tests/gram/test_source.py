@@ -300,8 +300,8 @@ class Unshaped:
 
 X = torch.zeros(4, 5)
 REFUSED: dict[str, tuple[Any, str]] = {
-    "labels": (Listed([(X[0], 3)]), r"of x1 are \(Tensor, int\).*tg\.from_dataset\(x1, 0\).*loss as head, \(0, 1\)"),
-    "labels in tensors": (TensorDataset(X, torch.arange(4)), r"\(Tensor, Tensor\).*tg\.from_dataset\(x1, 0\)"),
+    "labels": (Listed([(X[0], 3)]), r"of x1 are \(Tensor, int\).*tg\.from_dataset\(x1, pick=0\).*loss as head, \(0, 1\)"),
+    "labels in tensors": (TensorDataset(X, torch.arange(4)), r"\(Tensor, Tensor\).*tg\.from_dataset\(x1, pick=0\)"),
     "empty set": (Listed([]), "the data set is empty; a kernel needs at least one sample"),
     "strings": (["a cat", "a dog"], "x1 is a list of str; needed: a tensor, array, tuple, dict or data set"),
     "tuple of strings": (("a cat", "a dog"), "x1 holds no tensor"),
@@ -339,7 +339,7 @@ def test_refused_on_the_other_side(tmp_path: Path) -> None:
         ((u, v[:, 0]), r"x1 and x2 differ: x\[1\] is \(2, 2\) torch.float64 on cpu in x1, \(2,\)"),
         ((u, v[:3]), r"disagree on the number of samples: {'x2\[0\]': 9, 'x2\[1\]': 3}"),
         (["a"], "x2 is a list of str"),
-        (TensorDataset(u, torch.arange(N)), r"items of x2 are.*tg.from_dataset\(x2, 0\)"),
+        (TensorDataset(u, torch.arange(N)), r"items of x2 are.*tg.from_dataset\(x2, pick=0\)"),
     ]:
         with pytest.raises(tg.InputError, match=message):
             tg.compute(kernel, (u, v), other, progress=False)

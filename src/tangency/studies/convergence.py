@@ -21,16 +21,7 @@ from ..dynamics.bounds import Bound, lazy_bounds
 from ..dynamics.gradient_flow import max_learning_rate
 from ..dynamics.training import train as descend
 from ..errors import InputError
-from ..infinite.finite import (
-    Scaled,
-    check_variances,
-    draw,
-    empirical_ntk,
-    materialized,
-    network_outputs,
-    readout_nngp,
-    scales,
-)
+from ..infinite.finite import Scaled, check_variances, draw, materialized, network_outputs, readout_nngp, scales
 from ..infinite.layers.twin import Twin
 from ..infinite.layers.weights import Number, Parametrization
 from ..infinite.make import infinite_ntk
@@ -247,9 +238,9 @@ def convergence(
         for width in sizes:
             module = materialized(module_factory, width, x)
             before = _grown(module, width, before)
-            study.take(module)
+            kernel = study.take(module)
             for seed in chosen:
-                study.measure(module, width, seed)
+                study.measure(module, kernel, width, seed)
                 tick(note=f"width {width}")
     return study.result(sizes, chosen)
 
@@ -298,11 +289,14 @@ class _Study:
     smallest: float = 0.0
     rows: list[dict[str, float]] = field(default_factory=list)
 
-    def take(self, module: nn.Module) -> None:
-        """The limit of this network; in the standard parametrisation the width enters it."""
-        # The NTK parametrisation has one limit for all widths.
-        if self.rows and self.parametrization == "ntk":
-            return
+    def take(self, module: nn.Module) -> Scaled:
+        """The limit and the kernel of this network, which follows its weights as they are drawn anew."""
+        # The NTK parametrisation has one limit for all widths; in the standard one the width enters it.
+        if not self.rows or self.parametrization != "ntk":
+            self._limit(module)
+        return Scaled.of(module, self.x, scales(module, self.w_var, self.b_var, self.parametrization))
+
+    def _limit(self, module: nn.Module) -> None:
         kernel = infinite_ntk(module, w_var=self.w_var, b_var=self.b_var, parametrization=self.parametrization)
         self.nngp, self.limit = kernel.both(self.x)
         if self.limit.dim() != 2:
@@ -320,13 +314,13 @@ class _Study:
             if self.lr >= most:
                 raise InputError(f"train.lr={self.lr:g}; needed: below 2/λ_max(Θ) = {most:g}, or training diverges.")
 
-    def measure(self, module: nn.Module, width: int, seed: int) -> None:
+    def measure(self, module: nn.Module, kernel: Scaled, width: int, seed: int) -> None:
         """One network: drawn, its kernels at the start, then trained if that was asked."""
         # A large odd factor, so that (seed, width) pairs do not share draws.
         draw(module, w_var=self.w_var, b_var=self.b_var, seed=seed * 1_000_003 + width)
-        w_var, b_var = self.w_var, self.b_var
-        ntk = empirical_ntk(module, self.x, w_var=w_var, b_var=b_var, parametrization=self.parametrization)
-        nngp = readout_nngp(module, self.x, w_var=w_var, b_var=b_var)
+        now = kernel.prepare(self.x)
+        ntk = kernel.between(now, now)
+        nngp = readout_nngp(module, self.x, w_var=self.w_var, b_var=self.b_var)
         row = {"ntk": _distance(ntk, self.limit), "nngp": _distance(nngp, self.nngp)}
         if self.train is not None and self.y is not None:
             run = _Run(Twin(copy.deepcopy(module)) if self.train.twin else module, self, width)
