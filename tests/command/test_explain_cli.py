@@ -191,7 +191,8 @@ def test_each_experiment_runs_in_its_quick_form_and_is_not_repeated(
     if few:
         for module in (surrogate_table1, surrogate_table2, surrogate_table3):
             monkeypatch.setattr(module, "images", few_images)
-        monkeypatch.setattr(uci, "QUICK_PLAN", replace(uci.QUICK_PLAN, depths=(1,), trees=5, width=8, steps=20))
+        small = replace(uci.QUICK_PLAN, depths=(1,), costs=(1.0,), gammas=(0.1,), trees=5, layers=(1,), steps=20)
+        monkeypatch.setattr(uci, "QUICK_PLAN", small)
     argv = ["reproduce", name, "--quick", "--seeds", "2", "--out", str(tmp_path), "--json"]
     assert main(argv) == 0
     first = json.loads(capsys.readouterr().out)

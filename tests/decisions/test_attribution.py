@@ -87,8 +87,9 @@ def said(model: Any, cross: Any) -> Tensor:
     return out if out.dim() == 2 else out[:, None]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("name", "classes"), [("mlp", 2), ("cnn", 4)])
+@pytest.mark.parametrize(
+    ("name", "classes", "kernel"), [*(("mlp", 2, k) for k in KERNELS), ("cnn", 4, "trNTK"), ("cnn", 4, "CK")]
+)
 def test_attributions_sum_to_the_logits(name: str, kernel: str, classes: int) -> None:
     model, x, z = network(name, classes)
     K, cross = grams(kernel, model, x, z)

@@ -452,9 +452,10 @@ def agree(got: Decisions, want: Decisions, tolerance: float = 1e-8) -> None:
 @pytest.mark.parametrize("form", TWO)
 def test_one_network_written_in_several_ways_has_one_explanation(form: str, of_two: Decisions) -> None:
     kind, end = TWO[form]
-    got = explain(Ends(trained(2), end).eval(), *data(2))
+    got = explain(Ends(trained(2), end).eval(), *data(2), kernels=["trNTK", "CK"])
     assert got.outputs_are == kind
-    agree(got, of_two)
+    views = tuple(v for v in of_two.explanations if v.name in ("trNTK", "CK"))
+    agree(got, dataclasses.replace(of_two, explanations=views))
 
 
 def test_that_explanation_is_the_one_made_by_hand(of_two: Decisions) -> None:
@@ -913,9 +914,10 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_model_may_return_something_with_logits(found: Decisions, form: Any) -> None:
-    got = explain(Returning(trained(), form).eval(), *data(), kernels=["trNTK", "trNTK0", "pNTK"])
+    got = explain(Returning(trained(), form).eval(), *data(), kernels=["trNTK", "pNTK"])
     near(got.logits, found.logits, 1e-14)
-    for view, want in zip(got.explanations, found.explanations[:3], strict=True):
+    for view, want in zip(got.explanations, found.explanations[:3:2], strict=True):
+        assert view.name == want.name
         near(view.logits, want.logits, 1e-6)
 
 
