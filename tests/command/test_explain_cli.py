@@ -187,13 +187,15 @@ def few_images(factor: int, channels: int = 3, **_: int) -> TrainTest:
 def test_each_experiment_runs_in_its_quick_form_and_is_not_repeated(
     name: str, few: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With few samples and options; under `make test-all` also with those that the command has."""
+    """With few samples, kernels and options; under `make test-all` also with those that the command has."""
     if few:
         for module in (surrogate_table1, surrogate_table2, surrogate_table3):
             monkeypatch.setattr(module, "images", few_images)
         small = replace(uci.QUICK_PLAN, depths=(1,), costs=(1.0,), gammas=(0.1,), trees=5, layers=(1,), steps=20)
         monkeypatch.setattr(uci, "QUICK_PLAN", small)
     argv = ["reproduce", name, "--quick", "--seeds", "2", "--out", str(tmp_path), "--json"]
+    if few and name in ("surrogate-table2", "surrogate-table3"):
+        argv += ["--kernels", "trNTK,CK"]
     assert main(argv) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["rows"]

@@ -300,7 +300,7 @@ class Unshaped:
 
 X = torch.zeros(4, 5)
 REFUSED: dict[str, tuple[Any, str]] = {
-    "labels": (Listed([(X[0], 3)]), r"of x1 are \(Tensor, int\).*tg\.from_dataset\(x1, pick=0\).*loss as head, \(0, 1\)"),
+    "labels": (Listed([(X[0], 3)]), r"of x1 are \(Tensor, int\).*from_dataset\(x1, pick=0\).*loss as head, \(0, 1\)"),
     "labels in tensors": (TensorDataset(X, torch.arange(4)), r"\(Tensor, Tensor\).*tg\.from_dataset\(x1, pick=0\)"),
     "empty set": (Listed([]), "the data set is empty; a kernel needs at least one sample"),
     "strings": (["a cat", "a dog"], "x1 is a list of str; needed: a tensor, array, tuple, dict or data set"),

@@ -137,7 +137,7 @@ def test_a_number_that_is_too_large_is_refused() -> None:
         (lambda: k(given), "x"),
         (lambda: k(X, given.numpy()), "x2"),
         (lambda: tg.compute(k, given), "x1"),
-        (lambda: tg.linearize(MODEL)(given), r"x\[0\]"),
+        (lambda: tg.linearize(MODEL)(given), "x"),
         (lambda: k((given, Y)), r"x\[0\]"),
     ):
         with pytest.raises(tg.InputError, match=name + message):

@@ -150,7 +150,7 @@ def workers() -> Iterator[tg.Workers]:
 
 
 def test_workers_do_not_matter(workers: tg.Workers) -> None:
-    for net, kind in ((perceptron, "sparse"), (convolutions, "random-mask"), (transformer, "rademacher")):
+    for net, kind in ((perceptron, "rademacher"), (convolutions, "random-mask")):
         kernel, x, phi = made(net, kind)
         assert torch.equal(kernel.features(x, tile=7 if net is perceptron else 16, executor=workers), phi)
 
@@ -492,8 +492,8 @@ def test_sixteen_bit_factors() -> None:
     """The float16 mode: blocks carry scales of their own."""
     model, x = mlp([20, 40, 30, 10]), torch.randn(9, 20)
     wide, half = tg.trace_ntk(model), tg.trace_ntk(model, dtype="float16")
-    for k, kind in enumerate(KINDS * 2):
-        want, got = (tg.projected(base, 50, kind, joint=k < 6).features(x) for base in (wide, half))
+    for k, kind in enumerate(KINDS):
+        want, got = (tg.projected(base, 50, kind, joint=k % 2 == 0).features(x) for base in (wide, half))
         assert got.dtype == torch.float32
         assert float((got - want).norm() / want.norm()) < 1e-3, kind
 

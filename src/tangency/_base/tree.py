@@ -2,15 +2,17 @@
 
 The rule for what users give, wherever samples, targets or labels are taken: NumPy arrays are as good as tensors, in
 tuples and dicts too (`tensors`, `numbers`); floating-point numbers of any width are brought to the type that is
-computed in (`cast`), integers and booleans stay as they are.
+computed in (`cast`; `narrowed` where a model might need the digits), integers and booleans stay as they are.
 """
 
+import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import InputError
@@ -156,7 +158,44 @@ def cast(x: Inputs, dtype: torch.dtype | None, name: str = "x") -> Inputs:
 def suited(x: Inputs, model: nn.Module, name: str = "x") -> Inputs:
     """What a user gave as samples, as this model takes it: in the type of its parameters, if that is one."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return cast(given(x, name), dtypes.pop() if len(dtypes) == 1 else None, name)
+    x = given(x, name)
+    return (
+        narrowed(x, dtypes.pop(), lambda part: copy_outputs(model, *arguments(part)), name) if len(dtypes) == 1 else x
+    )
+
+
+def narrowed(x: Inputs, dtype: torch.dtype, run: Callable[[Inputs], Tensor], name: str = "x") -> Inputs:
+    """As `cast`, but refused where the digits that are lost matter: to a model that takes the wider type itself.
+
+    `run`: the model's outputs. Most models refuse the wider type at their first layer, and are then meant to be given
+    their own; one that begins with (x - start).float() takes it, and would see other numbers.
+    """
+    made = cast(x, dtype, name)
+    bits = torch.finfo(dtype).bits
+    wider = next((v.dtype for _, v in leaves(x) if v.is_floating_point() and torch.finfo(v.dtype).bits > bits), None)
+    if wider is None:
+        return made
+    try:
+        run(take(x, slice(0, 1)))
+    except Exception:  # of any kind: what the model says of x itself comes when it runs
+        return made
+    for wide, narrow in zip(split(x, 64), split(made, 64), strict=True):
+        before, after = run(wide).double(), run(narrow).double()
+        scale = float(before.abs().nan_to_num(0, 0, 0).max())
+        if not torch.allclose(before, after, rtol=0, atol=1e-3 * scale, equal_nan=True):
+            raise InputError(
+                f"{name} is {wider}, which forward() takes as it is, and for {name} in {dtype}, the type of the "
+                "parameters, it gives other outputs: the digits that would be lost matter. Do what forward() does to "
+                f"them beforehand, or give {name}.to({dtype}) if the rounded numbers are meant."
+            )
+    return made
+
+
+def copy_outputs(model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor:
+    """All numbers that a model puts out, from a copy: the model stays as it is."""
+    with torch.no_grad():
+        returned = copy.deepcopy(model).eval()(*args, **kwargs)
+    return torch.cat([v.flatten() for v in tree_leaves(returned) if isinstance(v, Tensor)])
 
 
 def cast_tensor(v: Tensor, dtype: torch.dtype, name: str) -> Tensor:

@@ -311,8 +311,7 @@ def _placed(model: nn.Module, x: Inputs) -> Inputs:
     device = parameters[0].device if parameters else torch.device("cpu")
     dtypes = list(dict.fromkeys(p.dtype for p in parameters))
     placed = tree.to(tree.transform(Tensor.detach, x), device)
-    if len(dtypes) == 1:
-        placed = tree.cast(placed, dtypes[0])
+    placed = tree.suited(placed, model)
     if dtypes:
         tree.check_place(placed, device, dtypes)
     return placed

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from math import factorial
-from typing import TypeVar, cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from ..errors import InputError, ModelError, PerformanceWarning
 from .forward_mode import Tangents, composed, tensors_in
 
 Point = dict[str, Tensor]  # name → parameter
-Arguments = TypeVar("Arguments", tuple[object, ...], dict[str, object])
+Call: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 ORDERS = (1, 2, 3)
 
 
@@ -73,6 +73,7 @@ class Linearized(nn.Module):
         # cuDNN's recurrent layers have no forward mode, and are switched off where there are some.
         self._recurrent = any(isinstance(m, nn.RNNBase) for m in self.model.modules())
         self._backwards = False  # forward mode was tried and failed
+        self._narrowed = False  # wider inputs were compared with rounded ones
         self._checked = order == 1  # first derivatives are torch's own, and right
         self.train(network.model.training)
 
@@ -106,7 +107,7 @@ class Linearized(nn.Module):
     def forward(self, *args: object, **kwargs: object) -> Tensor:
         """The polynomial's value for the model's own arguments, in the shape of its output."""
         graph = torch.is_grad_enabled()
-        args, kwargs = self._suited(args), self._suited(kwargs)
+        args, kwargs = self._suited(args, kwargs)
         anchor, parameters = self.anchor, dict(self.model.named_parameters())
         step = {k: (parameters[k] if graph else parameters[k].detach()) - v for k, v in anchor.items()}
         untrained = {k: p.detach() for k, p in parameters.items() if k not in anchor}
@@ -137,10 +138,22 @@ class Linearized(nn.Module):
             out = self._value(f, anchor, step, _inputs(args, kwargs))
         return out if graph else out.detach()
 
-    def _suited(self, given: Arguments) -> Arguments:
+    def _suited(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Call:
         """Arguments as the model takes them: tensors for arrays, in the type of the parameters, if that is one."""
+        single = len(args) == 1 and not kwargs  # so that errors call it x
+        given = tree.tensors(cast(Inputs, args[0] if single else (args, kwargs)))
         kinds = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
-        return cast(Arguments, tree.cast(tree.tensors(given), kinds.pop() if len(kinds) == 1 else None))
+
+        def call(x: Inputs) -> Call:
+            """As the model is called."""
+            return ((x,), {}) if single else cast(Call, x)
+
+        if len(kinds) == 1 and self._narrowed:  # looked at once: training calls this at every step
+            given = tree.cast(given, kinds.pop())
+        elif len(kinds) == 1:
+            given = tree.narrowed(given, kinds.pop(), lambda part: tree.copy_outputs(self.model, *call(part)))
+            self._narrowed = True
+        return call(given)
 
     def _value(self, f: Callable[[Point], Tensor], anchor: Point, step: Point, given: Inputs) -> Tensor:
         """The polynomial in forward mode or, for operations that torch cannot differentiate so, by two backwards."""

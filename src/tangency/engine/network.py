@@ -128,8 +128,10 @@ class Network:
                     "16-bit factors with 32-bit sums."
                 )
         # Of several types each may be meant: a model that mixes them gets its inputs as they are.
-        if len(dtypes) == 1:
-            x = tree.cast(x, next(iter(dtypes)), name)
+        if dtype is not None:
+            x = tree.cast(x, dtype, name)
+        elif len(dtypes) == 1:
+            x = tree.narrowed(x, next(iter(dtypes)), lambda part: self.observed(self.state(), part).out, name)
         tree.check_place(x, next(self.model.parameters()).device, dtypes)
         return x
 
