@@ -299,7 +299,7 @@ def test_samples_that_are_not_finite_are_named(value: float, dtype: torch.dtype)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"classes": ("a", "b")}, r"^set: y\[2\] is 2; needed: labels from 0 to 1, as there are 2 names of classes"),
+        ({"classes": ("a", "b")}, r"^set: y\[2\] is 2; needed: labels from 0 to 1, as there are 2 classes. Leave"),
         ({"classes": ()}, "there are no classes"),
         ({"classes": "abc"}, "classes='abc'; needed: a tuple of names"),
         ({"classes": (0.0, 1, 2)}, r"classes=\[0.0, .1., .2.\]; needed: a tuple of names"),

@@ -267,3 +267,52 @@ def test_images_and_texts_are_names_for_show() -> None:
 def test_samplers_that_take_every_sample() -> None:
     data = labelled(DataLoader(Listed(PAIRS), batch_sampler=BatchSampler(SequentialSampler(PAIRS), 3, drop_last=True)))
     assert len(data) == N
+
+
+def dropping(items: list[Any]) -> tuple[Tensor, Tensor]:
+    """As people leave out broken items."""
+    kept = [item for item in items if item is not None and float(item[0][0]) != 6.0]
+    return torch.stack([x for x, _ in kept]), torch.tensor([y for _, y in kept])
+
+
+def sorting(items: list[Any]) -> tuple[Tensor, Tensor]:
+    """As people sort by length, for packed sequences."""
+    ordered = sorted(items, key=lambda item: -float(item[0][0]))
+    return torch.stack([x for x, _ in ordered]), torch.tensor([y for _, y in ordered])
+
+
+def padding(items: list[Any]) -> tuple[Tensor, Tensor]:
+    """As long as the longest."""
+    longest = max(len(x) for x, _ in items)
+    rows = [torch.nn.functional.pad(x, (0, longest - len(x))) for x, _ in items]
+    return torch.stack(rows), torch.tensor([y for _, y in items])
+
+
+def test_places_are_those_of_the_data_set() -> None:
+    """A sample is named by its place: who leaves samples out or moves them in collate_fn is told."""
+    with pytest.raises(InputError, match=r"collate_fn makes 9 samples of 10.*Subset\(dataset, indices\)"):
+        labelled(DataLoader(Listed(PAIRS), collate_fn=dropping))
+    with pytest.raises(InputError, match=r"collate_fn changes the order .*item 0 is not the batch's sample 0"):
+        labelled(DataLoader(Listed(PAIRS), collate_fn=sorting))
+    ragged: list[object] = [(torch.ones(1 + k % 3), k % 2) for k in range(N)]
+    made = labelled(DataLoader(Listed(ragged), collate_fn=padding))
+    assert isinstance(made.x, Tensor)
+    assert made.x.sum(1).tolist() == [1 + k % 3 for k in range(N)]
+
+
+class Unsized(Stream):
+    """As torch's own ChainDataset: a length in name alone."""
+
+    def __len__(self) -> int:
+        raise TypeError("object of type 'It' has no len()")
+
+
+def test_odd_items() -> None:
+    assert len(labelled(Unsized(PAIRS))) == N
+    with pytest.raises(InputError, match=r"a list of 3 numbers, of which torch makes 3 inputs.*torch.tensor\(x\)"):
+        labelled(Listed([([1.0, 2.0, 3.0], 0)]))
+    masked = np.ma.masked_equal(X.numpy(), 4.0)
+    with pytest.raises(InputError, match=r"x is a masked array, whose mask would be lost"):
+        labelled((masked, Y))
+    with pytest.raises(InputError, match=r"y is a masked array, whose mask would be lost"):
+        labelled((X, np.ma.masked_equal(Y.numpy(), 1)))

@@ -34,6 +34,8 @@ def tensors(x: Any) -> Any:
 
 
 def _tensor(array: np.ndarray, name: str) -> Tensor:
+    if isinstance(array, np.ma.MaskedArray):
+        raise InputError(f"{name} is a masked array, whose mask would be lost. Give numbers: {name}.filled(…).")
     try:  # in the machine's byte order, and writable: a tensor would write through to a mapped file
         return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     except TypeError:
@@ -48,7 +50,7 @@ def labels(y: object) -> Tensor:
                 f"y is a {type(y).__name__}; needed: the class of each sample, in a tensor, array or list."
             )
         try:
-            array = np.asarray(y, np.int64 if isinstance(y, (list, tuple)) and not len(y) else None)
+            array = np.asanyarray(y, np.int64 if isinstance(y, (list, tuple)) and not len(y) else None)
         except ValueError:
             raise InputError("y is a list of lists of several lengths; needed: one integer for each sample.") from None
         if array.dtype.kind in "USO":
@@ -72,9 +74,14 @@ def check_range(y: Tensor, c: int | None) -> None:
     wrong = (y < 0) | (y >= (max(UNNAMED, len(y)) if c is None else c))
     if bool(wrong.any()):
         k = int(wrong.nonzero()[0, 0])
-        need = f"labels from 0 to {c - 1}, as there are {c} names of classes" if c else "classes numbered from 0"
+        if c is not None:  # numbering these alone would give their numbers another meaning
+            raise InputError(
+                f"y[{k}] is {int(y[k])}; needed: labels from 0 to {c - 1}, as there are {c} classes. Leave such "
+                "samples out, or number the labels of all sets together."
+            )
         raise InputError(
-            f"y[{k}] is {int(y[k])}; needed: {need}. Number them: y = torch.unique(y, return_inverse=True)[1]."
+            f"y[{k}] is {int(y[k])}; needed: classes numbered from 0. Number them: "
+            "y = torch.unique(y, return_inverse=True)[1]."
         )
 
 

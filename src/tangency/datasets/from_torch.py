@@ -1,11 +1,12 @@
 """Samples and their classes out of torch's `Dataset` or `DataLoader`: read once, in the data set's own order."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import count
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -18,10 +19,11 @@ from torch.utils.data import (
     default_collate,
 )
 
-from .._base import machine
+from .._base import machine, tree
 from .._base.progress import bar
 from ..errors import InputError, MemoryBudgetError
 
+Collate: TypeAlias = Callable[[list[Any]], Any]  # a DataLoader's collate_fn, of a list of items
 # Seconds of reading before a bar is shown.
 _PATIENCE = 2.0
 
@@ -72,6 +74,8 @@ def read(data: "Dataset[object] | DataLoader[object]", name: str, progress: bool
         ) from e
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise InputError(f"{name}: collate_fn makes {_form(batch)}; needed: (x, y), the inputs and the class of each.")
+    if not usual:
+        _check_places(items, batch, collate, name)
     x, y = batch
     return Read(tuple(x) if isinstance(x, list) else x, y, class_names(data))
 
@@ -102,7 +106,9 @@ def _check_loader(loader: "DataLoader[object]", name: str) -> None:
 
 def _items(dataset: "Dataset[object]", name: str, usual: bool, progress: bool) -> Iterator[object]:
     """The items in their order, checked where torch's own collate will join them."""
-    total = len(dataset) if hasattr(dataset, "__len__") else None
+    total = None
+    with contextlib.suppress(TypeError, NotImplementedError):  # a length may be there in name alone
+        total = len(dataset) if hasattr(dataset, "__len__") else None
     stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
     if not isinstance(dataset, Iterable) if stream else total is None:
         raise InputError(
@@ -131,6 +137,30 @@ def _items(dataset: "Dataset[object]", name: str, usual: bool, progress: bool) -
             step()
 
 
+def _check_places(items: list[object], batch: Sequence[object], collate: Collate, name: str) -> None:
+    """Refuse a collate_fn that leaves samples out or changes their order: they are named by their places."""
+    made = [len(v) for _, v in tree.leaves(tuple(batch))] or [len(v) for v in batch if isinstance(v, Sized)]
+    if set(made) != {len(items)}:
+        raise InputError(
+            f"{name}: collate_fn makes {made[0] if made else 'no'} samples of {len(items)}; needed: one of each item, "
+            "since a sample is named by its place in the data set. Leave the others out beforehand: "
+            "torch.utils.data.Subset(dataset, indices)."
+        )
+    for k, item in enumerate(items):
+        try:
+            alone = [v for _, v in tree.leaves(tuple(collate([item])))]
+        except Exception:  # it may want several; then there is nothing to compare with
+            return
+        together = [v[k] for _, v in tree.leaves(tuple(batch))]
+        pairs = [(a[0], b) for a, b in zip(alone, together, strict=False) if a.shape[1:] == b.shape]
+        if not all(torch.equal(a, b) for a, b in pairs):
+            raise InputError(
+                f"{name}: collate_fn changes the order of the samples (item {k} is not the batch's sample {k}); "
+                "needed: the order of the data set, since a sample is named by its place in it. Give a loader whose "
+                "collate_fn keeps it."
+            )
+
+
 def _check_room(size: int, room: int, what: str, name: str) -> None:
     need = 2 * size  # as items, and in the batch that is made of them
     if need > room:
@@ -148,6 +178,11 @@ def _check_item(item: object, name: str) -> None:
         raise InputError(
             f"an item of {name} is {_form(item)}; needed: (x, y), the input and its class.{more} A DataLoader's "
             "collate_fn may make (x, y) of a list of other items."
+        )
+    if isinstance(item[0], (tuple, list)) and item[0] and all(isinstance(v, (int, float)) for v in item[0]):
+        raise InputError(
+            f"x in an item of {name} is a list of {len(item[0])} numbers, of which torch makes {len(item[0])} inputs; "
+            "needed: a tensor or array. Give torch.tensor(x) in the data set."
         )
     with contextlib.suppress(StopIteration):
         wrong = next(_wrong(item[0]))
