@@ -20,7 +20,7 @@ from .engine.network import Network
 from .errors import InputError, NonFiniteError
 from .gram.compute import compute
 from .kernels.empirical import Empirical
-from .kernels.kernel import Kernel
+from .kernels.kernel import Combined, Kernel
 
 __all__ = ["ModelState", "by_autograd", "check_kernel"]
 
@@ -33,7 +33,8 @@ def check_kernel(kernel: Kernel, x: Inputs, *, tolerance: float | None = None) -
     whole, determinism, pickling, a JSON spec, that what is ready stays ready and inputs are left alone, the footprint,
     the device, the outputs, that tiles which are not finite are refused, and batches that are empty or do not go
     together. Of a tangent kernel also: that its numbers are those of plain autograd, each sample in a batch of two, and
-    that nothing of the model is changed. `tolerance` is relative to the largest entry (default by dtype).
+    that nothing of the model is changed. `tolerance` is relative to the largest entry (default by the type that is
+    computed in, of a combination the coarsest one of its parts).
     """
     if not isinstance(kernel, Kernel):
         raise InputError(
@@ -49,7 +50,7 @@ def check_kernel(kernel: Kernel, x: Inputs, *, tolerance: float | None = None) -
     k = kernel(x)
     if network is not None and before is not None:
         before.check(network.model)
-    agree = _Agreement.with_tile(k, tolerance)
+    agree = _Agreement.of(k, _coarsest(kernel, x), tolerance)
     _shape(k, n)
     _symmetric_psd(k, agree)
     _says_of_itself(kernel, x, n)
@@ -74,11 +75,12 @@ class _Agreement:
 
     bound: float
     scale: float
+    dtype: torch.dtype
 
     @staticmethod
-    def with_tile(k: Tensor, tolerance: float | None) -> "_Agreement":
-        """The default bounds are some thousand roundings of the tile's type (heuristic)."""
-        return _Agreement(tolerance or (1e-10 if k.dtype == torch.float64 else 2e-5), float(k.abs().max()))
+    def of(k: Tensor, dtype: torch.dtype, tolerance: float | None) -> "_Agreement":
+        """The default bounds are some thousand roundings of the type that is computed in (heuristic)."""
+        return _Agreement(tolerance or (1e-10 if dtype == torch.float64 else 2e-5), float(k.abs().max()), dtype)
 
     def __call__(self, a: Tensor, b: Tensor, what: str) -> None:
         assert a.shape == b.shape, f"{what}: shapes {tuple(a.shape)} and {tuple(b.shape)}"
@@ -86,6 +88,13 @@ class _Agreement:
         assert gap <= self.bound * max(self.scale, 1e-30), (
             f"{what}: differ by {gap:.2g}, largest entry {self.scale:.2g}"
         )
+
+
+def _coarsest(kernel: Kernel, x: Inputs) -> torch.dtype:
+    """The type with the fewest digits that is computed in."""
+    if isinstance(kernel, Combined):
+        return max((_coarsest(k, x) for k in kernel.inner), key=lambda dtype: torch.finfo(dtype).eps)
+    return kernel(x).dtype
 
 
 def _shape(k: Tensor, n: int) -> None:
@@ -105,7 +114,9 @@ def _symmetric_psd(k: Tensor, agree: _Agreement) -> None:
     agree(flat, flat.T, "symmetry")
     values = torch.linalg.eigvalsh(flat.double().cpu())
     lowest, trace = float(values[0]), float(values.sum())
-    slack = len(flat) * (1e-13 if k.dtype == torch.float64 else 1e-6)  # rounding moves eigenvalues by n·ε of the trace
+    slack = len(flat) * (
+        1e-13 if agree.dtype == torch.float64 else 1e-6
+    )  # rounding moves eigenvalues by n·ε of the trace
     assert lowest >= -slack * max(trace, 1e-30), (
         f"not positive semidefinite: eigenvalue {lowest:.2g}, trace {trace:.2g}"
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import tangency as tg
 
@@ -181,9 +181,134 @@ def test_labels_beyond_the_outputs() -> None:
         tg.explain(one, (X, WRONG), (X, Y), progress=False)
 
 
+LOSS = lambda out, y: F.cross_entropy(out, y, reduction="none")  # noqa: E731
+
+
+@pytest.mark.parametrize("y", [Y.int(), Y.int().numpy(), Y.float(), Y.double().numpy()])
+def test_labels_of_a_loss_are_int64(y: object) -> None:
+    with pytest.raises(tg.InputError, match=r"that the head is given are torch.\w+32; needed: torch.int64.*y.long\(\)"):
+        tg.head_ntk(MLP, LOSS)((X, y))
+    assert tg.head_ntk(MLP, LOSS)((X, Y)).shape == (12, 12)
+    with pytest.raises(RuntimeError, match="Long"):  # not whole: nothing that .long() would mend
+        tg.head_ntk(MLP, lambda out, y: F.nll_loss(out, y, reduction="none"))((X, Y + 0.5))
+
+
+class Cast(nn.Module):
+    """Brings what it is given to one type on its way."""
+
+    def __init__(self, kind: torch.dtype, first: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.a, self.b, self.kind = nn.Linear(3, 4, dtype=first), nn.Linear(4, 2), kind
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.b(torch.tanh(self.a(x)).to(self.kind))
+
+
+class Magnitude(nn.Module):
+    """Takes complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.abs())
+
+
+CASTS = r"Linear 'b' takes {0}: x is {0} .* that layer is {1}: forward\(\) casts on the way .*leave it out"
+TYPES = {
+    "cast away": (Cast(torch.float32), {"dtype": "float64"}, X, CASTS.format("torch.float64", "torch.float32")),
+    "cast to more": (Cast(torch.float64), {}, X, CASTS.format("torch.float32", "torch.float64")),
+    "mixed": (
+        Cast(torch.float32, torch.float64),
+        {"dtype": "float64"},
+        X,
+        CASTS.format("torch.float64", "torch.float32"),
+    ),
+    "mixed, too narrow": (
+        Cast(torch.float32, torch.float64),
+        {},
+        X,
+        r"Linear 'a' takes torch.float64: x is torch.float32 .*x.to\(torch.float64\)",
+    ),
+    "complex": (MLP, {}, X.to(torch.complex64), r"It takes real numbers: give x.abs\(\), or .*view_as_real\(x\)"),
+    "wide complex": (Magnitude(), {}, X.to(torch.complex128), r"x.to\(torch.complex64\)"),
+}
+
+
+@pytest.mark.parametrize("case", TYPES)
+def test_types_that_casting_the_samples_does_not_mend(case: str) -> None:
+    model, options, x, message = TYPES[case]
+    for make in (tg.trace_ntk, tg.conjugate_kernel):
+        with pytest.raises(tg.InputError, match=message):
+            make(model, **options)(x)
+
+
+def test_arguments_that_forward_has_not() -> None:
+    model = Cast(torch.float32)
+    for x, message in (
+        ({"X": X}, r"^Cast.forward\(\) takes \(x, mask=…\); the dict x has 'X'. Give its inputs the names"),
+        (
+            (X, X, X[:, :1]),
+            r"^Cast.forward\(\) takes \(x, mask=…\); x has 3 inputs. Give a tuple with one input for each",
+        ),
+        ([X, X, X], r"x has 3 inputs. Of a list of samples make one tensor: torch.stack\(x\)"),
+    ):
+        for take in (tg.trace_ntk(model), tg.conjugate_kernel(model), lambda x: tg.models.outputs(model, x)):
+            with pytest.raises(tg.InputError, match=message):
+                take(x)
+        with pytest.raises(tg.InputError, match=message):
+            tg.linearize(model)(**x) if isinstance(x, dict) else tg.linearize(model)(*x)
+    with pytest.raises(tg.InputError, match=r"^Both.forward\(\) takes \(a, b\); x has 1 input. Give a tuple"):
+        tg.trace_ntk(Both())(X)
+
+    class Wrong(nn.Module):
+        """Calls its own layer wrongly."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x, x)
+
+    for take in (tg.trace_ntk(Wrong()), tg.linearize(Wrong())):
+        with pytest.raises(TypeError, match=r"^Linear.forward\(\) takes 2 positional arguments but 3 were given"):
+            take(X)
+
+
+def test_outputs_that_depend_on_no_parameter() -> None:
+    class Detour(nn.Linear):
+        """Through NumPy, where gradients end."""
+
+        def forward(self, input: Tensor) -> Tensor:
+            return torch.as_tensor(super().forward(input).detach().numpy())
+
+    k = tg.trace_ntk(Detour(3, 2))
+    for attempt in (lambda: k(X), lambda: k.diag(X), lambda: tg.compute(k, X), lambda: tg.projected(k, dim=4)(X)):
+        with pytest.raises(tg.ModelError, match=r"do not depend on any of the parameters that count.*\.numpy\(\)"):
+            attempt()
+
+
+def test_inputs_too_large_for_the_modules_type() -> None:
+    """Infinite kernels compute in float64, whatever the module's own type."""
+    relu, x = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)), X.double()
+    k = tg.infinite_ntk(relu)
+    torch.testing.assert_close(k(1e39 * x) / 1e78, k(x))  # homogeneous
+    for attempt in (k, k.diag):
+        with pytest.raises(
+            tg.NonFiniteError, match=r"the squares of sample 0 are too large for float64.*Scale the inp"
+        ):
+            attempt(1e160 * x)
+
+
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
+        (
+            lambda: tg.regress.ridge(torch.eye(3), torch.ones(3), reg=10**400),
+            r"^reg=inf; needed: a finite number, at least 0",
+        ),
         (lambda: tg.trace_ntk(MLP, params=[1]), r"^params= is a list; needed: a state dict.*model.state_dict\(\)"),
         (lambda: tg.trace_ntk(MLP, params={"0.weight": 1}), r"^params= is a dict of other things than tensors"),
         (

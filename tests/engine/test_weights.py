@@ -30,8 +30,9 @@ def check(model: nn.Module, x: Any, tolerance: float = 1e-10) -> None:
     want = trace(j, j)
     scale = float(want.norm())
     assert float((got - want).norm()) < tolerance * scale
+    found = kernel.parts(x)
     for name, part in parts(j, j).items():
-        assert float((kernel.parts(x)[name] - torch.einsum("ncmc->nm", part)).norm()) < tolerance * scale, name
+        assert float((found[name] - torch.einsum("ncmc->nm", part)).norm()) < tolerance * scale, name
     assert float((kernel.diag(x) - want.diagonal()).norm()) < tolerance * scale
     matrix = kernel.features(x)
     flat = torch.cat([v.reshape(len(want), v.shape[1], -1) for v in j.values()], 2)
@@ -222,7 +223,7 @@ def test_llama_with_its_own_norm_in_float64() -> None:
         vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=6, pad_token_id=0, use_cache=False,
     )  # fmt: skip
-    for seed in range(5):
+    for seed in range(3):
         torch.manual_seed(seed)
         model = transformers.LlamaForSequenceClassification(config).double().eval()
         x = {"input_ids": torch.randint(1, 11, (4, 6))}

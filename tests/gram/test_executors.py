@@ -162,6 +162,22 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     assert not any(alive(pid) for pid in noted(tmp_path))
 
 
+def test_a_task_that_is_always_lost_is_given_up() -> None:
+    tries: list[int] = []
+
+    def lost(k: int) -> None:
+        tries.append(k)
+        raise tg.WorkerLost("the worker is gone")
+
+    with (
+        ThreadPoolExecutor(2) as pool,
+        pytest.raises(tg.WorkerLost, match=f"lost {ATTEMPTS} times .* given up.* is gone"),
+    ):
+        list(results(pool.submit, [(lost, 0)], lambda: 2))
+    assert tries == [0] * ATTEMPTS
+
+
+@pytest.mark.slow
 def test_a_task_that_kills_its_workers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "ATTEMPTS", 2)
     kernel, x = tg.trace_ntk(Noting(tmp_path, "die")), torch.randn(4, 5, dtype=F64)
@@ -236,8 +252,7 @@ def test_executors_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SCRIPT = """
-import os, pathlib, sys, time
-{before}
+import os, pathlib, time
 import torch, tangency as tg
 
 class Model(torch.nn.Module):
@@ -259,12 +274,12 @@ print("equal", torch.equal(got, want))
 """
 
 
-def script(folder: Path, before: str = "", delay: float = 0.0) -> subprocess.Popen[str]:
+def script(folder: Path, delay: float = 0.0) -> subprocess.Popen[str]:
     """A script that guards nothing and closes nothing, in a folder with a file that it does not mean to import."""
     (folder / "cwd").mkdir()
     (folder / "cwd" / "zarr.py").write_text("raise SystemExit('imported from the working directory')")
     (folder / "cwd" / "torch.py").write_text("raise SystemExit('imported from the working directory')")
-    code = textwrap.dedent(SCRIPT).format(folder=str(folder), before=before, delay=delay)
+    code = textwrap.dedent(SCRIPT).format(folder=str(folder), delay=delay)
     (folder / "script.py").write_text(code)
     command = [sys.executable, str(folder / "script.py")]
     pipe = subprocess.PIPE
@@ -278,10 +293,21 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     assert eventually(lambda: not any(alive(pid) for pid in noted(tmp_path))), "workers outlive the script"
 
 
-def test_a_script_without_cloudpickle_is_told_what_to_do(tmp_path: Path) -> None:
-    _, errors = script(tmp_path, "sys.modules['cloudpickle'] = None").communicate()
-    assert "InputError: a worker cannot unpack the kernel" in errors
-    assert "in a module that the workers can import too, or pip install 'tangency[workers]'" in errors
+def test_a_script_without_cloudpickle_is_told_what_to_do(workers: tg.Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a script defines is sent by its name in `__main__`, which is another in a worker."""
+
+    class OfTheScript(nn.Linear):
+        pass
+
+    OfTheScript.__module__, OfTheScript.__qualname__ = "__main__", "OfTheScript"
+    monkeypatch.setattr(sys.modules["__main__"], "OfTheScript", OfTheScript, raising=False)
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    message = (
+        "a worker cannot unpack the kernel: .*OfTheScript.* in a module that the workers can import too, or pip "
+        r"install 'tangency\[workers\]'"
+    )
+    with pytest.raises(tg.InputError, match=message):
+        tg.compute(tg.trace_ntk(OfTheScript(5, 3)), torch.randn(9, 5), tile=4, executor=workers, progress=False)
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:

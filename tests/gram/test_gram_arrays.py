@@ -135,3 +135,32 @@ def test_scikit_learn_and_matplotlib_take_grams(tmp_path: Path) -> None:
     picture = axes.imshow(gram)
     np.testing.assert_array_equal(picture.get_array(), gram.dense().numpy())
     pyplot.close(figure)
+
+
+def test_numbers_of_the_samples_in_any_form() -> None:
+    square, cross = DenseGram(KERNEL(X), True), tg.compute(KERNEL, X, X[:4])
+    weights = torch.linspace(0.5, 2.0, 11, dtype=torch.float64)
+    norms = KERNEL.diag(X)
+    v = torch.linspace(-1.0, 1.0, 11, dtype=torch.float64)
+    for form in (
+        lambda t: t.numpy(),
+        lambda t: t.tolist(),
+        lambda t: t.numpy().astype(t.numpy().dtype.newbyteorder(">")),
+    ):
+        torch.testing.assert_close(
+            square.weighted(form(weights)).dense().double(), square.weighted(weights).dense(), rtol=1e-6, atol=1e-6
+        )
+        torch.testing.assert_close(
+            cross.cosine(form(norms), form(norms[:4])).dense().float(), cross.cosine(norms, norms[:4]).dense()
+        )
+        torch.testing.assert_close((square @ form(v)).double(), square @ v, rtol=1e-5, atol=1e-5)
+    assert (square @ v.tolist()).dtype == torch.float32  # a list has no type
+    for attempt, message in (
+        (lambda: square.weighted([[1.0], [1.0, 2.0]]), "weights is a list and no table of numbers"),
+        (lambda: square.weighted([]), r"weights have shape \(0,\); needed: \[11\] numbers above 0"),
+        (lambda: square.weighted([1.0] * 10), r"weights have shape \(10,\), the smallest is 1; needed"),
+        (lambda: cross.cosine(np.ones(11), np.ones(11)), r"column_diag has shape \(11,\); needed: \(4,\)"),
+        (lambda: square @ np.array(["a"] * 11), "v is an array of <U1"),
+    ):
+        with pytest.raises(tg.InputError, match=message):
+            attempt()

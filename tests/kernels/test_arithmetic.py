@@ -87,6 +87,8 @@ def test_a_store_of_tg_sum_goes_on_as_k_plus_k(tmp_path: Path) -> None:
         (lambda k: np.eye(6) + k, r"a kernel and a ndarray cannot be added"),
         (lambda k: k * -1, r"factor=-1; a kernel can be scaled by a finite number ≥ 0 only"),
         (lambda k: k * float("nan"), r"factor=nan"),
+        (lambda k: 10**400 * k, r"factor=a whole number of more than 64 bits; a kernel can be scaled by a finite"),
+        (lambda k: k / 10**5000, r"cannot be divided by a whole number of more than 64 bits"),
         (lambda k: k * torch.ones(2), r"factor=a Tensor"),
         (lambda k: "2" * k, r"factor='2'"),
         (lambda k: k / 0, r"a kernel cannot be divided by 0; needed: a finite number above 0"),
@@ -118,3 +120,77 @@ def test_kernels_without_features_say_so() -> None:
     for k in (tg.cosine(tg.trace_ntk(MODEL)), 2 * tg.trace_ntk(MODEL), tg.infinite_ntk(MODEL), Quadratic()):
         with pytest.raises(tg.InputError, match=rf"{type(k).__name__} has no explicit features.*tg\.projected"):
             k.features(X)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cosine_of_every_kernel(kind: str) -> None:
+    k = KINDS[kind]
+    other = tg.full_ntk(MODEL) if kind == "full" else Quadratic()
+    for made in (k, 2 * k, k + other, (k + other) / 3 + k, tg.cosine(k), 2 * tg.cosine(k) + other):
+        cosine, whole = tg.cosine(made), made(X).double()
+        flat = whole.reshape(-1, whole.shape[: whole.dim() // 2].numel())
+        norms = flat.diagonal().sqrt()
+        want = (flat / (norms[:, None] * norms)).view(whole.shape)
+        got = cosine(X)
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+        half = want.narrow(want.dim() // 2, 0, 2)
+        torch.testing.assert_close(cosine(X, X[:2]).double(), half, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(tg.compute(cosine, X, tile=4).dense().double(), want, rtol=1e-5, atol=1e-5)
+        same = got.reshape(flat.shape).diagonal()
+        assert torch.equal(same, torch.ones_like(same))
+    torch.testing.assert_close(tg.cosine(2 * k)(X), tg.cosine(k)(X))
+    with pytest.raises(tg.InputError, match=r"k\(x, x\) = 0 for sample 0 of this batch"):
+        tg.cosine(0 * k)(X)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_diagonals_of_prepared_batches(kind: str) -> None:
+    k = KINDS[kind]
+    for made in (2 * k, k + k, tg.cosine(k)):
+        prepared = made.prepare(made.ready(X))
+        torch.testing.assert_close(made.prepared_diag(prepared), made.diag(X), rtol=1e-5, atol=1e-6)
+
+
+def test_costs_of_combinations() -> None:
+    k, c = tg.trace_ntk(MODEL), tg.conjugate_kernel(MODEL)
+    both = (k + c).costs(X, X[:4])
+    assert both.flops == k.costs(X, X[:4]).flops + c.costs(X, X[:4]).flops
+    assert (both.n, both.m) == (6, 4)
+    assert [row.parameter for row in both.rows][:2] == ["0.0.weight", "0.0.bias"]
+    assert both.rows[-1].parameter.startswith("1.")
+    assert "1.input of 2" in both.table()
+    for same in (2 * k, tg.cosine(k), tg.cosine(k / 3)):
+        assert same.costs(X).table() == k.costs(X).table()
+    for other in (Quadratic(), tg.infinite_ntk(MODEL), tg.projected(k, dim=16), k + Quadratic()):
+        with pytest.raises(tg.InputError, match=r"what an? \w+ costs is not known by parameter.*trace_ntk\(model\)"):
+            other.costs(X)
+
+
+def test_check_kernel_goes_by_the_coarsest_part() -> None:
+    narrow, wide = tg.trace_ntk(MODEL), tg.infinite_ntk(MODEL)
+    for k in (wide + narrow, tg.cosine(2 * (narrow + wide)), tg.cosine(tg.trace_ntk(MODEL) + Quadratic())):
+        tg.testing.check_kernel(k, X)
+
+    class Off(Quadratic):
+        """Right to seven digits only, in float64."""
+
+        def pair(self, a, b, workspace=None):
+            return super().pair(a.double(), b.double()) * (1 + 1e-7 * len(a))
+
+    tg.testing.check_kernel(Off() + narrow, X)
+    with pytest.raises(AssertionError, match="differ by"):
+        tg.testing.check_kernel(Off() + wide, X)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (2 * tg.trace_ntk(MODEL), r"it was given a ScaleKernel. Project first: 2 \* tg.projected\(k\)"),
+        (tg.trace_ntk(MODEL) + Quadratic(), r"a SumKernel. Project first: tg.projected\(k1\) \+ tg.projected\(k2\)"),
+        (tg.cosine(tg.trace_ntk(MODEL)), r"a CosineKernel. Project first: tg.cosine\(tg.projected\(k\)\)"),
+        (tg.infinite_ntk(MODEL), r"a Infinite. Give one of these: tg.projected\(tg.trace_ntk\(model\)\)"),
+    ],
+)
+def test_combinations_are_projected_part_by_part(kernel: tg.Kernel, message: str) -> None:
+    with pytest.raises(tg.InputError, match=message):
+        tg.projected(kernel)

@@ -161,6 +161,15 @@ def test_a_number_that_is_too_large_is_refused() -> None:
         (np.zeros((0, 3)), r"a batch of zero samples"),
         (np.float64(3), r"x is a float64; needed: a tensor or NumPy array.*numpy.asarray\(x\)"),
         ([[1.0, 2.0, 3.0]], r"x holds no tensor or array.*numpy.asarray\(x\)"),
+        (X.to_sparse(), r"x is a sparse tensor; needed: a dense one, x.to_dense\(\)"),
+        ({"input": X.to_sparse()}, r"x\['input'\] is a sparse tensor"),
+        (torch.nested.nested_tensor([X[:2], X[2:]], layout=torch.jagged), r"x is a nested tensor.*to_padded_tensor"),
+        (pytest.importorskip("scipy.sparse").csr_matrix(X.numpy()), r"x is a csr_matrix; .*matrix: x.toarray\(\)"),
+        (
+            list(X),
+            r"takes \[?\(?'?input'?\]?\)?.*Of a list of samples make one tensor: torch.stack\(x\), .*numpy.stack",
+        ),
+        (list(X.numpy()), r"Of a list of samples make one tensor: torch.stack\(x\), of arrays numpy.stack\(x\)"),
     ],
 )
 def test_arrays_that_are_no_numbers_are_refused(given: object, message: str) -> None:
@@ -252,3 +261,22 @@ def test_a_store_knows_the_same_samples_in_any_form(tmp_path: Path) -> None:
         assert tg.compute(k, same, store=tmp_path / "k").shape == (9, 9)
     with pytest.raises(tg.StoreMismatch, match="x1"):
         tg.compute(k, WIDE, store=tmp_path / "k")
+
+
+def test_compute_names_the_argument() -> None:
+    for given, message in (
+        (np.ma.masked_array(X.numpy()), r"^x1 is a masked array, .*: x1.filled\(…\)"),
+        ({"a": np.ma.masked_array(X.numpy())}, r"^x1\['a'\] is a masked array, .*: x1\['a'\].filled\(…\)"),
+        (X.numpy().astype(np.longdouble), r"^x1 is an array of float128, .*such as x1.astype\(np.float32\)"),
+        (X.to_sparse(), r"^x1 is a sparse tensor; needed: a dense one, x1.to_dense\(\)"),
+        (pytest.importorskip("scipy.sparse").csr_matrix(X.numpy()), r"^x1 is a csr_matrix; .*: x1.toarray\(\)"),
+        (list(X), r"^Sequential.forward\(\) takes \(input\); x has 9 inputs. Of a list of samples"),
+    ):
+        with pytest.raises(tg.InputError, match=message):
+            tg.compute(tg.trace_ntk(MODEL), given)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantized_samples_are_refused() -> None:
+    with pytest.raises(tg.InputError, match=r"x is a quantized tensor; needed: its numbers, x.dequantize\(\)"):
+        tg.trace_ntk(MODEL)(torch.quantize_per_tensor(X, 0.1, 0, torch.qint8))

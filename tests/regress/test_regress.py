@@ -16,7 +16,7 @@ import reference
 import scipy.special
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, DotProduct
@@ -939,6 +939,7 @@ def test_soft_labels_are_weighted_hard_ones() -> None:
         near(got.probabilities(data.cross), hard.probabilities(data.cross[:, rows]), 1e-8)
 
 
+@settings(max_examples=12)
 @given(st.lists(st.integers(0, 3), min_size=8, max_size=8), st.integers(0, 99), st.sampled_from([2, 3]))
 def test_integer_weights_repeat_samples(times: list[int], seed: int, classes: int) -> None:
     torch.manual_seed(seed)
@@ -953,6 +954,7 @@ def test_integer_weights_repeat_samples(times: list[int], seed: int, classes: in
         assert one.loss == pytest.approx(many.loss, rel=1e-8)
 
 
+@settings(max_examples=12)
 @given(seed=st.integers(0, 99), form=st.sampled_from(["one", "full"]), classes=st.sampled_from([3, 4]))
 def test_the_constant_that_softmax_does_not_see_stays_where_it_was(seed: int, form: str, classes: int) -> None:
     """Every step is orthogonal to it, so the mean of the biases is zero: it does not drift on rounding."""
@@ -1024,6 +1026,7 @@ def test_newton_converges_from_easy_to_nearly_separated(seed: int, reg: float, s
     assert float((phi.T @ off + t.given["reg"] * gamma).norm()) <= 1e-9 * float(start.norm()) + 1e-9 * float(size**0.5)
 
 
+@settings(max_examples=12)
 @given(seed=st.integers(0, 99), far=st.floats(1, 30), classes=st.sampled_from([2, 3]))
 def test_newton_comes_back_from_a_far_start(seed: int, far: float, classes: int) -> None:
     """f₀ is sure of the wrong class: the curvature there is next to nothing, and a whole Newton step far too long."""

@@ -110,6 +110,8 @@ def nonnegative(value: object, name: str) -> float:
         if isinstance(value, (str, bool)):
             raise TypeError
         number = float(value)  # type: ignore[arg-type]
+    except OverflowError:  # a whole number beyond every float
+        number = float("inf")
     except (TypeError, ValueError):
         raise InputError(f"{name}={value!r}; needed: a number, at least 0.") from None
     if not 0 <= number < float("inf"):

@@ -1,8 +1,9 @@
 """Samples that a model cannot take, said in words: which layer takes what, and what it was given."""
 
+import inspect
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -13,7 +14,7 @@ from . import tree
 from .types import Inputs
 
 # What torch raises where samples do not fit a layer.
-FAILURES = (RuntimeError, IndexError, ValueError, AssertionError)
+FAILURES = (RuntimeError, IndexError, ValueError, AssertionError, TypeError)
 # How torch words it where a layer cannot take its input: by the numbers' type, or by the shape.
 _ABOUT_TYPES = re.compile(r"dtype|same type|scalar type|should be the same|tensor for argument")
 _ABOUT_SHAPES = re.compile(
@@ -41,9 +42,11 @@ def in_words(x: Inputs, name: str = "x", dtype: torch.dtype | None = None) -> It
 def misfit(e: Exception, x: Inputs, name: str, dtype: torch.dtype | None) -> InputError | None:
     """What to say of samples x where a model failed on their type or shape; None where it failed for another reason.
 
-    `dtype`: that of the parameters, as far as it is known.
+    `dtype`: the one that is computed in; None where each layer has its own.
     """
     text = next(iter(str(e).splitlines()), "")
+    if isinstance(e, TypeError):
+        return _miscalled(e, x, name)
     if isinstance(e, TangencyError) or not (_ABOUT_TYPES.search(text) or _ABOUT_SHAPES.search(text)):
         return None
     leaves = [(name + label[1:], v) for label, v in tree.leaves(x)]
@@ -55,14 +58,70 @@ def misfit(e: Exception, x: Inputs, name: str, dtype: torch.dtype | None) -> Inp
     if indices:
         fix = "Give whole numbers within these, or an embedding of more rows."
     elif not words and _ABOUT_TYPES.search(text):
-        kinds, want = [v.dtype for _, v in leaves], dtype or torch.float32
-        scale = f" (divided by 255, if the network was trained so: {name}.float() / 255)" * (torch.uint8 in kinds)
-        fix = f"Give it in the type of the parameters: {name}.to({want}){scale}."
-        where = "" if layer is None else f"{layer[0]} takes {_own_type(layer[1]) or want}: "
+        want = dtype or (None if layer is None else _own_type(layer[1])) or torch.float32
+        if layer is None and all(v.dtype == want for _, v in leaves):
+            return None  # a head's trouble, or the model's own
+        where = "" if layer is None else f"{layer[0]} takes {want}: "
+        fix = _type_fix(layer, leaves, name, want)
         return InputError(f"the network cannot take these samples: {where}{given}. {fix}")
     if words:
         return InputError(f"{words}: {given}. {fix}")
     return InputError(f"the network cannot take these samples: {given}. {fix} (torch: {text})")
+
+
+def _type_fix(layer: Layer | None, leaves: list[tuple[str, Tensor]], name: str, want: torch.dtype) -> str:
+    """What to do where numbers are of another type than a layer takes."""
+    kinds = {v.dtype for _, v in leaves}
+    reached = None if layer is None else layer[2].dtype
+    if any(kind.is_complex for kind in kinds) and (reached is None or reached.is_complex):
+        return f"It takes real numbers: give {name}.abs(), or both parts as features: torch.view_as_real({name})."
+    if torch.complex128 in kinds:
+        return f"Give it in as many digits as the parameters have: {name}.to(torch.complex64)."
+    if reached is not None and reached != want and want in kinds and reached not in kinds:
+        return (
+            f"What reaches that layer is {reached}: forward() casts on the way (.float(), say). Cast to the type of "
+            "the layer's parameters there; or, if the kernel was given a dtype=, leave it out: it casts all parameters."
+        )
+    scale = f" (divided by 255, if the network was trained so: {name}.float() / 255)" * (torch.uint8 in kinds)
+    return f"Give it in the type of the parameters: {name}.to({want}){scale}."
+
+
+def _miscalled(e: TypeError, x: Inputs, name: str) -> InputError | None:
+    """Where forward() has other arguments than x gives: what it takes, and what it was given."""
+    frames = [frame for frame, _ in traceback.walk_tb(e.__traceback__)]
+    modules = [m for frame in frames if isinstance(m := frame.f_locals.get("self"), nn.Module) and not _ours(m)]
+    # Raised by the call of the model itself: a layer that is called wrongly is the model's own trouble.
+    if (
+        frames[-1].f_code.co_name not in ("_call_impl", "inner")
+        or not modules
+        or any(m is not modules[0] for m in modules)
+    ):
+        return None
+    model = modules[0]
+    takes = ", ".join(_argument(p) for p in inspect.signature(model.forward).parameters.values())
+    words = f"{type(model).__name__}.forward() takes ({takes})"
+    if isinstance(x, Mapping):
+        return InputError(
+            f"{words}; the dict {name} has {', '.join(map(repr, x))}. Give its inputs the names that forward() has."
+        )
+    args = tree.arguments(x)[0]
+    shapes = {v.shape if isinstance(v, Tensor) else None for v in args}
+    if len(args) > 1 and len(shapes) == 1:
+        fix = f"Of a list of samples make one tensor: torch.stack({name}), of arrays numpy.stack({name})."
+    else:
+        fix = "Give a tuple with one input for each."
+    return InputError(f"{words}; {name} has {len(args)} input{'s' * (len(args) != 1)}. {fix}")
+
+
+def _argument(p: inspect.Parameter) -> str:
+    """As it stands in a signature, without types and values."""
+    stars = "*" * (p.kind == p.VAR_POSITIONAL) + "**" * (p.kind == p.VAR_KEYWORD)
+    return f"{stars}{p.name}" + "=…" * (p.default is not p.empty)
+
+
+def _ours(module: nn.Module) -> bool:
+    """Modules of ours around the user's give its layers other names."""
+    return type(module).__module__.startswith(("tangency.dynamics", "tangency.engine"))
 
 
 def _failed(e: Exception) -> Layer | None:
@@ -73,9 +132,7 @@ def _failed(e: Exception) -> Layer | None:
         module = frame.f_locals.get("self")
         if not isinstance(module, nn.Module):
             continue
-        # Modules of ours around the user's give its layers other names.
-        ours = type(module).__module__.startswith(("tangency.dynamics", "tangency.engine"))
-        model = module if model is None and not ours else model
+        model = module if model is None and not _ours(module) else model
         value = next((v for key in _INPUTS if isinstance(v := frame.f_locals.get(key), Tensor)), None)
         if value is not None:
             found = module, value

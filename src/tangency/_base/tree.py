@@ -211,8 +211,8 @@ def cast_tensor(v: Tensor, dtype: torch.dtype, name: str) -> Tensor:
         at = tuple(lost[0].tolist())
         raise InputError(
             f"{name}[{', '.join(map(str, at))}] is {float(v[at]):.6g}, too large for {dtype}, the type that is "
-            f"computed in (it goes to {torch.finfo(dtype).max:.3g}). Scale it, or compute in float64: dtype='float64' "
-            "of the kernel, or model.double()."
+            f"computed in (it goes to {torch.finfo(dtype).max:.3g}). Scale it, or compute in float64: model.double(), "
+            "or for a kernel its dtype='float64'."
         )
     return made
 
@@ -286,6 +286,8 @@ def advice(x: object, name: str) -> str:
         return f" Give its data set: tg.compute(kernel, tg.from_dataset({name}.dataset, pick=0))."
     if hasattr(x, "take") and hasattr(x, "digest"):
         return f" Samples that are loaded block by block go to tg.compute(kernel, {name})."
+    if type(x).__module__.startswith("scipy.sparse"):
+        return f" Of a sparse matrix: {name}.toarray()."
     # `Labelled` lives floors above: what has inputs and their classes is one.
     return f" Give the inputs alone: {name}.x." if hasattr(x, "x") and hasattr(x, "classes") else ""
 
@@ -305,6 +307,7 @@ def check(x: Inputs, name: str = "x") -> None:
             f"list of numbers: numpy.asarray({name})."
         )
     for label, v in found:
+        check_layout(v, _called(label, name))
         if v.dim() == 0:
             raise InputError(f"{_called(label, name)} is a scalar; needed: the sample in the leading dimension.")
     sizes = {_called(label, name): v.shape[0] for label, v in found}
@@ -313,6 +316,18 @@ def check(x: Inputs, name: str = "x") -> None:
     if 0 in sizes.values():
         shapes = ", ".join(f"{_called(label, name)} of shape {tuple(v.shape)}" for label, v in found)
         raise InputError(f"a batch of zero samples was given ({shapes}); a kernel needs at least one.")
+
+
+def check_layout(v: Tensor, name: str) -> None:
+    """Refuse tensors that cannot be cut into samples as others are."""
+    if v.is_nested:
+        raise InputError(
+            f"{name} is a nested tensor; needed: samples of one shape. Pad them: {name}.to_padded_tensor(0.0)."
+        )
+    if v.layout != torch.strided:
+        raise InputError(f"{name} is a sparse tensor; needed: a dense one, {name}.to_dense().")
+    if v.is_quantized:
+        raise InputError(f"{name} is a quantized tensor; needed: its numbers, {name}.dequantize().")
 
 
 def check_place(x: Inputs, device: torch.device, dtypes: Iterable[torch.dtype]) -> None:

@@ -65,6 +65,26 @@ class Attribution(Result):
 
         return draw_attribution(self, decision, names)
 
+    def words(self, decision: int, output: int, y: Tensor, classes: Sequence[str]) -> str:
+        """The training samples behind one decision, by number with their class, a line each for and against it.
+
+        `output`: which logit; `y`, `classes`: the training samples' labels and their names.
+        """
+        (logit,) = (self.outputs[decision] == output).nonzero()[:, 0].tolist()
+
+        def listed(who: Tensor, values: Tensor, form: str) -> str:
+            """Numbers of samples, each with its class and value."""
+            pairs = zip(who.tolist(), values.tolist(), strict=True)
+            return ", ".join(f"{i} ({classes[int(y[i])]}, {v:{form}})" for i, v in pairs)
+
+        lines = {
+            f"for {classes[output]}": listed(self.helpful[decision, logit], self.help[decision, logit], "+.2f"),
+            f"against {classes[output]}": listed(self.harmful[decision, logit], self.harm[decision, logit], "+.2f"),
+            "most like it": listed(self.similar[decision], self.similarity[decision], ".2f"),
+        }
+        width = max(map(len, lines))
+        return "\n".join(f"  {what:>{width}}: {who}" for what, who in lines.items())
+
     def __repr__(self) -> str:
         (m, q), k = self.outputs.shape, self.similar.shape[1]
         return f"Attribution({m} decisions, {q} logits each, {self.boxes.shape[2]} classes, {k} nearest)"

@@ -112,6 +112,31 @@ class Decisions(Result):
             )
         return "\n".join([*lines, self.outputs_said] if self.outputs_said else lines)
 
+    def why(self, sample: int, *, kernel: str | None = None) -> str:
+        """One decision in words: what the network says of a test sample, and the training samples behind it.
+
+        `sample`: its number in the test data, one of those in `shown`. `kernel`: default: the most faithful one. The
+        numbers are A(x, x_i), a training sample's part in the logit, and for those most like it κ(x, x_i).
+        """
+        names = {e.name: e for e in self.explanations}
+        if kernel is not None and kernel not in names:
+            raise InputError(f"kernel={kernel!r}; needed: one of those compared, {checks.some(list(names))}.")
+        rows = (self.shown == sample).nonzero()[:, 0] if isinstance(sample, int) else self.shown[:0]
+        if not len(rows):
+            raise InputError(
+                f"sample={sample!r} is none of the {len(self.shown)} test samples that were looked into (`shown`: "
+                f"{checks.some([str(k) for k in self.shown.tolist()])}); explain(…, samples=…) says how many."
+            )
+        by = names[kernel] if kernel else max(self.explanations, key=lambda e: e.faithfulness.tau)
+        says, truth = int(self.logits[sample].argmax()), int(self.test.y[sample])
+        sure = float(self.logits[sample].double().softmax(0)[says])
+        right = "which is right" if says == truth else f"it is {self.test.classes[truth]}"
+        return (
+            f"test sample {sample}: {self.train.classes[says]}, with probability {sure:.2f}; {right}.\n"
+            f"By {by.name} (τ_K {by.faithfulness.tau:.2f}), of the training samples\n"
+            + by.attribution.words(int(rows[0]), says, self.train.y, self.train.classes)
+        )
+
     def plot(self) -> "Figure":
         """A figure: how faithful each kernel is, with its interval, and its spectrum. Samples: `tg.report.write`."""
         from ..plots import draw_decisions

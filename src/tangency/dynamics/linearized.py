@@ -162,6 +162,9 @@ class Linearized(nn.Module):
                 return _by_two_backwards(f, anchor, step)
         try:
             terms = _derivatives(self.order, f, step, anchor)
+        except TypeError:
+            with in_words(given):  # other arguments than forward() has
+                raise
         except (RuntimeError, IndexError) as e:
             with in_words(given):  # arguments that do not fit are refused here, by the model itself
                 f(anchor)
@@ -209,7 +212,7 @@ def _inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
     """Arguments under the names that errors give them: x, if there is one."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         return args[0]
-    return (*args, *kwargs.values())
+    return (*args, *kwargs.values()) if args else kwargs
 
 
 def _buffer(name: str) -> str:

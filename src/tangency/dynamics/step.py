@@ -105,5 +105,5 @@ def _outputs(kernel: Empirical, x: Inputs, name: str) -> Tensor:
     """f(x) [n, c] by the kernel's own network, in its precision."""
     network = kernel.feature_map.network
     ready = kernel.ready(x, name)
-    with torch.no_grad(), in_words(ready, name):
+    with torch.no_grad(), in_words(ready, name, network.computes):
         return network(network.state(), ready)

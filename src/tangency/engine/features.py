@@ -16,7 +16,7 @@ from .._base import tree
 from .._base.memory import batch_budget
 from .._base.misfit import FAILURES, in_words, misfit
 from .._base.types import Inputs
-from ..errors import NonFiniteError, PerformanceWarning
+from ..errors import ModelError, NonFiniteError, PerformanceWarning
 from . import blocks
 from .blocks import GradientBlock
 from .capture import capture
@@ -84,7 +84,7 @@ class Jacobian(Features):
                 plan, certain = probe(self.network, tree.normal(x))
         except FAILURES as e:
             # In the user's words where the samples are at fault, else as torch said it.
-            refusal = misfit(e, x, "x", next(self.network.model.parameters()).dtype)
+            refusal = misfit(e, x, "x", self.network.computes)
             if refusal is None or self._runs(x):  # fails on other samples than these: one alone, or two
                 raise
             raise refusal from e
@@ -131,8 +131,14 @@ class Jacobian(Features):
             plan = self.plan(x)
             try:
                 # Samples that the probe had not seen may not fit either: a word that is in no vocabulary.
-                with torch.inference_mode(False), in_words(x, dtype=next(self.network.model.parameters()).dtype):
-                    return self._blocks(tree.normal(x), plan, memory, form)
+                with torch.inference_mode(False), in_words(x, dtype=self.network.computes):
+                    made = self._blocks(tree.normal(x), plan, memory, form)
+                if not made:
+                    raise ModelError(
+                        "for these samples the outputs do not depend on any of the parameters that count, so the "
+                        "kernel is zero. Check trainable=, and .detach(), .item() and .numpy() in the model."
+                    )
+                return made
             except NoRule as e:  # data-dependent control flow used a parameter in a way that the probe had not seen
                 new = e.names - plan.fallback.keys()
                 if not new:

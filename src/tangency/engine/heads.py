@@ -67,7 +67,7 @@ def _headed(head: Head, out: Tensor, n: int, extra: tuple[object, ...]) -> Tenso
     try:
         out = head(out, *extra)
     except (IndexError, RuntimeError) as e:
-        _check_labels(out, extra, e)
+        _check_labels(head, out, extra, e)
         raise
     if not isinstance(out, Tensor) or out.dim() == 0 or out.shape[0] != n:
         given = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
@@ -77,8 +77,15 @@ def _headed(head: Head, out: Tensor, n: int, extra: tuple[object, ...]) -> Tenso
     return out
 
 
-def _check_labels(out: Tensor, extra: tuple[object, ...], e: Exception) -> None:
-    """Say so where a loss failed on labels for which there are no outputs."""
+def _check_labels(head: Callable[..., Tensor], out: Tensor, extra: tuple[object, ...], e: Exception) -> None:
+    """Say so where a loss failed on labels of another type than it takes, or for which there are no outputs."""
+    whole = [y.long() if isinstance(y, Tensor) and not y.is_complex() and _whole(y) else y for y in extra]
+    kinds = [y.dtype for y in extra if isinstance(y, Tensor) and y.dtype != torch.int64]
+    if kinds and _works(head, out, whole):
+        raise InputError(
+            f"the labels that the head is given are {kinds[-1]}; needed: torch.int64, as torch's losses want them: "
+            "k((x, y.long())), of an array y.astype('int64')."
+        ) from e
     for y in extra:
         if not isinstance(y, Tensor) or y.dim() != 1 or y.is_floating_point() or y.dtype == torch.bool:
             continue
@@ -87,6 +94,19 @@ def _check_labels(out: Tensor, extra: tuple[object, ...], e: Exception) -> None:
                 f"the labels that the head is given go to {int(y.max())} and the model has {out.shape[1]} outputs; "
                 f"needed: labels from 0 to {out.shape[1] - 1}."
             ) from e
+
+
+def _whole(y: Tensor) -> bool:
+    """Whether all numbers are whole."""
+    return not y.is_floating_point() or bool((y == y.round()).all())
+
+
+def _works(head: Callable[..., Tensor], out: Tensor, extra: list[object]) -> bool:
+    try:
+        head(out, *extra)
+    except Exception:  # of any kind: what the head said first is what counts
+        return False
+    return True
 
 
 def _output(j: int, out: Tensor) -> int:

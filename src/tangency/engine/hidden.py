@@ -31,7 +31,7 @@ class Hidden(Features):
 
     def footprint(self, x: Inputs, form: Form = every_parameter) -> tuple[int, int]:
         """As `Features.footprint`, from the first sample."""
-        with in_words(x, dtype=next(self.network.model.parameters()).dtype):
+        with in_words(x, dtype=self.network.computes):
             kept = sum(block.nbytes for block in self._blocks(tree.take(x, slice(0, 1))).values())
         # What a forward pass takes besides is not known: a few times what is kept, more of the inputs (heuristic).
         return kept, 8 * kept + 64 * sum(v[0].numel() * v.element_size() for _, v in tree.leaves(x))
@@ -39,7 +39,7 @@ class Hidden(Features):
     def __call__(self, x: Inputs, memory: int | None = None, form: Form = every_parameter) -> dict[str, GradientBlock]:
         """As `Features.__call__`: the activations, in batches that fit into `memory` bytes."""
         first = next(self.network.model.parameters())
-        with in_words(x, dtype=first.dtype):
+        with in_words(x, dtype=self.network.computes):
             if tree.needs_grad(x):
                 return self._blocks(x)
             kept, transient = self.footprint(x)

@@ -110,6 +110,12 @@ class Network:
         return self.readout.head
 
     @property
+    def computes(self) -> torch.dtype | None:
+        """The type that is computed in; None where parameters of several types each have their own."""
+        kinds = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        return _STORED.get(self.precision or "") or (kinds.pop() if len(kinds) == 1 else None)
+
+    @property
     def channels_last(self) -> bool:
         """The memory order in which 16-bit convolutions are fastest on a GPU."""
         return self.precision == "float16" and next(self.model.parameters()).device.type == "cuda"

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor
 
-from .._base import checks
+from .._base import checks, tree
 from .._base import memory as memory_of
 from .._base.extras import needed
 from .._base.machine import available_memory
-from .._base.types import Array, Float, Memory
+from .._base.types import Float, Memory, Numbers
 from ..errors import InputError, MemoryBudgetError
 from .indices import (
     Choice,
@@ -95,9 +95,9 @@ class Gram(ABC):
             place_tile(out, rows, columns, tile)
         return torch.empty(self.shape, dtype=self.dtype) if out is None else out
 
-    def __matmul__(self, v: Array) -> Tensor:
+    def __matmul__(self, v: Numbers) -> Tensor:
         """K v for v [m] or [m, q], streaming over tiles. Full kernels act on [m·d] or [m·d, q]."""
-        return self._product(torch.as_tensor(v), transposed=False)
+        return self._product(_tensor(v, "v"), transposed=False)
 
     def diag(self) -> Tensor:
         """The diagonal of a square Gram: [n], or [n, c]. Reads the tiles on the diagonal only."""
@@ -189,7 +189,7 @@ class Gram(ABC):
         right = view.right if view.right is None or j is None else view.right[j]
         return GramView(view.base, compose(view.rows, i), compose(view.columns, j), left, right, view.square)
 
-    def cosine(self, row_diag: Tensor | None = None, column_diag: Tensor | None = None) -> "GramView":
+    def cosine(self, row_diag: Numbers | None = None, column_diag: Numbers | None = None) -> "GramView":
         """k(x, y) / √(k(x, x) k(y, y)) without recomputing; entries of a sample with itself are exactly 1.
 
         A Gram of x with another y does not hold k(x, x) and k(y, y): give both, from `kernel.diag`.
@@ -200,8 +200,8 @@ class Gram(ABC):
                 f"the Gram is {tuple(self.shape)}; its cosine needs k(x, x) and k(y, y): "
                 "gram.cosine(kernel.diag(x), kernel.diag(y))."
             )
-        left = self.diag() if row_diag is None else row_diag
-        right = left if column_diag is None else column_diag
+        left = self.diag() if row_diag is None else _tensor(row_diag, "row_diag")
+        right = left if column_diag is None else _tensor(column_diag, "column_diag")
         half = len(self.shape) // 2
         for name, norms, size in (("row", left, self.shape[:half]), ("column", right, self.shape[half:])):
             if norms.shape != size:
@@ -218,13 +218,13 @@ class Gram(ABC):
             left, right = view.left * left.to(view.left.device), view.right * right.to(view.right.device)
         return GramView(view.base, view.rows, view.columns, left, right, square=not both_given)
 
-    def weighted(self, weights: Tensor) -> "GramView":
+    def weighted(self, weights: Numbers) -> "GramView":
         """W^½ K W^½ for positive weights [n] of the samples, without copying; for a Gram of samples with themselves."""
-        view, half = self._view(), len(self.shape) // 2
+        view, half, weights = self._view(), len(self.shape) // 2, _tensor(weights, "weights")
         if weights.shape != self.shape[:1] or not bool((weights > 0).all()):
+            smallest = f", the smallest is {float(weights.min()):g}" if weights.numel() else ""
             raise InputError(
-                f"weights have shape {tuple(weights.shape)}, the smallest is {float(weights.min()):g}; needed: "
-                f"[{self.shape[0]}] numbers above 0."
+                f"weights have shape {tuple(weights.shape)}{smallest}; needed: [{self.shape[0]}] numbers above 0."
             )
         # A view divides its entries by norms, here by w^-½ on both sides; all outputs of a sample have its weight.
         norms = weights.rsqrt().reshape(-1, *[1] * (half - 1)).expand(self.shape[:half])
@@ -473,6 +473,16 @@ def _flat(shape: torch.Size) -> tuple[int, int]:
     """[n·c, m·d]: the shape as that of a matrix."""
     half = len(shape) // 2
     return shape[:half].numel(), shape[half:].numel()
+
+
+def _tensor(v: Numbers, name: str) -> Tensor:
+    """Numbers that a user gave for the samples, in any form."""
+    if isinstance(v, np.ndarray):
+        return tree.from_array(v, name)
+    try:
+        return torch.as_tensor(v)
+    except (TypeError, ValueError, RuntimeError):
+        return tree.numbers(v, name)  # says what is wrong
 
 
 def _number_or_choice(key: object) -> int | Choice:

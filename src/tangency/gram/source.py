@@ -275,13 +275,33 @@ def source(x: object, name: str) -> Source:
             f"torch Dataset, with the sample in the leading dimension.{tree.advice(x, name)}"
         )
     for label, v in _leaves(x):
-        if isinstance(v, np.ma.MaskedArray):
-            raise InputError(f"{name}{label} is a masked array, whose mask would be lost. Give numbers: v.filled(…).")
-        if isinstance(v, Tensor) and v.layout != torch.strided:
-            raise InputError(f"{name}{label} is a sparse tensor; needed: a dense one, x.to_dense().")
+        _check_numbers(v, name + label)
     # What the checks look at are shapes.
     tree.check(_mapped(lambda v: torch.empty(tuple(v.shape), device="meta"), x), name)
     return Arrays(x)
+
+
+def _check_numbers(v: Sliced, name: str) -> None:
+    """Refuse what has a shape and can be cut, but into no tensors."""
+    if isinstance(v, Tensor):
+        tree.check_layout(v, name)
+        return
+    fix = tree.advice(v, name)
+    if fix:
+        raise InputError(f"{name} is a {type(v).__name__}; needed: a tensor, a NumPy or a zarr array.{fix}")
+    if isinstance(v.dtype, np.dtype):
+        _check_kind(v.dtype, name)
+        # It says what is wrong, of masked arrays and of types that torch has not; nothing is read.
+        tree.from_array(v if isinstance(v, np.ma.MaskedArray) else np.empty(0, v.dtype), name)
+
+
+def _check_kind(dtype: np.dtype, name: str) -> None:
+    """Refuse an array of anything but numbers."""
+    if dtype.kind not in "biufc":
+        raise InputError(
+            f"{name} holds {dtype}, of which there are no tensors; needed: numbers. For texts or samples of several "
+            "lengths: tg.from_dataset(…, collate=…)."
+        )
 
 
 def batch(kernel: Kernel | RowMap, x: Inputs, name: str, count: int) -> Inputs:
@@ -405,11 +425,7 @@ def _hash(h: "Hash", name: str, v: object) -> None:
 def _tensor(v: object) -> Tensor:
     """A block of whatever can be cut as a tensor, its rows one after the other."""
     array = np.ascontiguousarray(v)
-    if array.dtype.kind not in "biufc":
-        raise InputError(
-            f"the array holds {array.dtype}, of which there are no tensors; needed: numbers. For texts or samples of "
-            "several lengths: tg.from_dataset(…, collate=…)."
-        )
+    _check_kind(array.dtype, "the array")
     return tree.from_array(array, "the array")
 
 

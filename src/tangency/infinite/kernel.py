@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .._base import checks, tree
 from .._base.types import Inputs, Spec
-from ..errors import InputError, ModelError
-from ..kernels.kernel import Kernel
+from ..errors import InputError, ModelError, NonFiniteError
+from ..kernels.kernel import Kernel, all_finite
 from .layers.basic import Layer
 from .layers.weights import Weights
 from .moments.assemble import PreparedBatch, gram_tile, output_moment, own_moments
@@ -68,6 +68,14 @@ class Infinite(Kernel):
         energy = build.energy
         if energy is None:  # only indices came in
             energy = torch.zeros(build.size, dtype=torch.float64, device=next(v for _, v in tree.leaves(x)).device)
+        if not all_finite(energy):
+            sample = int((~energy.isfinite()).nonzero()[0])
+            raise NonFiniteError(
+                f"the squares of sample {sample} are too large for float64, in which the kernel is computed. Scale the "
+                "inputs.",
+                sample,
+                "",
+            )
         return PreparedBatch(recursion, with_own_moments(recursion, Side(build.known, build.size, energy)))
 
     def _check_apart(self, alone: Builder, among: Builder) -> None:
@@ -111,7 +119,8 @@ class Infinite(Kernel):
 
     def diag(self, x: Inputs) -> Tensor:
         """As `Kernel.diag`, of the whole batch at once, which BatchNorm may mix."""
-        return self.prepared_diag(self.prepare(self.ready(x)))
+        a = self.prepare(self.ready(x))
+        return self.finite(self.prepared_diag(a), a, a)
 
     def prepared_diag(self, a: PreparedBatch) -> Tensor:
         """As `Kernel.prepared_diag`: [n], or [n, s] with positions."""

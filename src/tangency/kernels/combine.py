@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .._base.types import Inputs, Spec
 from ..errors import InputError
+from .costs import Costs
 from .kernel import Combined, Kernel, Prepared, ScaleKernel, SumKernel, times
 
 
@@ -56,6 +57,14 @@ class CosineKernel(Combined):
         """1 for every sample."""
         return torch.ones_like(self.kernel.diag(x))
 
+    def prepared_diag(self, a: Prepared) -> Tensor:
+        """1 for every sample."""
+        return torch.ones_like(a[1])
+
+    def costs(self, x1: Inputs, x2: Inputs | None = None) -> Costs:
+        """Those of the kernel itself: norms are next to nothing."""
+        return self.kernel.costs(x1, x2)
+
     def spec(self) -> Spec:
         """As `Kernel.spec`: what it does, and the spec of what it is made of."""
         return {"kernel": "cosine", "of": self.kernel.spec()}
@@ -93,17 +102,14 @@ def scale(kernel: Kernel, factor: float) -> ScaleKernel:
 def cosine(kernel: Kernel) -> CosineKernel:
     """k(x1, x2) / √(k(x1, x1) k(x2, x2)): self-similarity exactly 1. Of `trace_ntk` it is the trNTK.
 
+    Any kernel has one. That of a sum is no sum of cosines: in cosine(k1 + k2) the larger kernel counts for more, in
+    cosine(k1) + cosine(k2) both count alike.
+
     >>> import tangency as tg
     >>> tg.cosine(tg.trace_ntk(torch.nn.Linear(3, 2)))(torch.randn(2, 3)).diagonal()
     tensor([1., 1.])
     """
     _is_kernel(kernel, "tg.cosine")
-    # The cosine of a sum is no sum of cosines, and which of them is meant is for the user to say.
-    if isinstance(kernel, Combined):
-        raise InputError(
-            f"tg.cosine takes an empirical or infinite kernel; it was given a {type(kernel).__name__}. Take the cosine "
-            "first."
-        )
     return CosineKernel(kernel)
 
 

@@ -1,7 +1,7 @@
 """What a kernel would do with given inputs, parameter by parameter, and what it would cost."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .._base.results import Result
@@ -54,3 +54,9 @@ class Costs(Result):
 
     def __str__(self) -> str:
         return self.table()
+
+
+def side_by_side(kernel: str, parts: Sequence[Costs]) -> Costs:
+    """The costs of several kernels on the same samples, as those of one: each parameter under its kernel's number."""
+    rows = [replace(row, parameter=f"{j}.{row.parameter}") for j, part in enumerate(parts) for row in part.rows]
+    return Costs(kernel, parts[0].n, parts[0].m, tuple(rows))

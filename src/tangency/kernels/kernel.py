@@ -11,6 +11,7 @@ from torch import Tensor
 from .._base import tree
 from .._base.types import FeatureBatch, Inputs, Spec
 from ..errors import InputError, NonFiniteError
+from .costs import Costs, side_by_side
 
 Prepared: TypeAlias = Any  # whatever a kernel's own `prepare` returns: only its own methods look inside
 # Samples whose features are held at a time for a diagonal, which needs no more than one (heuristic).
@@ -121,6 +122,13 @@ class Kernel(ABC):
         raise InputError(
             f"{type(self).__name__} has no explicit features. Take those of the kernel that it was made of, or project "
             "one of a network: tg.projected(tg.trace_ntk(model)).features(x)."
+        )
+
+    def costs(self, x1: Inputs, x2: Inputs | None = None) -> Costs:
+        """What a tile of x1 with x2 takes, by parameter, for kernels of finite networks and what is made of them."""
+        raise InputError(
+            f"what {_short(self)} costs is not known by parameter. Ask a kernel of a finite network, or sums, "
+            "multiples and cosines of such: tg.trace_ntk(model).costs(x)."
         )
 
     def __add__(self, other: object) -> "SumKernel":
@@ -283,9 +291,17 @@ class SumKernel(Combined):
         """The sum of the summands' diagonals."""
         return torch.stack([k.diag(x) for k in self.kernels]).sum(0)
 
+    def prepared_diag(self, a: Prepared) -> Tensor:
+        """The sum of the summands' diagonals."""
+        return torch.stack([k.prepared_diag(own) for k, own in zip(self.kernels, a, strict=True)]).sum(0)
+
     def parts(self, x1: Inputs, x2: Inputs | None = None) -> dict[str, Tensor]:
         """The parts of all summands, under their number."""
         return {f"{j}.{name}": p for j, k in enumerate(self.kernels) for name, p in k.parts(x1, x2).items()}
+
+    def costs(self, x1: Inputs, x2: Inputs | None = None) -> Costs:
+        """Those of all summands, under their number."""
+        return side_by_side("sum", [k.costs(x1, x2) for k in self.kernels])
 
     def spec(self) -> Spec:
         """As `Kernel.spec`: what it does, and the spec of what it is made of."""
@@ -320,9 +336,17 @@ class ScaleKernel(Combined):
         """`factor` times the kernel's diagonal."""
         return self.kernel.diag(x) * self.factor
 
+    def prepared_diag(self, a: Prepared) -> Tensor:
+        """`factor` times the kernel's diagonal."""
+        return self.kernel.prepared_diag(a) * self.factor
+
     def parts(self, x1: Inputs, x2: Inputs | None = None) -> dict[str, Tensor]:
         """`factor` times the kernel's parts."""
         return {name: p * self.factor for name, p in self.kernel.parts(x1, x2).items()}
+
+    def costs(self, x1: Inputs, x2: Inputs | None = None) -> Costs:
+        """Those of the kernel itself."""
+        return self.kernel.costs(x1, x2)
 
     def spec(self) -> Spec:
         """As `Kernel.spec`: what it does, and the spec of what it is made of."""
@@ -346,11 +370,16 @@ def _number(value: object) -> float | None:
     """A number as Python's, also if it is NumPy's or a tensor of no dimension; None for anything else."""
     if isinstance(value, (np.generic, np.ndarray, Tensor)) and value.ndim == 0:
         value = value.item()
-    return float(value) if isinstance(value, (int, float)) else None
+    try:
+        return float(value) if isinstance(value, (int, float)) else None
+    except OverflowError:  # a whole number beyond every float
+        return float("inf")
 
 
 def _short(value: object) -> str:
     """A number as it is, anything else by its type: a tensor or a model may be long."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "a whole number of more than 64 bits"
     if isinstance(value, (int, float, str, type(None))):
         return repr(value)
     name = type(value).__name__

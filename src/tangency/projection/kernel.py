@@ -21,8 +21,9 @@ from ..gram.gram import DenseGram
 from ..gram.rows import RowMap
 from ..gram.store import StoredGram
 from ..gram.witness import code_looks
+from ..kernels.combine import CosineKernel
 from ..kernels.empirical import Empirical
-from ..kernels.kernel import Kernel
+from ..kernels.kernel import Kernel, ScaleKernel, SumKernel
 from .features import StoredFeatures, origin, same_origin, squeezed
 from .project import BATCH, Budget, Projector
 from .sketches.factored import Kronecker, RandomMask
@@ -345,10 +346,15 @@ def _base(kernel: object) -> Empirical:
     if isinstance(kernel, Projected):
         raise InputError("the kernel is projected already. Project the one that it was made from: kernel.base.")
     if not isinstance(kernel, Empirical):
-        fix = "tg.cosine(tg.projected(k))" if isinstance(kernel, Kernel) else "tg.projected(tg.trace_ntk(model))"
+        fixes: dict[type, str] = {
+            CosineKernel: "Project first: tg.cosine(tg.projected(k)).",
+            ScaleKernel: "Project first: 2 * tg.projected(k).",
+            SumKernel: "Project first: tg.projected(k1) + tg.projected(k2).",
+        }
+        fix = fixes.get(type(kernel), "Give one of these: tg.projected(tg.trace_ntk(model)).")
         raise InputError(
             f"tg.projected takes a kernel of a finite network or its features; it was given a {type(kernel).__name__}. "
-            f"Combine afterwards: {fix}."
+            f"{fix}"
         )
     return kernel
 

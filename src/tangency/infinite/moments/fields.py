@@ -217,9 +217,10 @@ class Builder:
 
     def _input(self, value: Tensor, channel: int) -> Field:
         if not value.is_floating_point():
-            raise self.unsupported(
-                f"reads {value.dtype} values as features.", "Cast them (x.double()), or use an Embedding."
-            )
+            fix = "Cast them (x.double()), or use an Embedding."
+            if value.is_complex():
+                fix = "Give real numbers: x.abs(), or both parts as features, torch.view_as_real(x)."
+            raise self.unsupported(f"reads {value.dtype} values as features.", fix)
         shape = tuple(value.shape[1:])
         moved = value.double().movedim(0, -1).movedim(channel, -2)  # [*grid, channels, n]
         energy = channel_products(moved, moved, moved.dim() - 2, whole=False, zipped=True) / shape[channel]

@@ -331,7 +331,10 @@ def _inputs(graph: fx.Graph, value: object) -> dict[str, object]:
         given = dict(zip(names, values, strict=False))
         star = [name for name in rest if not name.startswith("**")]
         if len(values) > len(names) and not star:
-            raise InputError(f"{len(values)} inputs were given; the model takes {names}.")
+            raise InputError(
+                f"{len(values)} inputs were given; the model takes {names}. Of a list of samples make one tensor: "
+                "torch.stack(x), of arrays numpy.stack(x)."
+            )
         given |= {name: tuple(values[len(names) :]) for name in star}
     if any(name not in given for name in needed):
         raise InputError(f"the model takes {names}; given were {sorted(given)}.")
