@@ -144,7 +144,9 @@ def choose_named(network: nn.Module, names: Names, outputs: Outputs, x: Inputs) 
     chosen, notes = dict[str, Kernel](), []
     for name in dict.fromkeys(wanted):
         if names is None and name in SUMS and (outputs.two or outputs.shifted):
-            continue  # the sum of one log-odds is the trace; of shifted logits, 0
+            why = "of two classes it is trNTK." if outputs.two else f"the {outputs.kind} do not tell the logits' sum."
+            notes.append(f"{name} is left out: {why}")
+            continue
         if not (why := _why_missing(name, makers, few)):
             chosen[name] = makers[name]()
         elif names is None:
