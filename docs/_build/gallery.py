@@ -25,6 +25,7 @@ RUN = f"""
 import runpy, sys, matplotlib; matplotlib.use("agg")
 import matplotlib.pyplot as plt, torch; torch.set_num_threads(1)
 plt.style.use({str(STYLE)!r})
+plt.show = lambda: None  # the figure is saved below
 runpy.run_path(sys.argv[1], run_name="__main__")
 assert len(plt.get_fignums()) == 1, f"{{sys.argv[1]}} left {{len(plt.get_fignums())}} figures; an example ends in one."
 plt.savefig(sys.argv[2], dpi=130, facecolor="white")

@@ -17,7 +17,9 @@ import gallery
 
 ROOT = Path(__file__).parents[2]
 # Pages that stand at the root of the repository, for people who look there, and are pages here too.
-MOVED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
+MOVED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+# Pages of the repository in whose place the site has another.
+REPLACED = {"README.md": "index.md", "examples/gallery/README.md": "gallery/index.md"}
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")
 
 
@@ -26,7 +28,7 @@ def place(target: str, source: str) -> str:
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    return MOVED.get(path) or f"repository/{path}"
+    return (MOVED | REPLACED).get(path) or f"repository/{path}"
 
 
 def rewritten(markdown: str, source: str, page: str) -> str:
@@ -43,7 +45,7 @@ def rewritten(markdown: str, source: str, page: str) -> str:
 
 def origin(file: File) -> str:
     """Of which file of the repository a page is made."""
-    back = {page: source for source, page in MOVED.items() if page != "index.md"}
+    back = {page: source for source, page in MOVED.items()}
     return back.get(file.src_uri, f"docs/{file.src_uri}")
 
 
@@ -76,8 +78,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
             uri = f"gallery/{path.relative_to(gallery.MADE).as_posix()}"
             files.append(File.generated(config, uri, abs_src_path=str(path)))
     for source, page in MOVED.items():
-        if page != "index.md":
-            files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     for file in [f for f in files if f.is_documentation_page()]:
         for _before, target, _after in LINK.findall(file.content_string):
             path = place(target, origin(file)) if ":" not in target else ""

@@ -37,3 +37,4 @@ for ax, (epoch, params) in zip(axes, checkpoints.items(), strict=True):
     ax.grid(False)
     print(f"epoch {epoch:2d}: {right:.1%} right, cosines {within:.2f} within classes, {between:.2f} between")
 figure.colorbar(shown, ax=axes, label="cosine of the trace kernel", shrink=0.85)
+plt.show()

@@ -40,3 +40,4 @@ for ax, value, name in zip(axes, (network, machine), ("network", "kernel machine
     ax.grid(False)
 axes[0].set_ylabel("x₂")
 figure.colorbar(shown, ax=axes, label="probability of the second class", ticks=[0, 0.5, 1])
+plt.show()

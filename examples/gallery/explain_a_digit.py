@@ -51,3 +51,4 @@ for ax in axes.flat:
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     ax.grid(False)
+plt.show()

@@ -46,3 +46,4 @@ for (width, (regime, past)), colour in zip(runs.items(), ("#D55E00", "#0072B2", 
 left.set(xlabel="step", ylabel="‖Θ − Θ₀‖ / ‖Θ₀‖, %", title="The kernel")
 right.set(xlabel="step", ylabel="loss", title="The loss")
 left.legend()
+plt.show()

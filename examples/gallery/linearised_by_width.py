@@ -35,3 +35,4 @@ for ax, width in zip(axes, (8, 64, 512), strict=True):
     ax.set(title=f"width {width}: distance {gap:.3f}", xlabel="x")
 axes[0].set_ylabel("f(x)")
 axes[0].legend(fontsize=8.5)
+plt.show()

@@ -41,3 +41,4 @@ for ax in axes.flat:
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(ax in axes[:, 0])
     ax.grid(False)
+plt.show()

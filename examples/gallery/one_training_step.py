@@ -41,3 +41,4 @@ for ax, net, name in zip(axes, (before, trained), ("before training", "after tra
     ax.set(title=name, xticks=[], yticks=[], aspect="equal")
     ax.grid(False)
 figure.colorbar(shown, ax=axes, label="move, relative to the star's own", ticks=[-1, 0, 1])
+plt.show()

@@ -38,3 +38,4 @@ for w, colour in ((0.5, "#0072B2"), (critical, "#000000"), (2.0, "#D55E00")):
     right.plot(range(1, 31, 2), alike, "o-", ms=3.5, color=colour, label=f"weights {w:.2f}")
 right.set(xlabel="layers", ylabel="cosine of the two inputs", title="Biases 0.05")
 right.legend()
+plt.show()

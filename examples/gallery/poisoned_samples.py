@@ -53,3 +53,4 @@ for row, i in zip(right.subplots(3, 6), attacked.mask.nonzero()[[0, 40, 90], 0].
         ax.set_title(name, fontsize=9)
         ax.grid(False)
         ax.spines[:].set(visible=marked, color="#D55E00", linewidth=3)
+plt.show()

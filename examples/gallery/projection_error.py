@@ -43,3 +43,4 @@ for dim, colour in zip(dims, ("#bdd7e7", "#6baed6", "#08519c"), strict=True):
     right.hist(residuals, 50, color=colour, histtype="stepfilled", alpha=0.85, density=True, label=str(dim))
 right.set(xlabel="projected − exact", ylabel="density", yscale="log", title="sparse: all pairs")
 right.legend(title="dimensions", fontsize=8.5)
+plt.show()

@@ -49,3 +49,4 @@ left.set(xlabel="reg", ylabel="mean square error", title="Error", ylim=(5e-3, 0.
 for ax in (left, right):
     ax.axvline(best, color="#0072B2", ls=":", lw=1.5)
 left.legend(fontsize=8.5)
+plt.show()

@@ -33,3 +33,4 @@ for (f, wave), colour in zip(waves.items(), ("#0072B2", "#D55E00", "#000000"), s
     right.semilogx(times, (path.train[4:] @ wave) / (y @ wave), color=colour, label=f"frequency {f}")
 right.set(xlabel="time", ylabel="part learned", title="Each frequency by itself")
 right.legend()
+plt.show()

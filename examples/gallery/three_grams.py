@@ -39,3 +39,4 @@ for ax, (name, K) in zip(axes, grams.items(), strict=True):
     ax.grid(False)
     figure.colorbar(shown, ax=ax, orientation="horizontal", shrink=0.8, label="cosine")
 axes[0].set_ylabel("digit")
+plt.show()

@@ -641,6 +641,24 @@ def test_many_classes(show: Opener) -> None:
     assert "more than 24 classes" in page.inner_text("#notes")
 
 
+def test_surrogates_that_follow_nothing_are_not_called_faithful(show: Opener) -> None:
+    data = Labelled(torch.zeros(30, 4), labels(30, 2), ("no", "yes"))
+    made = decide(data, data.select(slice(0, 8)), kernels=2, shown=2, k=3)
+    f = made.explanations[0].faithfulness
+    low = replace(f.intervals["tau"], low=-0.2, high=0.1)
+    vain = replace(f, tau=-0.05, intervals={**f.intervals, "tau": low})
+    nothing = replace(made, explanations=tuple(replace(e, faithfulness=vain) for e in made.explanations))
+    assert "None of these surrogates follows the network (the best τ_K, -0.05" in nothing.table()
+    page = show(nothing)
+    assert "None of these surrogates follows the network" in page.inner_text("#warning")
+    assert "Most faithful" not in page.inner_text("body")
+    assert page.locator(".tag.best").count() == 0
+    fine = replace(f, tau=0.6, intervals={**f.intervals, "tau": replace(low, low=0.5, high=0.7)})
+    good = replace(made, explanations=tuple(replace(e, faithfulness=fine) for e in made.explanations))
+    assert not good.warning
+    assert show(good).locator("#warning").count() == 0
+
+
 def test_what_is_missing_is_left_out(show: Opener) -> None:
     """Two classes, one kernel, no pictures, no intervals, numbers that are NaN, one sample: a page without a hole."""
     data = Labelled({"ids": torch.zeros(30, 4).long()}, labels(30, 2), ("no", "yes"))

@@ -110,7 +110,18 @@ class Decisions(Result):
             lines.append(
                 f"{e.name:10s}{f.tau:8.3f}{between:>18s}{f.tad:+9.2%}{f.pearson:9.3f}{f.r2:7.3f}{e.seconds:9.1f}"
             )
-        return "\n".join([*lines, self.outputs_said] if self.outputs_said else lines)
+        return "\n".join([*lines, *filter(None, (self.outputs_said, self.warning))])
+
+    @property
+    def warning(self) -> str:
+        """A sentence where not even the most faithful surrogate follows the network, else nothing."""
+        best = max(self.explanations, key=lambda e: e.faithfulness.tau).faithfulness
+        if "tau" not in best.intervals or not best.intervals["tau"].low <= 0:
+            return ""
+        return (
+            f"None of these surrogates follows the network (the best τ_K, {best.tau:.2f}, may as well be 0): what they "
+            "say of its decisions explains them, not it."
+        )
 
     def why(self, sample: int, *, kernel: str | None = None) -> str:
         """One decision in words: what the network says of a test sample, and the training samples behind it.
