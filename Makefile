@@ -6,6 +6,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := test
 
 .venv/installed: pyproject.toml constraints.txt
+	@echo "installing into .venv: some minutes and 2 GB, once"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@

@@ -21,6 +21,7 @@ from ._base import checks, tree
 from ._base.extras import needed
 from ._base.misfit import misfit
 from ._base.types import Inputs, Memory, Spec
+from .engine.network import Network
 from .errors import InputError, ModelError, NotPositiveDefinite
 from .gram.compute import compute
 from .gram.gram import DenseGram, Gram
@@ -447,7 +448,9 @@ def _tensors(kernel: Kernel, X: object) -> Inputs | Source:
     given = source(X, "X")
     if not isinstance(given, Arrays):
         return given
-    x = tree.cast(given.take(slice(0, len(given))), _kind(kernel))
+    x, kind, network = given.take(slice(0, len(given))), _kind(kernel), _network(kernel)
+    if kind is not None and network is not None:
+        x = tree.narrowed(x, kind, lambda part: network.observed(network.state(), part).out, "X")
     for name, v in tree.leaves(x):
         checks.finite(v, "X" + name[1:])
     return x
@@ -462,9 +465,7 @@ def _copied(x: Samples) -> Samples:
 
 def _kind(kernel: object) -> torch.dtype | None:
     """The type in which a kernel takes real inputs; None where it casts them itself, or does not say."""
-    if hasattr(kernel, "inner"):  # a combination asks its first kernel about inputs
-        return _kind(kernel.inner[0])
-    network = kernel.feature_map.network if isinstance(kernel, Empirical) else None
+    network = _network(kernel)
     if network is None or network.precision is not None:
         return None
     return next(p.dtype for p in network.model.parameters() if p.is_floating_point())
@@ -485,3 +486,10 @@ def _array(v: object) -> object:
 def _numpy(value: Tensor, cross: Gram) -> np.ndarray:
     """An array in the Gram's type, as scikit-learn's users expect of float32 data."""
     return value.to(cross.dtype).cpu().numpy()
+
+
+def _network(kernel: object) -> Network | None:
+    """The network that a kernel takes gradients of; of a combination, that of its first kernel."""
+    if hasattr(kernel, "inner"):
+        return _network(kernel.inner[0])
+    return kernel.feature_map.network if isinstance(kernel, Empirical) else None

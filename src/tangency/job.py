@@ -31,6 +31,8 @@ def call(name: str, needed: str) -> object:
     try:
         with _users_code(name):
             return function()
+    except ImportError as e:  # `find` has words for those of the module; this one is of a line in the function
+        raise JobFailed(name, e) from e
     except SystemExit as e:
         raise InputError(f"{name} ended the program (sys.exit({e.code!r})); needed: {needed}.") from e
 

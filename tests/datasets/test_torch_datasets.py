@@ -292,7 +292,9 @@ def test_places_are_those_of_the_data_set() -> None:
     """A sample is named by its place: who leaves samples out or moves them in collate_fn is told."""
     with pytest.raises(InputError, match=r"collate_fn makes 9 samples of 10.*Subset\(dataset, indices\)"):
         labelled(DataLoader(Listed(PAIRS), collate_fn=dropping))
-    with pytest.raises(InputError, match=r"collate_fn changes the order .*item 0 is not the batch's sample 0"):
+    with pytest.raises(
+        InputError, match=r"collate_fn changes the samples or their order .item 0 is not the batch's sample 0"
+    ):
         labelled(DataLoader(Listed(PAIRS), collate_fn=sorting))
     ragged: list[object] = [(torch.ones(1 + k % 3), k % 2) for k in range(N)]
     made = labelled(DataLoader(Listed(ragged), collate_fn=padding))
@@ -316,3 +318,27 @@ def test_odd_items() -> None:
         labelled((masked, Y))
     with pytest.raises(InputError, match=r"y is a masked array, whose mask would be lost"):
         labelled((X, np.ma.masked_equal(Y.numpy(), 1)))
+
+
+class Normalising(DataLoader[object]):
+    """Does something to every batch."""
+
+    def __iter__(self) -> Any:
+        return ((x / 2, y) for x, y in super().__iter__())
+
+
+def test_loaders_that_give_something_else_than_their_data_set() -> None:
+    data = TensorDataset(X, Y)
+    for part in (
+        SequentialSampler(range(7)),
+        RandomSampler(range(7)),
+        BatchSampler(SequentialSampler(range(7)), 2, False),
+    ):
+        given = {"batch_sampler": part} if isinstance(part, BatchSampler) else {"sampler": part}
+        with pytest.raises(InputError, match=r"which may leave samples out or repeat them"):
+            labelled(DataLoader(data, **given))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"a Normalising, a DataLoader that makes its batches in a way of its own"):
+        labelled(Normalising(data, batch_size=2))
+    masked: list[object] = [(np.ma.masked_equal(x.numpy(), 4.0), 0) for x in X]
+    with pytest.raises(InputError, match=r"item 0 of data has a masked array|item 0 of .* masked array"):
+        labelled(Listed(masked))

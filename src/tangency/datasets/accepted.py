@@ -62,7 +62,12 @@ def labels(y: object) -> Tensor:
     if y.dim() != 1:
         fix = ""
         if y.dim() == 2:
-            fix = " Use y[:, 0]." if y.shape[1] == 1 else " If it is one-hot: y.argmax(1)."
+            real = " Real targets are for tg.regress, not for classes."
+            fix = (
+                (real if y.is_floating_point() else " Use y[:, 0].")
+                if y.shape[1] == 1
+                else " If it is one-hot: y.argmax(1)."
+            )
         raise InputError(f"y has shape {list(y.shape)}; needed: [n], one integer for each sample.{fix}")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise InputError(f"y is {y.dtype}; needed: integers from 0. If these are classes: y.long().")

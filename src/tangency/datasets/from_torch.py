@@ -82,6 +82,11 @@ def read(data: "Dataset[object] | DataLoader[object]", name: str, progress: bool
 
 def _check_loader(loader: "DataLoader[object]", name: str) -> None:
     """Refuse a loader that reads some samples only, or some of them twice, and one that makes no batches."""
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise InputError(
+            f"{name} is a {type(loader).__name__}, a DataLoader that makes its batches in a way of its own; needed: "
+            "one whose data set and collate_fn say all. Give (x, y), or a data set that does what the loader does."
+        )
     if isinstance(loader.dataset, IterableDataset):
         if loader.batch_size is None:
             raise InputError(f"{name} is a DataLoader without batch_size; needed: one that makes batches of samples.")
@@ -96,6 +101,8 @@ def _check_loader(loader: "DataLoader[object]", name: str) -> None:
     every = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     )
+    if isinstance(sampler, (SequentialSampler, RandomSampler)) and isinstance(loader.dataset, Sized):
+        every = every and len(sampler.data_source) == len(loader.dataset)
     if not every:
         raise InputError(
             f"{name} is a DataLoader with a {type(sampler).__name__}, which may leave samples out or repeat them; "
@@ -128,6 +135,10 @@ def _items(dataset: "Dataset[object]", name: str, usual: bool, progress: bool) -
                 raise
             if usual and k == 0:
                 _check_item(item, name)
+            if any(isinstance(v, np.ma.MaskedArray) for v in _values(item)):
+                raise InputError(
+                    f"item {k} of {name} has a masked array, whose mask would be lost. Fill it: x.filled(…)."
+                )
             if k == 0 and total is not None:
                 _check_room(total * _bytes(item), room, f"{total:,} samples of {_bytes(item) / 2**20:.3g} MiB", name)
             elif total is None:  # nobody knows how many will come
@@ -155,7 +166,7 @@ def _check_places(items: list[object], batch: Sequence[object], collate: Collate
         pairs = [(a[0], b) for a, b in zip(alone, together, strict=False) if a.shape[1:] == b.shape]
         if not all(torch.equal(a, b) for a, b in pairs):
             raise InputError(
-                f"{name}: collate_fn changes the order of the samples (item {k} is not the batch's sample {k}); "
+                f"{name}: collate_fn changes the samples or their order (item {k} is not the batch's sample {k}); "
                 "needed: the order of the data set, since a sample is named by its place in it. Give a loader whose "
                 "collate_fn keeps it."
             )
@@ -202,6 +213,15 @@ def _wrong(x: object) -> Iterator[object]:
             yield from _wrong(v)
     elif not isinstance(x, (Tensor, np.ndarray, np.generic, int, float)):
         yield x
+
+
+def _values(item: object) -> Iterator[object]:
+    """All that is in an item."""
+    if isinstance(item, (Mapping, tuple, list)):
+        for v in item.values() if isinstance(item, Mapping) else item:
+            yield from _values(v)
+    else:
+        yield item
 
 
 def _bytes(item: object) -> int:

@@ -151,7 +151,7 @@ def prepare_run(model: nn.Module, x: object, y: object, recipe: Recipe, seed: in
     if not parameters:
         raise InputError("the model has no parameter that requires a gradient, so there is nothing to train.")
     check_precision(recipe, parameters[0])
-    x, y = checked_data(x, y, parameters[0], "")
+    x, y = checked_data(x, y, model, "")
     with evaluating(model), torch.no_grad(), norms(model) as per_sample:
         out = run_model(model, tree.take(x, slice(0, 2)))
     labels = y.long() if are_classes(y) else None
@@ -172,7 +172,7 @@ def prepare_run(model: nn.Module, x: object, y: object, recipe: Recipe, seed: in
         if not hasattr(test, "y") and not (isinstance(test, (tuple, list)) and len(test) == 2):
             raise InputError(f"test is a {type(test).__name__}; needed: (x, y), or tangency.datasets.Labelled.")
         samples, said = (test, None) if hasattr(test, "y") else test
-        test = checked_data(samples, said, parameters[0], "test ")
+        test = checked_data(samples, said, model, "test ")
         check_classes(test[1], out, "test y")
     check_images(x, recipe)
     generator = torch.Generator(parameters[0].device).manual_seed(seed)
@@ -235,15 +235,16 @@ def check_norms(model: nn.Module, per_sample: dict[str, float], smallest: int, r
             )
 
 
-def checked_data(x: object, y: object, parameter: Tensor, whose: str) -> tuple[Inputs, Tensor]:
-    """The samples and labels, checked, on the parameters' device."""
+def checked_data(x: object, y: object, model: nn.Module, whose: str) -> tuple[Inputs, Tensor]:
+    """The samples and labels, checked, as the model takes them and on its device."""
     x, y = pair(x, y, whose)
     tree.check(x, f"{whose}x")
+    device = device_of(model)
+    x = tree.suited(tree.transform(lambda v: v.to(device), x), model, f"{whose}x")
     same_number(x, y, f"{whose}y")
-    x = tree.cast(x, parameter.dtype, f"{whose}x")
     for label, v in tree.leaves(x):
         checks.finite(v, f"{whose}{label}")
-    return tree.transform(lambda v: v.to(parameter.device), x), y.to(parameter.device)
+    return x, y.to(device)
 
 
 def check_precision(recipe: Recipe, parameter: Tensor) -> None:
