@@ -22,9 +22,7 @@ def made() -> tuple[torch.nn.Module, tg.decisions.Decisions]:
     return net, tg.explain(net, train, test, kernels=["trNTK", "CK"], samples=20, neighbours=3, progress=False)
 
 
-def test_it_names_the_samples_with_the_largest_parts(
-    made: tuple[torch.nn.Module, tg.decisions.Decisions],
-) -> None:
+def test_it_names_the_samples_with_the_largest_parts(made: tuple[torch.nn.Module, tg.decisions.Decisions]) -> None:
     net, decisions = made
     for sample in decisions.shown[:5].tolist():
         says = int(net(X[60 + sample : 61 + sample]).argmax())

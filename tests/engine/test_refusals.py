@@ -67,6 +67,13 @@ MISFITS = {
     "word": (WORDS, late_word(), r"^Embedding '0' takes whole numbers from 0 to 9, x has 12: .*an embedding of more"),
     "negative": (WORDS, late_word() - 3, r"^Embedding '0' takes whole numbers from 0 to 9, x has -3"),
     "no words": (WORDS, torch.randn(5, 3), r"^Embedding '0' takes whole numbers from 0 to 9, x has torch.float32"),
+    "words of 16 bits": (
+        WORDS,
+        torch.zeros(5, 3, dtype=torch.uint16),
+        r"^Embedding '0' takes whole numbers from 0 to 9, x has torch.uint16.*that torch can look up: x.long\(\)",
+    ),
+    "words of 8 bits": (WORDS, torch.zeros(5, 3, dtype=torch.int8), r"x has torch.int8: .*x.long\(\), of an array"),
+    "labels beside": (MLP, (torch.randn(5, 3), torch.zeros(5).long()), r"x has 2 inputs. If the last are labels"),
     "sequence": (Recurrent(), torch.randn(5, 7, 4), r"^LSTM 'rnn' takes 3 features, x has 4"),
     "no sequence": (Recurrent(), torch.randn(5, 7, 4, 3), r"^LSTM 'rnn' takes 3 dimensions .*, x has 4"),
     "norm": (nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)), torch.randn(5, 3), r"^LayerNorm '0' takes \[4\], x has"),
@@ -248,10 +255,7 @@ def test_arguments_that_forward_has_not() -> None:
     model = Cast(torch.float32)
     for x, message in (
         ({"X": X}, r"^Cast.forward\(\) takes \(x, mask=…\); the dict x has 'X'. Give its inputs the names"),
-        (
-            (X, X, X[:, :1]),
-            r"^Cast.forward\(\) takes \(x, mask=…\); x has 3 inputs. Give a tuple with one input for each",
-        ),
+        ((X, X, X[:, :1]), r"^Cast.forward\(\) takes \(x, mask=…\); x has 3 inputs. Give a tuple with one each"),
         ([X, X, X], r"x has 3 inputs. Of a list of samples make one tensor: torch.stack\(x\)"),
     ):
         for take in (tg.trace_ntk(model), tg.conjugate_kernel(model), lambda x: tg.models.outputs(model, x)):

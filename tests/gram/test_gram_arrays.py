@@ -164,3 +164,23 @@ def test_numbers_of_the_samples_in_any_form() -> None:
     ):
         with pytest.raises(tg.InputError, match=message):
             attempt()
+
+
+def test_gram_cut_by_meshes_as_scikit_learn_does(tmp_path: Path) -> None:
+    selection, svm = pytest.importorskip("sklearn.model_selection"), pytest.importorskip("sklearn.svm")
+    gram = tg.compute(KERNEL, X, store=tmp_path / "k", tile=4)
+    whole = gram.numpy()
+    np.testing.assert_array_equal(gram[np.ix_([3, 1], [0, 2, 5])], whole[np.ix_([3, 1], [0, 2, 5])])
+    y, folds = (X[:, 0] > X[:, 0].median()).numpy(), selection.KFold(3)
+    scores = [selection.cross_val_score(svm.SVC(kernel="precomputed"), k, y, cv=folds) for k in (gram, whole)]
+    np.testing.assert_array_equal(*scores)
+    for key in (None, (None, 2), (2, None)):
+        with pytest.raises(tg.InputError, match="None is no row or column; needed: numbers, slices"):
+            gram[key]
+
+
+def test_a_number_too_large_is_named_by_its_place() -> None:
+    given = X.double()
+    given[9, 1] = 1e39
+    with pytest.raises(tg.InputError, match=r"x1\[9:11\]\[0, 1\] is 1e\+39"):
+        tg.compute(KERNEL, given, tile=4)

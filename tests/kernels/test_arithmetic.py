@@ -194,3 +194,24 @@ def test_check_kernel_goes_by_the_coarsest_part() -> None:
 def test_combinations_are_projected_part_by_part(kernel: tg.Kernel, message: str) -> None:
     with pytest.raises(tg.InputError, match=message):
         tg.projected(kernel)
+
+
+@pytest.mark.parametrize(
+    ("tile", "message"),
+    [
+        (lambda k: k[:1], r"pair\(\) returned \(1, 4\) for 4 and 4 samples; needed: a tensor \[n, m\]"),
+        (lambda k: k.sum(0), r"pair\(\) returned \(1,\) for 1 and 1 samples"),
+        (lambda k: k.numpy(), r"pair\(\) returned a ndarray; needed: a tensor \[n, m\]"),
+        (lambda k: None, r"pair\(\) returned a NoneType; needed"),
+    ],
+)
+def test_tiles_of_a_users_kernel_have_their_shape(tile: Callable[[torch.Tensor], object], message: str) -> None:
+    class Wrong(Quadratic):
+        def pair(self, a, b, workspace=None):
+            return tile(super().pair(a, b))
+
+    with pytest.raises(tg.InputError, match=message):
+        tg.compute(Wrong(), X, tile=4)
+    if not isinstance(tile(X), torch.Tensor):
+        with pytest.raises(tg.InputError, match=message):
+            Wrong()(X)

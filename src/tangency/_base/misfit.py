@@ -21,6 +21,7 @@ _ABOUT_SHAPES = re.compile(
     r"shapes? cannot|size mismatch|size of tensor|channels|normalized_shape|[eE]xpected .*\dD|incompatible|"
     r"must be equal to input_size|index out of range|can't be greater than actual|embedding dim|running_mean"
 )
+_INDEX_TYPES = (torch.int32, torch.int64)
 # How the layers of torch call what they are given.
 _INPUTS = ("input", "query")
 _NORM_DIMS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
@@ -57,6 +58,8 @@ def misfit(e: Exception, x: Inputs, name: str, dtype: torch.dtype | None) -> Inp
     indices = layer is not None and isinstance(layer[1], (nn.Embedding, nn.EmbeddingBag))
     if indices:
         fix = "Give whole numbers within these, or an embedding of more rows."
+        if layer is not None and layer[2].dtype not in _INDEX_TYPES and not layer[2].is_floating_point():
+            fix = f"Give them in a type that torch can look up: {name}.long(), of an array {name}.astype('int64')."
     elif not words and _ABOUT_TYPES.search(text):
         want = dtype or (None if layer is None else _own_type(layer[1])) or torch.float32
         if layer is None and all(v.dtype == want for _, v in leaves):
@@ -109,7 +112,9 @@ def _miscalled(e: TypeError, x: Inputs, name: str) -> InputError | None:
     if len(args) > 1 and len(shapes) == 1:
         fix = f"Of a list of samples make one tensor: torch.stack({name}), of arrays numpy.stack({name})."
     else:
-        fix = "Give a tuple with one input for each."
+        last = args[-1]
+        labels = len(args) > 1 and isinstance(last, Tensor) and last.dim() == 1
+        fix = f"If the last are labels, give the samples alone: {name}[0]." if labels else "Give a tuple with one each."
     return InputError(f"{words}; {name} has {len(args)} input{'s' * (len(args) != 1)}. {fix}")
 
 
@@ -200,7 +205,7 @@ def _window(layer: nn.modules.conv._ConvNd, v: Tensor) -> tuple[str, str]:
 
 def _indices(rows: int, v: Tensor) -> tuple[str, str]:
     takes = f"whole numbers from 0 to {rows - 1}"
-    if v.is_floating_point():
+    if v.dtype not in _INDEX_TYPES:
         return takes, str(v.dtype)
     low, high = int(v.min()), int(v.max())
     return ("", "") if low >= 0 and high < rows else (takes, str(low if low < 0 else high))

@@ -23,7 +23,7 @@ from ..errors import (
     StoreWarning,
     WorkerLost,
 )
-from ..kernels.kernel import Kernel, all_finite
+from ..kernels.kernel import Kernel, all_finite, check_tile
 from .executors import check_executor, connect, results
 from .gram import Gram
 from .manifest import MOST_TILES, Witness, differences, manifest
@@ -217,6 +217,7 @@ class Run:
         else:
             prepared = self.kernel.prepare(first)
             cell, by_rows = self.kernel.pair(prepared, prepared), 0
+            check_tile(cell, 1, 1)
         entry = cell.numel() * cell.element_size()
         size = Footprint(self.n * self.m * entry, kept, transient, entry, cell.device.type, self.m, by_rows)
         shape = [self.n, self.m] if cell.dim() == 2 else [self.n, cell.shape[1], self.m, cell.shape[3]]
@@ -320,4 +321,6 @@ class Run:
     def _load(self, side: int, block: slice) -> Inputs:
         """Samples of a side as the kernel takes them."""
         samples = self.y if side and self.y is not None else self.x
-        return batch(self.kernel, samples.take(block), f"x{side + 1}", block.stop - block.start)
+        # Errors number the rows of what they name: those of the block.
+        name = f"x{side + 1}" + f"[{block.start}:{block.stop}]" * (block.start > 0)
+        return batch(self.kernel, samples.take(block), name, block.stop - block.start)

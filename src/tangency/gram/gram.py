@@ -32,9 +32,11 @@ from .indices import (
     length,
     meet,
     mirror_tile,
+    number_or_choice,
     numbers,
     on_device,
     place_tile,
+    unmeshed,
 )
 
 if TYPE_CHECKING:
@@ -118,7 +120,7 @@ class Gram(ABC):
 
     def __getitem__(self, key: object) -> Tensor:
         """A dense part: gram[i], gram[2:5], gram[rows, columns] with numbers, slices, index sets or masks."""
-        keys = [_number_or_choice(k) for k in (key if isinstance(key, tuple) else (key,))]
+        keys = [number_or_choice(k) for k in unmeshed(key if isinstance(key, tuple) else (key,))]
         if len(keys) == 1:
             keys.append(slice(None))
         if len(keys) != 2:
@@ -483,16 +485,3 @@ def _tensor(v: Numbers, name: str) -> Tensor:
         return torch.as_tensor(v)
     except (TypeError, ValueError, RuntimeError):
         return tree.numbers(v, name)  # says what is wrong
-
-
-def _number_or_choice(key: object) -> int | Choice:
-    """One number as an int, in whatever form it comes; everything else as it is, `...` as all."""
-    if key is Ellipsis:
-        return slice(None)
-    if isinstance(key, (bool, np.bool_, str)):
-        raise InputError(f"{key!r} is no row or column; needed: numbers, slices, index sets or masks.")
-    if isinstance(key, (int, np.integer)):
-        return int(key)
-    if isinstance(key, (Tensor, np.ndarray)) and key.ndim == 0 and "int" in str(key.dtype):
-        return int(key)
-    return key  # type: ignore[return-value]  # what cannot be read as numbers is refused there

@@ -129,3 +129,24 @@ def chosen(choice: Choice, count: int, name: str) -> Tensor | None:
     if bool(bad.any()):
         raise InputError(f"{name}: number {int(index[bad][0])} is not among the {count} of this Gram.")
     return torch.where(index < 0, index + count, index)
+
+
+def number_or_choice(key: object) -> int | Choice:
+    """One number as an int, in whatever form it comes; everything else as it is, `...` as all."""
+    if key is Ellipsis:
+        return slice(None)
+    if key is None or isinstance(key, (bool, np.bool_, str)):  # None would be a new axis in NumPy
+        raise InputError(f"{key!r} is no row or column; needed: numbers, slices, index sets or masks.")
+    if isinstance(key, (int, np.integer)):
+        return int(key)
+    if isinstance(key, (Tensor, np.ndarray)) and key.ndim == 0 and "int" in str(key.dtype):
+        return int(key)
+    return key  # type: ignore[return-value]  # what cannot be read as numbers is refused in `chosen`
+
+
+def unmeshed(keys: tuple[object, ...]) -> tuple[object, ...]:
+    """A column of rows and a row of columns, as np.ix_ makes them (scikit-learn cuts Grams so), as two index sets."""
+    arrays = [k for k in keys if isinstance(k, (Tensor, np.ndarray)) and k.ndim == 2]
+    if len(arrays) == len(keys) == 2 and arrays[0].shape[1] == arrays[1].shape[0] == 1:
+        return arrays[0][:, 0], arrays[1][0]
+    return keys

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .._base.types import Inputs, T
 from ..errors import NonFiniteError
-from ..kernels.kernel import Kernel, Prepared
+from ..kernels.kernel import Kernel, Prepared, check_tile
+from .indices import length
 from .plan import TilePlan
 from .rows import RowMap
 
@@ -129,7 +130,9 @@ class Sweep:
         for j, rows in task.columns:
             b = self.rows[j] if j in held else next(passing)
             for i in rows:
-                yield i, j, self.maker.pair(self.rows[i], b, self.cut.workspace)
+                tile = self.maker.pair(self.rows[i], b, self.cut.workspace)
+                check_tile(tile, length(self.cut.block(i)), length(self.cut.block(j, self._columns_side)))
+                yield i, j, tile
         passing.close()
 
     def diagnose(self, i: int, j: int) -> NonFiniteError:

@@ -174,6 +174,8 @@ class Kernel(ABC):
 
     def finite(self, k: Tensor, a: Prepared, b: Prepared) -> Tensor:
         """The tile k of a and b, if all its entries are finite; else NonFiniteError, with the sample if it is known."""
+        if not isinstance(k, Tensor):  # what a user's own pair() may give
+            check_tile(k, 0, 0)
         if not all_finite(k.detach()):
             # Only now, since it looks at all that was prepared. If that is finite, the products overflowed.
             self.diagnose(a)
@@ -194,6 +196,16 @@ class Kernel(ABC):
     def __sklearn_clone__(self) -> "Kernel":
         """Itself: scikit-learn would copy the model with every fold."""
         return self
+
+
+def check_tile(k: object, n: int, m: int) -> None:
+    """Refuse what a user's own pair() returns for n and m samples and is no tile: torch would broadcast it."""
+    if isinstance(k, Tensor) and k.dim() in (2, 4) and (k.shape[0], k.shape[k.dim() // 2]) == (n, m):
+        return
+    given = f"{tuple(k.shape)} for {n} and {m} samples" if isinstance(k, Tensor) else f"a {type(k).__name__}"
+    raise InputError(
+        f"the kernel's pair() returned {given}; needed: a tensor [n, m], or [n, c, m, d] for a kernel between outputs."
+    )
 
 
 def all_finite(k: Tensor, total: Tensor | None = None) -> bool:
