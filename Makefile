@@ -20,10 +20,10 @@ lint: .venv/installed
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
 test-all: lint
-	$(BIN)/python -m pytest -n 2 -m "not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
 
 # Without a GPU all are skipped; TANGENCY_GPU_ON_CPU=1 runs them on the CPU. Without a network: benchmarks/robustness/gpu_tests.py.
 test-gpu: .venv/installed
