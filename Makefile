@@ -20,7 +20,7 @@ lint: .venv/installed
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not gpu"
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"

@@ -286,6 +286,7 @@ def test_a_class_that_the_training_rows_lack_is_a_mistake_and_no_error() -> None
 # The whole
 
 
+@pytest.mark.slow  # tests/command/test_explain_cli.py has it with a smaller plan
 def test_the_quick_form_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "uci", "--quick", "--seeds", "1", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out

@@ -311,7 +311,7 @@ def test_a_script_without_cloudpickle_is_told_what_to_do(workers: tg.Workers, mo
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
-    process = script(tmp_path, delay=0.2)
+    process = script(tmp_path, delay=0.05)
     assert eventually(lambda: len(noted(tmp_path)) == 1)
     process.kill()
     process.communicate()

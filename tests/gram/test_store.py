@@ -62,10 +62,11 @@ def made(log: Path) -> list[str]:
     return log.read_text().split("\n")[:-1] if log.exists() else []
 
 
-def test_kill_at_twenty_moments(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_kill_at_many_moments(most: int, whole: Path, tmp_path: Path) -> None:
     path, draw = tmp_path / "gram", random.Random(0)
     kills, before = 0, {}
-    while kills < 20:
+    while kills < most:
         log = tmp_path / f"log{kills}"
         process = start(path, log, 0.03, most=4)  # 20 kills leave some of the 91 tiles
         while process.is_alive() and not made(log):  # begun

@@ -1,9 +1,9 @@
 """Shapes in annotations, checked at run time in every module of tangency.
 
 `install` changes how tangency's modules are imported: a function or dataclass whose annotations name a shape
-(`Float[…]`, `Int[…]`) is checked by beartype at every call. Only such annotations are checked: what else a caller may
-have given wrong is answered by our own messages, which the tests look at. In the modules that `install` is given by
-name, all annotations are.
+(`Float[…]`, `Int[…]`) is checked by beartype when it is called. Only such annotations are checked: what else a caller
+may have given wrong is answered by our own messages, which the tests look at. In the modules that `install` is given
+by name, all annotations are.
 
 jaxtyping has a decorator and an import hook for this; both bind arguments to the signature at every call, which took
 half of the time of our tests. All that is needed of it is that the sizes of one call are remembered together.
@@ -15,6 +15,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import inspect
+import itertools
 import random
 import sys
 import types
@@ -62,6 +63,9 @@ def shapes_alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return beartype(function)
 
 
+# Every call of a function is checked up to so many, then every so many: a wrong shape does not come alone, and small
+# functions are called a million times.
+OFTEN, SELDOM = 100, 20
 # Tests may switch the checks off: torch.fx passes proxies where a tensor is annotated.
 enabled = True
 
@@ -75,9 +79,12 @@ def checked(thing: Any, wholly: bool = False) -> Any:
     plain.__module__, plain.__qualname__ = thing.__module__, thing.__qualname__
     inner = beartype(plain) if wholly else shapes_alone(plain)
 
+    calls = itertools.count()
+
     @functools.wraps(thing)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not enabled:
+        number = next(calls)
+        if not enabled or (number > OFTEN and number % SELDOM):
             return thing(*args, **kwargs)
         with _ONE_CALL:
             return inner(*args, **kwargs)
