@@ -1,6 +1,7 @@
 """The reference that nothing may fool: rules and fallback against autograd on two samples, for each plan."""
 
 import copy
+import itertools
 import pickle
 import random
 from typing import Any
@@ -14,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from zoo import Net, parameter
 
 import tangency as tg
-from tangency.engine import fallback
+from tangency.engine import fallback, features
+from tangency.engine.capture_plan import Unfamiliar
 from tangency.testing import by_autograd
 
 F64 = torch.float64
@@ -600,3 +602,16 @@ def test_random_numbers_of_another_thread_are_not_the_models() -> None:
     k = tg.trace_ntk(model)(x)
     assert drawn
     torch.testing.assert_close(k, 2 * (x @ x.T + 1))
+
+
+def test_a_model_that_calls_something_else_every_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count()
+
+    def never_the_same(*_: object) -> None:
+        raise Unfamiliar(next(calls))
+
+    monkeypatch.setattr(features, "ATTEMPTS", 3)
+    monkeypatch.setattr(features.Jacobian, "_blocks", never_the_same)
+    with pytest.raises(tg.ModelError, match=r"forward\(\) calls other functions of torch each time .*\(3 times\)"):
+        tg.trace_ntk(nn.Linear(3, 2))(torch.randn(4, 3))
+    assert next(calls) == 3

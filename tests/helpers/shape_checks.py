@@ -15,7 +15,6 @@ import functools
 import importlib.abc
 import importlib.machinery
 import inspect
-import itertools
 import random
 import sys
 import types
@@ -63,9 +62,6 @@ def shapes_alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return beartype(function)
 
 
-# Every call of a function is checked up to so many, then every so many: a wrong shape does not come alone, and small
-# functions are called a million times.
-OFTEN, SELDOM = 100, 20
 # Tests may switch the checks off: torch.fx passes proxies where a tensor is annotated.
 enabled = True
 
@@ -79,12 +75,9 @@ def checked(thing: Any, wholly: bool = False) -> Any:
     plain.__module__, plain.__qualname__ = thing.__module__, thing.__qualname__
     inner = beartype(plain) if wholly else shapes_alone(plain)
 
-    calls = itertools.count()
-
     @functools.wraps(thing)
     def call(*args: Any, **kwargs: Any) -> Any:
-        number = next(calls)
-        if not enabled or (number > OFTEN and number % SELDOM):
+        if not enabled:
             return thing(*args, **kwargs)
         with _ONE_CALL:
             return inner(*args, **kwargs)

@@ -27,6 +27,9 @@ from .rules import NoRule
 
 # Samples at a time where a model loops over them: each sample's calls get room for all samples (heuristic).
 TRACED = 64
+# How often a batch is begun again because forward() made calls that were not known of it (heuristic): once for each
+# kind of call is meant, and a model that makes others every time must end somewhere.
+ATTEMPTS = 200
 
 Form = Callable[[str], bool]
 
@@ -127,7 +130,7 @@ class Jacobian(Features):
 
     def __call__(self, x: Inputs, memory: int | None = None, form: Form = every_parameter) -> dict[str, GradientBlock]:
         """As `Features.__call__`, in micro-batches that fit into `memory` bytes (default: a part of what is free)."""
-        while True:
+        for _ in range(ATTEMPTS):
             plan = self.plan(x)
             try:
                 # Samples that the probe had not seen may not fit either: a word that is in no vocabulary.
@@ -153,6 +156,10 @@ class Jacobian(Features):
                 self.plans[self._key(x)] = plan
                 if e.calls != plan.calls:  # its calls depend on the batch
                     plan.measured.add(e.calls)
+        raise ModelError(
+            f"forward() calls other functions of torch each time that it runs on the same samples ({ATTEMPTS} times), so "
+            "its gradients cannot be followed. Make it do the same for the same inputs."
+        )
 
     def _blocks(self, x: Inputs, plan: CapturePlan, memory: int | None, form: Form) -> dict[str, GradientBlock]:
         """The blocks of x by this plan. Where gradients with respect to x are wanted, all in one batch."""
