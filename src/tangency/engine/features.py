@@ -157,8 +157,8 @@ class Jacobian(Features):
                 if e.calls != plan.calls:  # its calls depend on the batch
                     plan.measured.add(e.calls)
         raise ModelError(
-            f"forward() calls other functions of torch each time that it runs on the same samples ({ATTEMPTS} times), so "
-            "its gradients cannot be followed. Make it do the same for the same inputs."
+            f"forward() calls other functions of torch each time that it runs on the same samples ({ATTEMPTS} times), "
+            "so its gradients cannot be followed. Make it do the same for the same inputs."
         )
 
     def _blocks(self, x: Inputs, plan: CapturePlan, memory: int | None, form: Form) -> dict[str, GradientBlock]:
