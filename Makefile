@@ -23,7 +23,7 @@ test: lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not gpu"
 
 test-all: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
+	TANGENCY_CHECK_TYPES=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not gpu"
 
 # Without a GPU all are skipped; TANGENCY_GPU_ON_CPU=1 runs them on the CPU. Without a network: benchmarks/robustness/gpu_tests.py.
 test-gpu: .venv/installed

@@ -13,8 +13,8 @@ import torch
 from hypothesis import settings
 
 assert "tangency" not in sys.modules, "tangency was imported before its shapes could be checked"
-# Shapes are checked in all modules; inside the engine and the models, every other annotation too. At the doors
-# (kernels, network, …) our own messages about wrong types are what is tested.
+# Shapes are checked in all modules; under `make test-all`, inside the engine and the models, every other annotation too
+# (mypy knows most of it). At the doors (kernels, network, …) our own messages about wrong types are what is tested.
 INSIDE = [
     "agreement",
     "apart",
@@ -36,7 +36,8 @@ INSIDE = [
     "weights",
 ]
 INSIDE = [f"engine.{name}" for name in INSIDE] + ["gram.gram", "models"]
-shape_checks.install(wholly=[f"tangency.{room}" for room in INSIDE])
+wholly = [f"tangency.{room}" for room in INSIDE] if os.environ.get("TANGENCY_CHECK_TYPES") else []
+shape_checks.install(wholly)
 import tangency as tg  # noqa: E402, F401
 
 torch.set_num_threads(1)

@@ -7,10 +7,12 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+import shape_checks
 import torch
 from beartype.roar import BeartypeCallHintViolation, BeartypeDoorHintViolation
 
 import tangency as tg
+from tangency._base.types import Float
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "tangency"
@@ -101,5 +103,14 @@ def test_files_stay_readable() -> None:
 def test_shapes_are_checked_under_pytest() -> None:
     with pytest.raises(BeartypeDoorHintViolation):
         tg.engine.blocks.DenseBlock(torch.zeros(2, 2))
+
+    @shape_checks.checked
+    def joined(a: Float[torch.Tensor, "n c"], b: Float[torch.Tensor, " n"]) -> Float[torch.Tensor, " n"]:
+        return (a.sum(1) + b)[: 3 if float(b.sum()) else None]
+
+    joined(torch.zeros(5, 2), torch.zeros(5))
+    joined(torch.zeros(4, 2), torch.zeros(4))  # n is one number in a call, not for ever
     with pytest.raises(BeartypeCallHintViolation):
-        tg.engine.blocks.scatter(torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 1, 3, 1, 4), "five")  # type: ignore[arg-type]
+        joined(torch.zeros(5, 2), torch.zeros(4))
+    with pytest.raises(BeartypeCallHintViolation, match="return"):
+        joined(torch.zeros(5, 2), torch.ones(5))
