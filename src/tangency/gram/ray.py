@@ -12,6 +12,8 @@ from ..errors import InputError, WorkerLost
 
 # Seconds between two looks for machines that have joined, and that one may take to join when none is left (heuristic).
 LOOK, WAIT = 10.0, 60.0
+# Seconds that a first worker may take to come up once there was room for it: importing torch on a busy machine.
+START = 300.0
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -61,8 +63,8 @@ class RayExecutor:
         if not self._need:
             self.close()
             raise InputError(f"RayExecutor(gpus={gpus}, cpus={cpus}): needed: more than nothing for each worker.")
-        end = time.monotonic() + WAIT
-        while not self._load and self._slots() and time.monotonic() < end:
+        begun = time.monotonic()
+        while not self._load and self._slots() and time.monotonic() - begun < (START if self._starting else WAIT):
             self._grow(1.0)
         self._join(LOOK)  # one is up; the others take about as long
         if not self._load:
