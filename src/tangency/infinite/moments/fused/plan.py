@@ -1,0 +1,83 @@
+"""Which networks go through the fused recursion, up to where: images, convolutions, activations, sums, mean pooling."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from ...activations.dual import Rectifier
+from ...activations.duals import Erf, Gelu, Identity
+from ..core import Activation, Grid, Input, RandomAffine
+from ..ops import Add, Rescale
+from ..positions import Pool, Total, Trace, Window
+from ..recursion import Node, Recursion
+
+DUALS = (Rectifier, Erf, Gelu, Identity)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The nodes from the images to where positions end (`end`: a mean over all, or Flatten); what follows has no grid."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def end(self) -> int:
+        """The node that ends the positions."""
+        return len(self.nodes) - 1
+
+    @property
+    def grid(self) -> Grid:
+        """The height and width of the images."""
+        return self.nodes[0].grid
+
+    @property
+    def flat(self) -> bool:
+        """Whether equal positions alone count (Flatten), not all pairs of them."""
+        return isinstance(self.nodes[-1].op, Trace)
+
+
+def find_plan(recursion: Recursion) -> Plan | str:
+    """The plan of a network, or the reason why it has none, as a clause: "max pooling is not among them"."""
+    nodes = recursion.nodes
+    end = next((k for k, node in enumerate(nodes) if isinstance(node.op, Total | Trace) and not node.grid), None)
+    if end is None:
+        return "its positions are neither averaged nor flattened in the end"
+    if not isinstance(nodes[0].op, Input) or len(nodes[0].grid) != 2:
+        return f"its inputs are no images (positions: {nodes[0].grid})"
+    if any(j < end for node in nodes[end + 1 :] for j in node.inputs) or any(
+        isinstance(node.op, Input) for node in nodes[1:]
+    ):
+        return "it has several inputs, or a branch around the pooling"
+    for node in nodes[1 : end + 1]:
+        grids = [nodes[j].grid for j in node.inputs]
+        why = _misfit(node, grids)
+        if why is not None:
+            return f"{node.name or 'a layer'}: {why}"
+    return Plan(nodes[: end + 1])
+
+
+def _misfit(node: Node, grids: Iterable[Grid]) -> str | None:
+    """Why an operation does not fit; None if it does."""
+    op, before = node.op, next(iter(grids))
+    if isinstance(op, RandomAffine | Rescale | Add | Total | Trace):
+        return None
+    if isinstance(op, Activation):
+        if not isinstance(op.dual, DUALS):
+            return f"{type(op.dual).__name__} has no closed form there"
+        return "a scale of each channel's own is trained" if op.inner is not None and op.rate else None
+    if isinstance(op, Window):
+        return _misfit_window(op)
+    if isinstance(op, Pool):
+        plain = op.size == op.stride and not op.circular and not any(map(sum, op.padding))
+        even = plain and all(n % k == 0 for n, k in zip(before, op.size, strict=True))
+        return None if even else f"windows of {op.size} do not divide {before} positions without rest"
+    return f"{type(op).__name__} is not among convolutions, activations, sums and mean pooling"
+
+
+def _misfit_window(op: Window) -> str | None:
+    if op.circular or prod(op.dilation) > 1:
+        return "circular borders or dilation"
+    same = all(k % 2 and pad == ((k - 1) // 2,) * 2 for k, pad in zip(op.size, op.padding, strict=True))
+    if not same:
+        return f"a window of {op.size} padded by {op.padding}, not by half of it"
+    return None if max(op.size) <= 7 else f"a window of {op.size}, larger than 7"
