@@ -112,8 +112,7 @@ class Network:
     @property
     def computes(self) -> torch.dtype | None:
         """The type that is computed in; None where parameters of several types each have their own."""
-        kinds = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
-        return _STORED.get(self.precision or "") or (kinds.pop() if len(kinds) == 1 else None)
+        return _STORED.get(self.precision or "") or tree.dtype_of(self.model)
 
     @property
     def channels_last(self) -> bool:
