@@ -136,9 +136,13 @@ class Network:
         if dtype is not None:
             x = tree.cast(x, dtype, name)
         elif len(dtypes) == 1:
-            x = tree.narrowed(x, next(iter(dtypes)), lambda part: self.observed(self.state(), part).out, name)
+            x = self.narrowed(x, next(iter(dtypes)), name)
         tree.check_place(x, next(self.model.parameters()).device, dtypes)
         return x
+
+    def narrowed(self, x: Inputs, dtype: torch.dtype, name: str) -> Inputs:
+        """x in this type, as `tree.narrowed`: refused where this network needs the digits that are lost."""
+        return tree.narrowed(x, dtype, lambda part: self.observed(self.state(), part).out, name)
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and buffers as this function takes them: detached and cast."""
