@@ -258,7 +258,6 @@ def _explain(args: argparse.Namespace) -> int:
     checks.memory(args.memory)
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         made = job.call(args.function, "(model, train, test)")
-    made = tuple(made) if isinstance(made, list) else made
     if isinstance(made, tuple) and len(made) == 3:
         made = dict(zip(("model", "train", "test"), made, strict=True))
     if not isinstance(made, dict) or not {"model", "train", "test"} <= set(made):
@@ -415,7 +414,6 @@ def _again(gram: StoredGram, finished: list[tuple[int, int]], args: argparse.Nam
 def _call(name: str) -> tuple[Kernel, object, object]:
     """What MODULE:FUNCTION returns: kernel, x1, x2 or None."""
     made = job.call(name, "(kernel, x)")
-    made = tuple(made) if isinstance(made, list) else made
     if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], Kernel)):
         kinds = [type(v).__name__ for v in made] if isinstance(made, tuple) else type(made).__name__
         raise InputError(f"{name} returned {kinds}; needed: (kernel, x) or (kernel, x1, x2).")

@@ -450,7 +450,7 @@ def _tensors(kernel: Kernel, X: object) -> Inputs | Source:
         return given
     x, kind, network = given.take(slice(0, len(given))), _kind(kernel), _network(kernel)
     if kind is not None and network is not None:
-        x = tree.narrowed(x, kind, lambda part: network.observed(network.state(), part).out, "X")
+        x = network.narrowed(x, kind, "X")
     for name, v in tree.leaves(x):
         checks.finite(v, "X" + name[1:])
     return x

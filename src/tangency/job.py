@@ -26,15 +26,16 @@ class JobFailed(Exception):
 
 
 def call(name: str, needed: str) -> object:
-    """What MODULE:FUNCTION returns; `needed` says in messages what it should."""
+    """What MODULE:FUNCTION returns, a list as a tuple; `needed` says in messages what it should."""
     function = find(name)
     try:
         with _users_code(name):
-            return function()
+            made = function()
     except ImportError as e:  # `find` has words for those of the module; this one is of a line in the function
         raise JobFailed(name, e) from e
     except SystemExit as e:
         raise InputError(f"{name} ended the program (sys.exit({e.code!r})); needed: {needed}.") from e
+    return tuple(made) if isinstance(made, list) else made
 
 
 def find(name: str) -> Callable[[], object]:

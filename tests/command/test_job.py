@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tangency as tg
 from tangency._base import machine
 from tangency.cli import main
 
@@ -41,6 +42,12 @@ class Forward(torch.nn.Module):
 def later():
     x = torch.randn(4, 3)
     return Forward().eval(), (x, [0, 1, 0, 1]), (x, [0, 1, 0, 1])
+
+def later_in_a_list():
+    return list(later())
+
+def kernel_in_a_list():
+    return [tg.trace_ntk(torch.nn.Linear(3, 2)), torch.randn(4, 3)]
 """
 
 
@@ -90,6 +97,12 @@ def test_a_model_that_fails_in_our_hands(job: str, capsys: pytest.CaptureFixture
     assert "LookupError: in forward" in said
     assert "in forward\n    raise LookupError" in said
     assert "--debug" in said
+
+
+def test_a_list_is_as_good_as_a_tuple(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "LookupError: in forward" in failure(f"{job}:later_in_a_list", 1, capsys)  # it got as far as the model
+    assert main(["gram", f"{job}:kernel_in_a_list", "--store", "k", "--quiet"]) == 0
+    assert tg.open_gram("k").shape == (4, 4)
 
 
 @pytest.mark.parametrize(

@@ -157,11 +157,18 @@ def cast(x: Inputs, dtype: torch.dtype | None, name: str = "x") -> Inputs:
 
 def suited(x: Inputs, model: nn.Module, name: str = "x") -> Inputs:
     """What a user gave as samples, as this model takes it: in the type of its parameters, if that is one."""
+    dtype, x = dtype_of(model), given(x, name)
+    return x if dtype is None else narrowed(x, dtype, lambda part: copy_outputs(model, *arguments(part)), name)
+
+
+def dtype_of(model: nn.Module) -> torch.dtype | None:
+    """The floating-point type of a model's parameters; None where they are of several, or there are none.
+
+    >>> dtype_of(nn.Linear(2, 1).double())
+    torch.float64
+    """
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    x = given(x, name)
-    return (
-        narrowed(x, dtypes.pop(), lambda part: copy_outputs(model, *arguments(part)), name) if len(dtypes) == 1 else x
-    )
+    return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def narrowed(x: Inputs, dtype: torch.dtype, run: Callable[[Inputs], Tensor], name: str = "x") -> Inputs:

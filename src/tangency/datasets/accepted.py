@@ -34,12 +34,10 @@ def tensors(x: Any) -> Any:
 
 
 def _tensor(array: np.ndarray, name: str) -> Tensor:
-    if isinstance(array, np.ma.MaskedArray):
-        raise InputError(f"{name} is a masked array, whose mask would be lost. Give numbers: {name}.filled(…).")
-    try:  # in the machine's byte order, and writable: a tensor would write through to a mapped file
-        return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
-    except TypeError:
-        raise InputError(f"{name} holds {array.dtype}, of which there are no tensors; needed: numbers.") from None
+    if array.dtype.kind not in "biufc":
+        raise InputError(f"{name} holds {array.dtype}, of which there are no tensors; needed: numbers.")
+    # In C order: of a column of a structured array torch cannot make a tensor otherwise.
+    return tree.from_array(np.asanyarray(array, order="C"), name)
 
 
 def labels(y: object) -> Tensor:

@@ -195,10 +195,11 @@ def _check_item(item: object, name: str) -> None:
             f"x in an item of {name} is a list of {len(item[0])} numbers, of which torch makes {len(item[0])} inputs; "
             "needed: a tensor or array. Give torch.tensor(x) in the data set."
         )
-    with contextlib.suppress(StopIteration):
-        wrong = next(_wrong(item[0]))
-        picture = type(wrong).__module__.startswith("PIL.")
-        what = "a PIL image" if picture else f"a {type(wrong).__name__}"
+    for v in _values(item[0]):
+        if isinstance(v, (Tensor, np.ndarray, np.generic, int, float)):
+            continue
+        picture = type(v).__module__.startswith("PIL.")
+        what = "a PIL image" if picture else f"a {type(v).__name__}"
         fix = "Give the data set a transform that makes a tensor: transform=torchvision.transforms.ToTensor()."
         raise InputError(
             f"x in an item of {name} is {what}; needed: a tensor or array, or a tuple or dict of them. "
@@ -206,17 +207,8 @@ def _check_item(item: object, name: str) -> None:
         )
 
 
-def _wrong(x: object) -> Iterator[object]:
-    """What in an input is no number."""
-    if isinstance(x, (Mapping, tuple, list)):
-        for v in x.values() if isinstance(x, Mapping) else x:
-            yield from _wrong(v)
-    elif not isinstance(x, (Tensor, np.ndarray, np.generic, int, float)):
-        yield x
-
-
 def _values(item: object) -> Iterator[object]:
-    """All that is in an item."""
+    """All that is in an item, in its tuples, lists and dicts."""
     if isinstance(item, (Mapping, tuple, list)):
         for v in item.values() if isinstance(item, Mapping) else item:
             yield from _values(v)
@@ -226,11 +218,7 @@ def _values(item: object) -> Iterator[object]:
 
 def _bytes(item: object) -> int:
     """What an item's tensors and arrays take."""
-    if isinstance(item, (Tensor, np.ndarray)):
-        return item.nbytes
-    if isinstance(item, (Mapping, tuple, list)):
-        return sum(map(_bytes, item.values() if isinstance(item, Mapping) else item))
-    return 0
+    return sum(v.nbytes for v in _values(item) if isinstance(v, (Tensor, np.ndarray)))
 
 
 def _form(item: object) -> str:

@@ -1,6 +1,7 @@
 """Why did the network say that: kernels, surrogates, faithfulness and attributions of one model on one data set."""
 
 import itertools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,11 @@ class Decisions(Result):
         """The network's, on the test data."""
         return float((self.logits.argmax(1) == self.test.y.to(self.logits.device)).double().mean())
 
+    @property
+    def _best(self) -> Explanation:
+        """The most faithful one; last comes a τ_K that is NaN, of a surrogate that says the same of every sample."""
+        return max(self.explanations, key=lambda e: -2 if math.isnan(e.faithfulness.tau) else e.faithfulness.tau)
+
     def table(self) -> str:
         """A line for each kernel; then what the network's outputs are."""
         lines = [f"{'kernel':10s}{'τ_K':>8s}{'95% interval':>18s}{'TAD':>9s}{'Pearson':>9s}{'R²':>7s}{'seconds':>9s}"]
@@ -115,8 +121,8 @@ class Decisions(Result):
     @property
     def warning(self) -> str:
         """A sentence where not even the most faithful surrogate follows the network, else nothing."""
-        best = max(self.explanations, key=lambda e: e.faithfulness.tau).faithfulness
-        if "tau" not in best.intervals or not best.intervals["tau"].low <= 0:
+        best = self._best.faithfulness
+        if "tau" not in best.intervals or best.intervals["tau"].low > 0:  # NaN is not
             return ""
         return (
             f"None of these surrogates follows the network (the best τ_K, {best.tau:.2f}, may as well be 0): what they "
@@ -138,7 +144,7 @@ class Decisions(Result):
                 f"sample={sample!r} is none of the {len(self.shown)} test samples that were looked into (`shown`: "
                 f"{checks.some([str(k) for k in self.shown.tolist()])}); explain(…, samples=…) says how many."
             )
-        by = names[kernel] if kernel else max(self.explanations, key=lambda e: e.faithfulness.tau)
+        by = names[kernel] if kernel else self._best
         says, truth = int(self.logits[sample].argmax()), int(self.test.y[sample])
         sure = float(self.logits[sample].double().softmax(0)[says])
         right = "which is right" if says == truth else f"it is {self.test.classes[truth]}"

@@ -142,16 +142,16 @@ class Linearized(nn.Module):
         """Arguments as the model takes them: tensors for arrays, in the type of the parameters, if that is one."""
         single = len(args) == 1 and not kwargs  # so that errors call it x
         given = tree.tensors(cast(Inputs, args[0] if single else (args, kwargs)))
-        kinds = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        dtype = tree.dtype_of(self.model)
 
         def call(x: Inputs) -> Call:
             """As the model is called."""
             return ((x,), {}) if single else cast(Call, x)
 
-        if len(kinds) == 1 and self._narrowed:  # looked at once: training calls this at every step
-            given = tree.cast(given, kinds.pop())
-        elif len(kinds) == 1:
-            given = tree.narrowed(given, kinds.pop(), lambda part: tree.copy_outputs(self.model, *call(part)))
+        if self._narrowed:  # looked at once: training calls this at every step
+            given = tree.cast(given, dtype)
+        elif dtype is not None:
+            given = tree.narrowed(given, dtype, lambda part: tree.copy_outputs(self.model, *call(part)))
             self._narrowed = True
         return call(given)
 

@@ -92,8 +92,8 @@ def _targets(model: nn.Module, x: Inputs, given: Numbers) -> Tensor:
     y, n = tree.numbers(given), tree.size(x)
     if y.dim() == 0 or len(y) != n:
         raise InputError(f"x has {n} samples and y has {y.shape[0] if y.dim() else 'one number'}; needed: as many.")
-    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return tree.cast_tensor(y, kinds.pop(), "y") if len(kinds) == 1 else y
+    dtype = tree.dtype_of(model)
+    return y if dtype is None else tree.cast_tensor(y, dtype, "y")
 
 
 @dataclass(eq=False)

@@ -112,8 +112,7 @@ class Network:
     @property
     def computes(self) -> torch.dtype | None:
         """The type that is computed in; None where parameters of several types each have their own."""
-        kinds = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
-        return _STORED.get(self.precision or "") or (kinds.pop() if len(kinds) == 1 else None)
+        return _STORED.get(self.precision or "") or tree.dtype_of(self.model)
 
     @property
     def channels_last(self) -> bool:
@@ -137,9 +136,13 @@ class Network:
         if dtype is not None:
             x = tree.cast(x, dtype, name)
         elif len(dtypes) == 1:
-            x = tree.narrowed(x, next(iter(dtypes)), lambda part: self.observed(self.state(), part).out, name)
+            x = self.narrowed(x, next(iter(dtypes)), name)
         tree.check_place(x, next(self.model.parameters()).device, dtypes)
         return x
+
+    def narrowed(self, x: Inputs, dtype: torch.dtype, name: str) -> Inputs:
+        """x in this type, as `tree.narrowed`: refused where this network needs the digits that are lost."""
+        return tree.narrowed(x, dtype, lambda part: self.observed(self.state(), part).out, name)
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and buffers as this function takes them: detached and cast."""

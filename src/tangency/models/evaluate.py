@@ -151,8 +151,7 @@ def device_of(model: nn.Module) -> torch.device:
 def run_model(model: nn.Module, x: Inputs) -> Tensor:
     """The model's outputs for one batch: a tensor, or the `logits` or the one tensor of what it returns."""
     args, kwargs = tree.arguments(x)
-    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    with in_words(x, dtype=kinds.pop() if len(kinds) == 1 else None):
+    with in_words(x, dtype=tree.dtype_of(model)):
         returned = model(*args, **kwargs)
     tensor = only(returned)
     if not isinstance(tensor, Tensor):

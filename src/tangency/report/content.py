@@ -49,6 +49,7 @@ def content(decisions: Decisions, length: int, refer: Tensor) -> Content:
         "classes": classes,
         "counts": {"train": len(d.train.y), "test": len(y), "by_class": frame.counts.tolist()},
         "wrong": int((said != y).sum()),
+        "warning": d.warning,
         "shown": pack.integers(shown),
         "truth": pack.integers(y[shown]),
         "said": pack.integers(said[shown]),

@@ -55,8 +55,6 @@ const TRAIN = {
 
 const name = (k) => CLASSES[k];
 const best = VIEWS.reduce((a, v, k) => ((v.faithful.tau ?? -2) > (VIEWS[a].faithful.tau ?? -2) ? k : a), 0);
-// Whether at least the best of them is surely better than chance.
-const follows = !((VIEWS[best].faithful.intervals.tau || [1])[0] <= 0);
 
 // Probabilities of one sample: [{k, network, surrogate}] and what is left for the classes that are not listed.
 function probabilities(at, view) {

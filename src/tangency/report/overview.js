@@ -72,10 +72,6 @@ function hero() {
   const f = VIEWS[best].faithful;
   const wrongHere = SAID.reduce((sum, k, at) => sum + (k !== TRUTH[at]), 0);
   const level = f.level ? `${Math.round(100 * f.level)}% interval ` : "";
-  const warning =
-    !follows &&
-    `None of these surrogates follows the network (the best τ, ${num(f.tau)}, may as well be 0): what this page says ` +
-      "of its decisions explains them, not it.";
   return el(
     "section",
     { id: "overview", "aria-labelledby": "title" },
@@ -91,13 +87,13 @@ function hero() {
         "decision can be read off. ",
       "First it is measured how well the stand-in follows the network; then every decision can be looked into."
     ),
-    warning && el("p", { class: "intro", id: "warning", role: "alert" }, el("strong", {}, warning)),
+    N.warning && el("p", { class: "intro", id: "warning", role: "alert" }, el("strong", {}, N.warning)),
     el(
       "div",
       { class: "cards" },
       card("Network’s test accuracy", percent(f.network_accuracy), `on ${plural(N.counts.test, "test sample")}`),
       card(
-        follows ? "Most faithful kernel" : "Least unfaithful kernel",
+        N.warning ? "Least unfaithful kernel" : "Most faithful kernel",
         VIEWS[best].name,
         [tau(), ` ${num(f.tau)}`, f.intervals.tau && `, ${level}${interval(f, "tau")}`],
         { id: "best", title: VIEWS[best].title }
@@ -150,7 +146,7 @@ function kernels() {
       "button",
       { type: "button", class: "kernel", "data-view": k, onclick: () => change({ view: k }) },
       el("strong", {}, v.name),
-      k === best && follows && VIEWS.length > 1 && el("b", { class: "tag best" }, "best"),
+      k === best && !N.warning && VIEWS.length > 1 && el("b", { class: "tag best" }, "best"),
       el("span", {}, v.title)
     );
     return el(
