@@ -300,6 +300,18 @@ class Network:
                     matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Products of float32 numbers in float32, for as long as the context lasts: no autocast, and on a GPU no tf32."""
+    matmul = torch.backends.cuda.matmul
+    with torch.autocast(device.type, enabled=False), ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(_SWITCHES)
+            stack.callback(setattr, matmul, "allow_tf32", matmul.allow_tf32)
+            matmul.allow_tf32 = False
+        yield
+
+
 @dataclass(frozen=True)
 class Observation:
     """What one run of a model did, as far as copies show it."""

@@ -1,6 +1,6 @@
 """Kernels of infinitely wide networks, as kernels like all others: `tg.infinite_ntk(module)`, `tg.infinite_nngp`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._base import checks, tree
 from .._base.types import Inputs, Spec
+from ..engine.network import full_precision
 from ..errors import InputError, ModelError, NonFiniteError
 from ..kernels.kernel import Kernel, all_finite
 from .layers.basic import Layer
@@ -36,12 +37,19 @@ class Infinite(Kernel):
     samples: int = 4096
     seed: int = 0
     twin: bool = False
+    dtype: torch.dtype = torch.float64  # of tiles, and of the moments of pairs; those of one sample are in float64
     seen: set[object] = field(default_factory=set, repr=False)  # forms of inputs that were looked at, warnings given
 
     def __repr__(self) -> str:
         """Which kernel, of which network, in which parametrisation."""
         source = getattr(self.layer, "source", self.layer)
-        return f"Infinite({self.get!r} of {type(source).__name__}, {self.weights.parametrization} parametrisation)"
+        kind = "" if self.dtype == torch.float64 else f", {self._type}"
+        how = f"{self.weights.parametrization} parametrisation"
+        return f"Infinite({self.get!r} of {type(source).__name__}, {how}{kind})"
+
+    @property
+    def _type(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         """As `Kernel.ready`: in float64, for a recursion over layers loses digits with each; finite."""
@@ -76,7 +84,13 @@ class Infinite(Kernel):
                 sample,
                 "",
             )
-        return PreparedBatch(recursion, with_own_moments(recursion, Side(build.known, build.size, energy)))
+        side = with_own_moments(recursion, Side(build.known, build.size, energy))
+        if self.dtype != torch.float64 and not recursion.batchwise:
+            # Own moments by the very operations of the pairs, not those of float64 rounded: then equal patches have
+            # equal moments to the last bit, and the angle 0 instead of √ε (measured: errors of 1e-7 instead of 3e-5).
+            with full_precision(energy.device):
+                side = with_own_moments(recursion, side.rounded(self.dtype))
+        return PreparedBatch(recursion, side)
 
     def _check_apart(self, alone: Builder, among: Builder) -> None:
         """Refuse a network whose first sample has other known values alone than among the others."""
@@ -92,7 +106,14 @@ class Infinite(Kernel):
 
     def pair(self, a: PreparedBatch, b: PreparedBatch, workspace: int | None = None) -> Tensor:
         """As `Kernel.pair`: [n, m], or [n, s, m, t] where the outputs have positions."""
-        return gram_tile(a, b, (self.get,), workspace)[self.get]
+        return self._tiles(a, b, (self.get,), workspace)[self.get]
+
+    def _tiles(
+        self, a: PreparedBatch, b: PreparedBatch, want: Sequence[str], workspace: int | None
+    ) -> dict[str, Tensor]:
+        with full_precision(a.side.energy.device):
+            tiles = gram_tile(a, b, want, workspace)
+        return {name: v.to(self.dtype) for name, v in tiles.items()}  # BatchNorm's are in float64 whatever was asked
 
     def both(self, x1: Inputs, x2: Inputs | None = None) -> BothKernels:
         """The NNGP and the NTK, in one pass.
@@ -103,7 +124,7 @@ class Infinite(Kernel):
         True
         """
         a, b = self._prepared(x1, x2)
-        tiles = gram_tile(a, b, ("nngp", "ntk"), None)
+        tiles = self._tiles(a, b, ("nngp", "ntk"), None)
         return BothKernels(self.finite(tiles["nngp"], a, b), self.finite(tiles["ntk"], a, b))
 
     def error(self, x1: Inputs, x2: Inputs | None = None, *, repeats: int = 8) -> Tensor:
@@ -129,14 +150,16 @@ class Infinite(Kernel):
         # A sample with itself one by one: exact, where the matrix's diagonal may have rounded.
         moments = own_moments(a, self.get == "ntk")
         v = output_moment(a.recursion, moments.diagonal() if moments.whole else moments, self.get)
+        v = v.to(self.dtype)
         return v.flatten(0, -2).T if v.dim() > 1 else v
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
-        """As `Kernel.footprint`, in float64."""
+        """As `Kernel.footprint`: a sample in float64 and, where pairs are in another type, in that one too."""
         # The recursion is that of any number of samples.
         _, recursion = self.read(tree.take(x, slice(0, 1)))
         inputs = sum(v[:1].numel() for _, v in tree.leaves(x))
-        return 8 * (inputs + recursion.kept + 1), 8 * recursion.cell
+        size = 8 if self.dtype == torch.float64 else 8 + self.dtype.itemsize
+        return size * (inputs + recursion.kept + 1), 8 * recursion.cell
 
     def spec(self) -> Spec:
         """As `Kernel.spec`: the network, and every number that its weights were given."""
@@ -152,4 +175,6 @@ class Infinite(Kernel):
             "samples": self.samples,
             "seed": self.seed,
             "twin": self.twin,
+            # Only where it is not what it always was: stores from before there was a choice stay valid.
+            **({} if self.dtype == torch.float64 else {"dtype": self._type}),
         }

@@ -122,9 +122,12 @@ def _powers(x: Tensor, terms: int) -> Tensor:
 
 def interpolate(fn: Function, nodes: int, level: float, c: Tensor, p: Tensor, q: Tensor, slope: bool) -> Pair:
     """The moments of a function with its only kink at 0, from the table for variances up to `level`."""
-    table, lacking = (t.to(c) for t in _table(fn, nodes, level))
-    x, y = (_powers(2 * (root(variance) / math.sqrt(level)).clamp(max=1.0) - 1, _SQUARED) for variance in (p, q))
-    lack = [(x @ row + y @ row) / 2 for row in lacking]
+    table, lacking = (t.to(c.device) for t in _table(fn, nodes, level))
+    # What is of each sample alone is computed in float64, then rounded to the type of the pairs.
+    sides = [2 * (root(variance.double()) / math.sqrt(level)).clamp(max=1.0) - 1 for variance in (p, q)]
+    x, y = (_powers(side, _SQUARED) for side in sides)
+    lack = [((x @ row + y @ row) / 2).to(c) for row in lacking]
+    table, x, y = table.to(c), x.to(c), y.to(c)
     x, y = x[..., :_SIDE], y[..., :_SIDE]
     theta = angle(c, p, q) / HALF_PI - 1
     # A tile [n, m] with p [n, 1] and q [1, m]: matrix products instead of one sum for each pair.

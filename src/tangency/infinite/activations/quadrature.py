@@ -314,8 +314,9 @@ def _expanded(
     rho = torch.where(scale > 0, c / torch.where(scale > 0, scale, 1.0), 0.0).clamp(-1.0, 1.0)
     factors, hard = [], None
     for order in (False, True)[: 1 + slope]:
-        (a, first), (b, second) = (_coefficients(dual, v, level, terms, order) for v in (p, q))
-        factors.append((a, b))
+        # Of each sample alone, so in float64 whatever the pairs are in: the tails are as small as the tolerance.
+        (a, first), (b, second) = (_coefficients(dual, v.double(), level, terms, order) for v in (p, q))
+        factors.append((a.to(c.dtype), b.to(c.dtype)))
         if dual.refine and not enough:  # Cauchy–Schwarz
             tails = [1 - x.detach().square().sum(-1) / own.clamp(min=1e-300) for x, own in ((a, first), (b, second))]
             bound = rho.detach().abs() ** terms * root(tails[0]) * root(tails[1])

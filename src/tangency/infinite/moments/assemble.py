@@ -18,9 +18,11 @@ CACHE = {"cpu": 1 << 19, "cuda": 1 << 28}
 ALIVE = 8
 # Pairs within a block are taken one by one where a sample's inputs are at most so many times its moments (heuristic).
 NARROW = 8
-# Pairs of samples whose inputs' cosine is within this of ±1 are computed again from their difference (heuristic: the
-# angle of the others is good to 1e-13).
-NEAR = 1e-6
+# Pairs of samples whose inputs' cosine is within this of ±1 are computed again in float64, from their difference where
+# the network allows. A rounding ε of the cosine is one of ε/θ in the angle θ, which is at least √(2·NEAR) for the
+# others. In float64 that is 1e-13. In float32 it is 3e-6 with ε about 1e-7, and the slope of ReLU, 1 − θ/π, is off by
+# 1e-6: of a tangent kernel through 20 layers 4e-6 of the largest entry at worst were measured (goal: 1e-5).
+NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
 @dataclass
@@ -42,6 +44,7 @@ def gram_tile(a: PreparedBatch, b: PreparedBatch, want: Sequence[str], workspace
         return _whole_batch(a, b, want)
     device = a.side.energy.device
     tile, index = _Tile(recursion, n, m, want, a.side.energy), torch.arange(max(n, m), device=device)
+    alone = a.side.exact is not None or not recursion.exact_diagonal
     # Pairs one by one copy both samples' inputs for each pair, which is dear where inputs are wide.
     inputs = sum(v.numel() for v in a.side.known.values())
     small = same and not recursion.featured and inputs <= NARROW * n * recursion.cell
@@ -56,7 +59,7 @@ def gram_tile(a: PreparedBatch, b: PreparedBatch, want: Sequence[str], workspace
             met = _meet(recursion, Pairs(a.side.rows(i), b.side.rows(j)), tangent, itself)
             tile.put_block(i, j, met, mirror=same)
     # Each sample with itself, computed alone: among others its angle was rounded.
-    if same and not recursion.exact_diagonal:
+    if same and alone:
         tile.put_pairs(index[:n], index[:n], own_moments(a, tangent))
     return tile.values
 
@@ -64,7 +67,7 @@ def gram_tile(a: PreparedBatch, b: PreparedBatch, want: Sequence[str], workspace
 def own_moments(a: PreparedBatch, tangent: bool) -> Moments:
     """The output's moments of each sample with itself."""
     parts = []
-    for side in portions(a.side, a.recursion.cell):
+    for side in portions(a.side.exact or a.side, a.recursion.cell):
         met = propagate(a.recursion, Pairs(side, side, zipped=True, same=True), a.recursion.cross, tangent)
         assert met is not None
         parts.append(met)
@@ -130,18 +133,25 @@ def _meet(recursion: Recursion, pairs: Pairs, tangent: bool, itself: Tensor | No
 
     `itself`: where samples meet themselves, which is exact or for the caller to see to.
     """
-    inputs: list[Tensor] | None = [] if recursion.exact_near else None
+    inputs: list[Tensor] | None = [] if recursion.exact_near or pairs.a.exact is not None else None
     met = propagate(recursion, pairs, recursion.cross, tangent, inputs=inputs)
     assert met is not None
     close = _find_near(inputs, pairs, itself) if inputs else None
     if close is None:
         return met
     # Few pairs are that near, so they go one by one, and operations keep their gap.
-    few = Pairs(pairs.a.rows(close[0]), pairs.b.rows(close[-1]), zipped=True, gaps=True)
+    few = Pairs(pairs.a.exact_rows(close[0]), pairs.b.exact_rows(close[-1]), zipped=True, gaps=recursion.exact_near)
     again = propagate(recursion, few, recursion.cross, tangent)
     assert again is not None
-    ntk = None if met.ntk is None or again.ntk is None else met.ntk.index_put(close, again.ntk)
-    return Moments(met.cov.index_put(close, again.cov), ntk, met.grid)
+    ntk = None if met.ntk is None or again.ntk is None else _put(met.ntk, close, again.ntk)
+    return Moments(_put(met.cov, close, again.cov), ntk, met.grid, met.whole)
+
+
+def _put(v: Tensor, close: tuple[Tensor, ...], again: Tensor) -> Tensor:
+    """v [..., *pairs] with these pairs computed again [..., count]."""
+    last = tuple(range(-len(close), 0))
+    front = v.movedim(last, tuple(range(len(close))))
+    return front.index_put(close, again.movedim(-1, 0).to(v)).movedim(tuple(range(len(close))), last)
 
 
 def _find_near(products: Sequence[Tensor], pairs: Pairs, itself: Tensor | None) -> tuple[Tensor, ...] | None:
@@ -152,7 +162,7 @@ def _find_near(products: Sequence[Tensor], pairs: Pairs, itself: Tensor | None) 
     # Cosine of the inputs, squared to spare the root: several inputs count as one long vector.
     total = torch.stack(list(products)).sum(0) if len(products) > 1 else products[0]
     left, right = pairs.spread(pairs.a.energy, pairs.b.energy, 0, whole=False)
-    close = total.square() >= (1 - NEAR) ** 2 * left * right
+    close = total.square() >= (1 - NEAR[total.dtype]) ** 2 * left * right
     if itself is not None:
         close &= ~itself
     return close.nonzero(as_tuple=True) if bool(close.any()) else None
@@ -193,7 +203,7 @@ class _Tile:
         """Pairs one by one, and their mirror images."""
         p = self.positions
         for name, out in self.values.items():
-            v = output_moment(self.recursion, moments, name)
+            v = output_moment(self.recursion, moments, name).to(out)
             if self.wide:
                 square = v.reshape(p, p, -1).permute(2, 0, 1)
                 out[i, :, j], out[j, :, i] = square, square.transpose(1, 2)

@@ -84,15 +84,30 @@ class Side:
 
     known: Mapping[int, Tensor]
     size: int
-    energy: Tensor  # [n]: the mean square of its inputs, summed over the slots
+    energy: Tensor  # [n]: the mean square of its inputs, summed over the slots; its type is that of the pairs' moments
     own: dict[int, Tensor] = field(default_factory=dict)
+    exact: "Side | None" = None  # the batch in float64, where pairs are computed in another type
+    places: Tensor | None = None  # [n]: which of the exact side's samples these are
 
     def rows(self, index: slice | Tensor) -> "Side":
         """Some of its samples."""
         known = {slot: _take_samples(v, index) for slot, v in self.known.items()}
         own = {node: _take_samples(v, index) for node, v in self.own.items()}
         energy = self.energy[index]
-        return Side(known, len(energy), energy, own)
+        places = None if self.places is None else self.places[index]
+        return Side(known, len(energy), energy, own, self.exact, places)
+
+    def exact_rows(self, index: Tensor) -> "Side":
+        """Some of its samples in float64."""
+        if self.exact is None or self.places is None:
+            return self.rows(index)
+        return self.exact.rows(self.places[index])
+
+    def rounded(self, dtype: torch.dtype) -> "Side":
+        """The batch in this type, without own moments; it keeps itself in float64 beside it."""
+        known = {slot: v.to(dtype) if v.is_floating_point() else v for slot, v in self.known.items()}
+        places = torch.arange(self.size, device=self.energy.device)
+        return Side(known, self.size, self.energy.to(dtype), {}, self, places)
 
 
 def _take_samples(v: Tensor, index: slice | Tensor) -> Tensor:

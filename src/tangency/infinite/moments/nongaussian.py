@@ -74,6 +74,7 @@ class WeightedInput:
         standard = _points(max(1, count // 2), self.channels, self.affine.laws, seed).to(like.device)
         scaled = self.factor * standard * torch.tensor(variances, dtype=torch.float64, device=like.device).sqrt()
         # Mirror images make odd moments vanish exactly, as they do for symmetric laws.
+        scaled = scaled.to(like)
         return torch.cat([scaled[:, :-1], -scaled[:, :-1]]), torch.cat([scaled[:, -1], -scaled[:, -1]])
 
 

@@ -27,7 +27,7 @@ class SameRow(Op):
         if self.padding is not None:
             # The padding row stays zero, so it has no variance, not even with itself.
             met = met & (a != self.padding)
-        return Moments(met.double(), None, self.grid, whole)
+        return Moments(met.to(here.pairs.a.energy), None, self.grid, whole)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Drawn(Op):
         whole, pairs = here.whole(self.grid), here.pairs
         sizes = (pairs.a.size,) if pairs.zipped else (pairs.a.size, pairs.b.size)
         # The same entries for every sample: a parameter does not depend on the input.
-        ones = torch.ones(*self.grid, *sizes, dtype=torch.float64, device=pairs.a.energy.device)
+        ones = pairs.a.energy.new_ones(*self.grid, *sizes)
         return Moments(embed(ones, self.grid) if whole else ones, None, self.grid, whole)
 
 

@@ -1,7 +1,7 @@
 """A network as a list of operations on moments, and the loop that runs them over pairs of samples."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -125,7 +125,7 @@ def propagate(
             here = Here(pairs, node.inputs, needs[k], tangent)
             moments[k] = node.op([moments[j].at(reads) for j in node.inputs], here).at(needs[k])
             if inputs is not None and isinstance(node.op, Input):
-                cov = moments[k].cov
+                cov = moments[k].at(Need.DIAGONAL).cov
                 inputs.append(cov.flatten(0, len(node.grid) - 1).mean(0) if node.grid else cov)
         for j in node.inputs:
             if recursion.last_use[j] == k:  # memory: a node's moments go when the last of its readers is done
@@ -144,7 +144,7 @@ def with_own_moments(recursion: Recursion, side: Side) -> Side:
     if len(parts) == 1:
         return parts[0]
     own = {node: torch.cat([part.own[node] for part in parts], -1) for node in parts[0].own}
-    return Side(side.known, side.size, side.energy, own)
+    return replace(side, own=own)
 
 
 def portions(side: Side, cell: int) -> Iterator[Side]:

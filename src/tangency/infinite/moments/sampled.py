@@ -121,7 +121,7 @@ def _values(sides: list[Factors], points: Tensor, sign: float, dims: int) -> tup
 
 def _normal_points(count: int, sources: int, seed: int, like: Tensor) -> Tensor:
     """Quasi-random standard normal points [count, 2·sources]."""
-    return _points(max(1, count), sources, seed).to(like.device)
+    return _points(max(1, count), sources, seed).to(like)
 
 
 @lru_cache(maxsize=8)
