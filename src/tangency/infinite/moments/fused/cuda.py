@@ -1,7 +1,7 @@
-"""The fused recursion on a GPU: images and variances put as the kernels read them, kernels compiled, pairs run in portions."""
+"""The fused recursion on a GPU: images and variances put as the kernels read them, pairs run in portions."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Protocol
@@ -12,32 +12,141 @@ from torch import Tensor
 from ...activations.dual import Rectifier
 from ...activations.duals import Erf
 from ..core import Activation, Input, Moments, Side
-from .kernel_text import Kernel, write
+from ..positions import Total
+from .layout import Layout, Real, lay_out
 from .plan import Plan
-from .source import Layout
-from .stages import Stage, cut
+from .source import Kernel, write_kernel, write_pool
+from .stages import cut
+
+# Windows of one stage at most, whose rows lie in registers (measured: more of them spill, fewer cost passes over memory).
+WINDOWS: dict[Real, int] = {"float": 21, "double": 6}
+PAIRS = 1 << 16  # of images in one launch, so that work can be interrupted (heuristic)
+ROOM = 4 << 30  # bytes between stages, where nobody says how much (heuristic)
+DTYPES: dict[Real, torch.dtype] = {"float": torch.float32, "double": torch.float64}
 
 
-class Launch(Protocol):
-    """Runs a kernel's text over a grid of blocks with these arguments."""
+class Device(Protocol):
+    """Who runs CUDA source: a GPU, or (in tests) something that stands in for it."""
 
-    def __call__(self, kernel: Kernel, grid: tuple[int, int], args: Sequence[Tensor | int]) -> None:
-        """Returns when the work is queued."""
+    def stage(self, kernel: Kernel, blocks: tuple[int, int], args: Sequence[Tensor | int]) -> None:
+        """Queue a stage's kernel."""
+
+    def pool(self, text: str, source: Tensor, to: Tensor) -> None:
+        """Queue the pooling between two stages."""
 
 
-def arrange(layout: Layout, units: dict[int, float], side: Side, which: int, plan: Plan) -> Tensor:
+@dataclass(frozen=True)
+class Program:
+    """The kernels of a plan, in order, and the poolings between them."""
+
+    plan: Plan
+    kernels: tuple[Kernel, ...]
+    pools: tuple[str | None, ...]  # after each kernel
+
+    @property
+    def cells(self) -> int:
+        """Bytes per pair of images that lie between stages, and that are summed in the end."""
+        real = DTYPES[self.kernels[0].layout.real].itemsize
+        between = [k.layout.cells for k in self.kernels[:-1]]
+        return 2 * real * 2 * max(between, default=0) + 16 * self.kernels[-1].layout.classes
+
+
+@lru_cache(maxsize=64)
+def make_program(plan: Plan, real: Real, tangent: bool, windows: int | None = None) -> Program | str:
+    """The program of a plan, or why it has none."""
+    stages = cut(plan, windows or WINDOWS[real])
+    if isinstance(stages, str):
+        return stages
+    layouts = lay_out(stages, plan.flat, real, tangent)
+    if any(layout.delay > 62 for layout in layouts):
+        return "its layers are too many rows apart"
+    pools = [
+        write_pool(before, after) if before.stage.pool is not None else None
+        for before, after in zip(layouts, layouts[1:], strict=False)
+    ]
+    return Program(plan, tuple(write_kernel(layout) for layout in layouts), (*pools, None))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A program on two sides: what is of each sample alone lies ready."""
+
+    program: Program
+    device: Device
+    sides: tuple[tuple[Tensor, Tensor], ...]  # of each kernel, left and right
+
+    def moments(self, left: Tensor, right: Tensor, room: int | None = None) -> Moments:
+        """The moments at the end of the plan of pairs (left[k], right[k]) of samples, within so many bytes."""
+        fits = (ROOM if room is None else room) // max(1, self.program.cells)
+        step = min(PAIRS, max(1, fits))
+        step = step // 264 * 264 if step > 264 else step  # whole waves of blocks on cards with 132 processors
+        parts = [self._some(left[k : k + step], right[k : k + step]) for k in range(0, len(left), step)]
+        cov = torch.cat([part.cov for part in parts])
+        ntks = [part.ntk for part in parts if part.ntk is not None]
+        return Moments(cov, torch.cat(ntks) if ntks else None, ())
+
+    def _some(self, left: Tensor, right: Tensor) -> Moments:
+        count, real = len(left), DTYPES[self.program.kernels[0].layout.real]
+        none = left.new_zeros(1, dtype=real)
+        cov, ntk, sums = none, none, none.double()
+        left, right = left.int(), right.int()
+        for kernel, pool, (lefts, rights) in zip(self.program.kernels, self.program.pools, self.sides, strict=True):
+            layout = kernel.layout
+            outs, parts = [none, none], 1
+            if layout.stage.ends == "rows":
+                outs[0] = none.new_empty(count * layout.cells)
+                outs[1] = none.new_empty(count * layout.cells) if kernel.tangent else none
+            else:
+                parts = _parts(kernel, count)
+                sums = left.new_empty(count, layout.classes, parts, 2, dtype=torch.float64)
+            warps = -(-count // layout.groups) if layout.flat else count * layout.warps_per_pair
+            args = (lefts, rights, left, right, cov, ntk, *outs, sums, count, parts)
+            self.device.stage(kernel, (-(-warps // kernel.warps), parts), args)
+            cov, ntk = (self._pooled(kernel, pool, v, count) for v in outs)
+        return self._ended(sums)
+
+    def _pooled(self, kernel: Kernel, pool: str | None, v: Tensor, count: int) -> Tensor:
+        if pool is None or v.numel() == 1:
+            return v
+        after = self.program.kernels[self.program.kernels.index(kernel) + 1].layout
+        out = v.new_empty(count * after.classes * after.rows * after.width)
+        self.device.pool(pool, v, out)
+        return out
+
+    def _ended(self, sums: Tensor) -> Moments:
+        """The sums over classes as moments: means over pairs of positions, or over equal positions."""
+        last, op = self.program.kernels[-1], self.program.plan.nodes[-1].op
+        stage = last.layout.stage
+        positions = prod(n // stage.stride for n in stage.grid)
+        count = 1 if isinstance(op, Total) and not op.mean else positions if self.program.plan.flat else positions**2
+        total = sums.sum((1, 2)) * (last.unit / count)
+        return Moments(total[:, 0], total[:, 1] if last.tangent else None, ())
+
+
+def _parts(kernel: Kernel, count: int) -> int:
+    """Into how many parts the rows of a pair of images are cut: more where pairs are few, to keep the card busy."""
+    blocks = count * kernel.layout.warps_per_pair / kernel.warps
+    return max(1, min(kernel.layout.cycles // 2, int(528 // max(1, blocks))))
+
+
+def start(program: Program, device: Device, a: Side, b: Side) -> Run:
+    """The program, with both sides put as its kernels read them."""
+    sides = [(arrange(k, a, 0), arrange(k, b, 1)) for k in program.kernels]
+    return Run(program, device, tuple(sides))
+
+
+def arrange(kernel: Kernel, side: Side, which: int) -> Tensor:
     """One side's images and variances as a kernel reads them: [n, numbers], each array rolled by its delay."""
-    parts = []
-    if layout.channels:
-        op = layout.stage.steps[0].op
-        assert isinstance(op, Input)
+    layout, parts = kernel.layout, []
+    op = layout.stage.steps[0].op
+    if isinstance(op, Input):
         parts += [_rows(layout, x, 1, 0, which) for x in side.known[op.slot].movedim(-2, 0)]  # [h, w, n] by channel
     for step in layout.norms:
         assert isinstance(step.op, Activation)
-        p = side.own[step.inputs[0]]
-        parts.append(_rows(layout, _stored(step.op, p, units[step.node]), step.level, step.delay, which))
-    dtype = torch.float32 if layout.real == "float" else torch.float64
-    return torch.cat(parts, 1).to(dtype).contiguous() if parts else torch.zeros(side.size, 1, dtype=dtype)
+        stored = _stored(step.op, side.own[step.inputs[0]], kernel.units[step.node])
+        parts.append(_rows(layout, stored, step.level, step.delay, which))
+    none = side.energy.new_zeros(side.size, 1)
+    return torch.cat(parts or [none], 1).to(DTYPES[layout.real]).contiguous()
 
 
 def _stored(op: Activation, p: Tensor, unit: float) -> Tensor:
@@ -49,116 +158,6 @@ def _stored(op: Activation, p: Tensor, unit: float) -> Tensor:
 
 def _rows(layout: Layout, v: Tensor, level: int, delay: int, which: int) -> Tensor:
     """[h, w, n] with empty rows after it, rolled: [n, rows·w]."""
-    empty = layout.period[which] // level - v.shape[0]
+    empty = layout.periods[which] // level - v.shape[0]
     rows = torch.nn.functional.pad(v.movedim(-1, 0), (0, 0, 0, empty))
     return rows.roll(delay // level, 1).flatten(1)
-
-
-@dataclass
-class Program:
-    """The kernels of a plan, in order, and how they are launched."""
-
-    plan: Plan
-    stages: list[Stage]
-    kernels: list[Kernel]
-
-    @property
-    def cells(self) -> int:
-        """Numbers in memory per pair of images, between stages."""
-        return max((2 * k.layout.classes * k.layout.rows * k.layout.width for k in self.kernels[1:]), default=0)
-
-
-def program(plan: Plan, real: str, tangent: bool, windows: int, **options: object) -> Program | str:
-    """The program of a plan, or why it has none."""
-    stages = cut(plan, windows)
-    if isinstance(stages, str):
-        return stages
-    kernels: list[Kernel] = []
-    later = 1
-    flat = plan.flat
-    for k in range(len(stages) - 1, -1, -1):  # from the end, which decides what offsets matter
-        stage = stages[k]
-        if prod(stage.pool) > 1:
-            later, flat = 1, False
-        layout = Layout(stage, later, 2, flat, real, tangent)
-        kernels.insert(0, write(layout, **options))
-        later = later * stage.stride if prod(stages[k].pool) == 1 else later
-    return Program(plan, stages, kernels)
-
-
-def run(p: Program, launch: Launch, a: Side, b: Side, left: Tensor, right: Tensor) -> Moments:
-    """The moments at the end of the plan for pairs (left[k], right[k]) of samples."""
-    device, count = left.device, len(left)
-    real = torch.float32 if p.kernels[0].layout.real == "float" else torch.float64
-    none = torch.zeros(1, device=device, dtype=real)
-    cov, ntk = none, none
-    sums = none.double()
-    for k, kernel in enumerate(p.kernels):
-        layout, stage = kernel.layout, kernel.layout.stage
-        lefts, rights = (arrange(layout, kernel.units, side, w, p.plan) for w, side in enumerate((a, b)))
-        if k:
-            cov, ntk = (regroup(v, p.kernels[k - 1].layout, layout, count) for v in (cov, ntk))
-        parts = 1
-        outs = [none, none]
-        if stage.ends == "rows":
-            size = layout.classes * (layout.rows // stage.sink.level) * (layout.width // stage.sink.level)
-            outs = [torch.zeros(count * size, device=device, dtype=real) for _ in range(2 if layout.tangent else 1)]
-            outs = [*outs, none][:2]
-        else:
-            parts = segments(kernel, count)
-            sums = torch.zeros(count, layout.classes, parts, 2, dtype=torch.float64, device=device)
-        warps = -(-count // layout.groups) if layout.flat else count * kernel.warps_per_pair
-        grid = (-(-warps // kernel.warps), parts)
-        launch(kernel, grid, (lefts, rights, left.int(), right.int(), cov, ntk, *outs, sums, count, parts))
-        cov, ntk = outs
-    last = p.kernels[-1]
-    h, w = (n // last.layout.stage.stride for n in last.layout.stage.grid)
-    total = sums.sum((1, 2)) * (last.unit / (h * w) ** (1 if p.plan.flat else 2))
-    mean = 1.0 if p.plan.flat or p.plan.nodes[-1].op.mean else float((h * w) ** 2)
-    return Moments(total[:, 0] * mean, total[:, 1] * mean if last.tangent else None, ())
-
-
-def segments(kernel: Kernel, count: int) -> int:
-    """Into how many parts the rows of a pair are cut."""
-    return 1
-
-
-def regroup(v: Tensor, before: Layout, after: Layout, count: int) -> Tensor:
-    """What one stage wrote, as the next one reads it: the same, or pooled."""
-    if v.numel() == 1:
-        return v
-    if prod(before.stage.pool) == 1:
-        return v
-    return pooled(v, before, after, count)
-
-
-def pooled(v: Tensor, before: Layout, after: Layout, count: int) -> Tensor:
-    """Means over windows of both sides: [pairs, classes, rows, width] of one layout to that of another (reference)."""
-    level = before.stage.sink.level
-    width, height = before.width // level, before.height // level
-    stride = before.stride // level
-    rows = before.rows // level
-    v = v.view(count, before.classes, rows, width)
-    device = v.device
-    ys, yt = torch.arange(height, device=device), torch.arange(height, device=device)
-    # Row of the stream at which left row s meets right row t
-    period = before.period[0] // level
-    cycles = before.cycles
-    cycle = ((ys[:, None] - yt) // stride) % cycles
-    row = cycle * period + ys[:, None]
-    xs = torch.arange(width, device=device)
-    kind = ((xs - xs[:, None]) % width) // stride  # [sx, tx]
-    full = v[:, kind[None, None], row[:, :, None, None], xs[:, None].expand(width, width)[None, None]]
-    # [pairs, sy, ty, sx, tx]
-    ky, kx = before.stage.pool
-    full = full.view(count, height // ky, ky, height // ky, ky, width // kx, kx, width // kx, kx).mean((2, 4, 6, 8))
-    h, w = height // ky, width // kx
-    out = v.new_zeros(count, after.classes, after.rows, after.width)
-    for c in range(after.cycles):
-        for r in range(h):
-            t = (r - c * after.stride) % after.period[1]
-            if t < h:
-                for kind_ in range(after.classes):
-                    x = torch.arange(w, device=device)
-                    out[:, kind_, c * after.period[0] + r] = full[:, r, t, x, (x + kind_ * after.stride) % w]
-    return out.flatten()

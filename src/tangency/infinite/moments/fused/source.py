@@ -1,472 +1,248 @@
-"""CUDA source of one stage: every layer's arithmetic for one row, in a loop over the rows of a stream.
+"""The CUDA source of a stage: the kernel around its arithmetic, and the pooling between stages.
 
-A lane owns `P` neighbouring columns x of the left image and, for the class dx, the columns x + dx (mod W) of the right
-one; so dx and dx − W fill a row exactly. Down the images, the left row runs modulo H + e and the right one modulo H + e + σ
-(σ: the stage's stride, e a multiple of it), where rows ≥ H are empty: as gcd(H + e, H + e + σ) = σ, one run meets every
-pair of rows whose offset is a multiple of σ, and empty rows stand wherever an image ends. All layers see the same rows, later by their
-delay; each keeps its variances rolled by that delay, so that one pointer serves all.
+What is read: images and variances of both sides, in shared memory where they fit; or the rows that the stage before left in
+memory. What is written: sums over all rows of a class, or the last layer's rows.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from math import pi
+from dataclasses import dataclass
 from pathlib import Path
 
-from ...activations.dual import Rectifier
-from ...activations.duals import Erf, Gelu, Identity
-from ..core import Activation, Input, RandomAffine
-from ..ops import Add, Rescale
-from ..positions import Window
-from .stages import Stage, Step
+from .arithmetic import Value, Writer, body, num
+from .layout import WARP, Layout
 
-# acos(1 − u)/√u on [0, 1] by interpolation at Chebyshev's points (relative error 1.3e-7 and 2e-17).
-ACOS = {
-    "float": (
-        1.41421367606600853, 0.117840037153463432, 0.0266900076926900473, 0.00689672924591626327,
-        0.00531428554875510473, -0.00236626583225355407, 0.00220765599555322155,
-    ),
-    "double": (
-        1.41421356237309505, 0.117851130197757553, 0.0265165042945492709, 0.00789181675119833591,
-        0.00268540996323981774, 0.000988717302087337019, 0.000383467776274873984, 0.000154096299936105578,
-        0.0000650649425662176058, 0.0000209418835961835932, 0.0000337933851656776134, -0.0000584061912430536251,
-        0.000143686983074757716, -0.000245453411114908581, 0.000334763276681735141, -0.00034946035315777286,
-        0.000276875162184647977, -0.000160596487236748713, 0.0000646865746879669348, -0.000016206084657903017,
-        1.93215621147499314e-6,
-    ),
-}  # fmt: skip
-TINY = "1e-30"  # beside variances, so that none is divided by
+HEADER = Path(__file__).with_name("device.cu").read_text(encoding="utf-8")
+SHARED = (
+    220_000  # bytes of shared memory for a block, on cards from compute capability 9 on; less is asked for elsewhere
+)
 
 
 @dataclass(frozen=True)
-class Value:
-    """Registers that hold a node's moments of this lane's columns; the true ones are `unit` times as much."""
+class Kernel:
+    """Source text of one stage, and what its launch must know."""
 
-    cov: tuple[str, ...]
-    ntk: tuple[str, ...] | None
-    unit: float = 1.0
-    positive: bool = False  # cov is never negative
-    empty: bool = False  # zero in empty rows
-    merged: float | None = None  # so many times cov was added to ntk already
-
-
-@dataclass
-class Layout:
-    """Numbers of a stage that the kernel and its launch share."""
-
-    stage: Stage
-    later: int = 1  # the strides of the stages that follow without pooling between
-    columns: int = 2  # P
-    flat: bool = False
-    real: str = "float"
-    tangent: bool = True
-
-    def __post_init__(self) -> None:
-        self.stride = self.stage.stride * self.later
-        self.height, self.width = self.stage.grid
-        if self.width % 2 or self.real == "double":
-            self.columns = 1 if self.width <= 32 else 2
-        self.lanes = self.width // self.columns  # of one class
-        self.classes = 1 if self.flat else self.width // self.stride
-        self.groups = 32 // self.lanes  # classes (or pairs, if flat) in a warp
-        # As many empty rows as the widest window reaches over, so that no window sees two images.
-        reach = max((s.level // s.op.stride[0] * (s.op.size[0] // 2) for s in windows(self.stage)), default=1)
-        empty = max(1, -(-reach // self.stride)) * self.stride
-        self.period = (self.height + empty, self.height + empty + self.stride)
-        self.cycles = 1 if self.flat else self.period[1] // self.stride
-        self.delay = max(step.delay for step in self.stage.steps)
-        self.rows = self.cycles * self.period[0]
-
-    def size(self, level: int, side: int) -> int:
-        """Numbers of one image's variances at one activation of this level."""
-        return self.period[side] // level * (self.width // level)
-
-    def offsets(self, side: int) -> tuple[list[int], int]:
-        """Where the images' channels and the variances of each activation begin, and how many numbers there are."""
-        sizes = [self.size(1, side)] * self.channels
-        sizes += [self.size(step.level, side) for step in self.norms]
-        starts = [sum(sizes[:k]) for k in range(len(sizes))]
-        return starts, sum(sizes)
-
-    @property
-    def channels(self) -> int:
-        """Of the images, 0 where the stage reads rows from memory."""
-        op = self.stage.steps[0].op
-        return op.channels if isinstance(op, Input) else 0
-
-    @property
-    def norms(self) -> list[Step]:
-        """The activations that read variances."""
-        return [step for step in self.stage.activations if not _linear(step.op)]
-
-
-def windows(stage: Stage) -> list[Step]:
-    """The steps that sum over windows."""
-    return [step for step in stage.steps if isinstance(step.op, Window)]
-
-
-def _linear(op: object) -> bool:
-    """Whether an activation is linear, so that it needs no variances."""
-    return isinstance(op, Activation) and (
-        isinstance(op.dual, Identity) or (isinstance(op.dual, Rectifier) and op.dual._constants[1] == 0)
-    )
-
-
-@dataclass
-class Writer:
-    """The text of a kernel as it grows."""
-
+    text: str
     layout: Layout
-    lines: list[str] = field(default_factory=list)
-    state: list[str] = field(default_factory=list)  # registers that outlive a step
-    masks: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # by name: level, first and last column
-    values: dict[int, Value] = field(default_factory=dict)
-    units: dict[int, float] = field(default_factory=dict)  # of what activations read, by node
-    count: int = 0
-    opened: tuple[int, int] = (1, 0)  # the level and phase of the rows at which the text is run
-
-    def name(self, stem: str) -> str:
-        """A name of its own."""
-        self.count += 1
-        return f"{stem}{self.count}"
-
-    def keep(self, stem: str) -> str:
-        """A register that outlives a step, 0 at first."""
-        name = self.name(stem)
-        self.state.append(name)
-        return name
-
-    def add(self, line: str) -> None:
-        """One line."""
-        self.lines.append(line)
-
-    def let(self, stem: str, text: str) -> str:
-        """A new value."""
-        if self.opened[0] > 1:  # other rows may read it
-            name = self.keep(stem)
-            self.add(f"{name} = {text};")
-            return name
-        name = self.name(stem)
-        self.add(f"const real {name} = {text};")
-        return name
-
-    def let_zero(self, stem: str) -> str:
-        """A value that is 0 unless it is set."""
-        name = self.keep(stem) if self.opened[0] > 1 else self.name(stem)
-        self.add(f"{name} = 0;" if self.opened[0] > 1 else f"real {name} = 0;")
-        return name
-
-    def open(self, level: int, delay: int) -> None:
-        """What follows is run at every level-th row only, from this delay on."""
-        new = (level, delay % level)
-        if new == self.opened:
-            return
-        if self.opened[0] > 1:
-            self.add("}")
-        if level > 1:
-            self.add(f"if (((tau - {delay % level}) & {level - 1}) == 0) {{")
-        self.opened = new
-
-    def positions(self, level: int) -> int:
-        """Columns of a lane at this level."""
-        return max(1, self.layout.columns // level)
-
-    # Windows
-
-    def mask(self, level: int, q: int, offset: int) -> str:
-        """1 where the column beside column q of this lane belongs to the same image on both sides, else 0."""
-        low, high = min(q, q + offset), max(q, q + offset)
-        name = f"mask{level}_{low}_{high}".replace("-", "m")
-        self.masks[name] = (level, low, high)
-        return name
-
-    def neighbour(self, regs: tuple[str, ...], level: int, k: int, seen: dict[int, str]) -> str:
-        """The register of column k of this lane, which may be another lane's."""
-        count = len(regs)
-        if 0 <= k < count:
-            return regs[k]
-        if k not in seen:
-            hop = (k // count) * max(1, level // self.layout.columns)
-            seen[k] = self.let("n", f"{'down' if hop > 0 else 'up'}({regs[k % count]}, {abs(hop)})")
-        return seen[k]
-
-    def across(self, regs: tuple[str, ...], level: int, size: int, stride: int) -> list[str]:
-        """Sums over windows along a row, at every `stride`-th column."""
-        reach, seen, sums = size // 2, dict[int, str](), []
-        for q in range(0, len(regs), min(stride, len(regs))):
-            total = regs[q]
-            for offset in [o for o in range(-reach, reach + 1) if o]:
-                beside = self.neighbour(regs, level, q + offset, seen)
-                total = self.let("h", f"fused({self.mask(level, q, offset)}, {beside}, {total})")
-            sums.append(total)
-        return sums
-
-    def window(self, step: Step, op: Window, v: Value, level: int, delay: int) -> None:
-        """The sums over windows, both streams."""
-        if not v.empty:
-            v = self.emptied(v, delay)
-        outs: list[tuple[str, ...]] = []
-        size, stride = op.size, op.stride[0]
-        for regs in (v.cov, v.ntk) if v.ntk is not None else (v.cov,):
-            assert regs is not None
-            rows = self.across(regs, level, size[1], stride)
-            held = [[self.keep("w") for _ in range(size[0] - 1)] for _ in rows]
-            out = []
-            for h, acc in zip(rows, held, strict=True):
-                out.append(self.let("s", f"{acc[0]} + {h}") if acc else h)
-                for a, b in zip(acc, acc[1:], strict=False):
-                    self.add(f"{a} = {b} + {h};")
-                if acc:
-                    self.add(f"{acc[-1]} = {h};")
-            outs.append(tuple(out))
-        self.values[step.node] = replace(v, cov=outs[0], ntk=outs[1] if v.ntk is not None else None, empty=False)
-
-    def emptied(self, v: Value, delay: int) -> Value:
-        """The value, zero in empty rows."""
-        cov, ntk = (
-            None if regs is None else tuple(self.let("e", f"hist >> {delay} & 1 ? (real)0 : {r}") for r in regs)
-            for regs in (v.cov, v.ntk)
-        )
-        assert cov is not None
-        return replace(v, cov=cov, ntk=ntk, empty=True)
-
-    # Weights, sums
-
-    def affine(self, step: Step, op: RandomAffine, v: Value) -> None:
-        """Weights and biases: units take the factors, so that only biases cost."""
-        unit = v.unit * op.w_var
-        rate = op.w_rate / op.w_var
-        cov = v.cov if not op.b_var else tuple(self.let("b", f"{c} + {num(op.b_var / unit)}") for c in v.cov)
-        ntk: tuple[str, ...] | None = None
-        if self.layout.tangent:
-            if v.ntk is not None and v.merged == rate:
-                ntk = v.ntk
-            elif v.ntk is not None:
-                assert v.merged is None
-                ntk = tuple(self.let("t", f"fused({num(rate)}, {c}, {t})") for c, t in zip(v.cov, v.ntk, strict=True))
-            elif rate:
-                ntk = tuple(c if rate == 1 else self.let("t", f"{num(rate)} * {c}") for c in v.cov)
-            if op.b_rate:
-                zero = ntk or ("(real)0",) * len(v.cov)
-                ntk = tuple(self.let("t", f"{t} + {num(op.b_rate / unit)}") for t in zero)
-        empty = v.empty and not op.b_var and not op.b_rate
-        self.values[step.node] = Value(cov, ntk, unit, v.positive, empty)
-
-    def sum(self, step: Step, branches: list[tuple[Value, int]]) -> None:
-        """The sum of branches; one that is earlier waits."""
-        unit, waited = branches[0][0].unit, []
-        for v, delay in branches:
-            self.open(step.level, delay)
-            waited.append(self.wait(v, (step.delay - delay) // step.level))
-        self.open(step.level, step.delay)
-        covs = [self.scaled(v.cov, v.unit / unit) for v in waited]
-        ntks = [self.scaled(v.ntk, v.unit / unit) for v in waited if v.ntk is not None]
-        self.values[step.node] = Value(
-            self.added(covs),
-            self.added(ntks) if ntks else None,
-            unit,
-            all(v.positive for v in waited),
-            all(v.empty for v in waited),
-        )
-
-    def scaled(self, regs: tuple[str, ...], factor: float) -> tuple[str, ...]:
-        """Times a number."""
-        return regs if factor == 1 else tuple(self.let("m", f"{num(factor)} * {r}") for r in regs)
-
-    def added(self, terms: list[tuple[str, ...]]) -> tuple[str, ...]:
-        """Sums, column by column."""
-        return terms[0] if len(terms) == 1 else tuple(self.let("a", " + ".join(c)) for c in zip(*terms, strict=True))
-
-    def wait(self, v: Value, rows: int) -> Value:
-        """The value of so many rows ago."""
-        if not rows:
-            return v
-
-        def late(reg: str) -> str:
-            """One register's line of waiting ones."""
-            line, old = [self.keep("q") for _ in range(rows)], self.keep("o")
-            self.add(f"{old} = {line[0]};")
-            for a, b in zip(line, [*line[1:], reg], strict=True):
-                self.add(f"{a} = {b};")
-            return old
-
-        return replace(v, cov=tuple(map(late, v.cov)), ntk=None if v.ntk is None else tuple(map(late, v.ntk)))
-
-    # Activations
-
-    def activation(self, step: Step, op: Activation, v: Value, merge: float | None) -> None:
-        """φ of both streams, and 0 in empty rows, which are skipped."""
-        slope = v.ntk is not None
-        if merge is not None and not self.layout.tangent:
-            merge = None
-        cov = tuple(self.let_zero("v") for _ in v.cov)
-        ntk = tuple(self.let_zero("k") for _ in v.cov) if slope else None
-        self.add(f"if (!(hist >> {step.delay} & 1)) {{")
-        unit = self.dual(step, op, v, cov, ntk, merge)
-        self.add("}")
-        positive = v.positive and _linear(op) or _never_negative(op)
-        self.values[step.node] = Value(cov, ntk, unit, positive, True, merge if slope else None)
-
-    def loads(self, step: Step) -> list[tuple[str, str]]:
-        """The numbers of both sides' variances, column by column."""
-        layout, level = self.layout, step.level
-        index = layout.channels + layout.norms.index(step)
-        left, right = layout.offsets(0)[0][index], layout.offsets(1)[0][index]
-        return self.columns_at(level, left, right)
-
-    def columns_at(self, level: int, left: int, right: int) -> list[tuple[str, str]]:
-        """What stands at these places of both images' arrays, for each column of the lane."""
-        count = self.positions(level)
-        if count == 2:
-            pair = self.name("p")
-            self.add(f"const real2 {pair} = two_at(left1, {left});")
-            return [(f"{pair}.x", f"right1_0[{right}]"), (f"{pair}.y", f"right1_1[{right}]")]
-        return [(f"left{level}[{left}]", f"right{level}_0[{right}]")]
-
-    def dual(self, step: Step, op: Activation, v: Value, cov: Iterable[str], ntk: Iterable[str] | None, merge: float | None) -> float:
-        """The activation's formulas for each column; the unit of what comes out."""
-        kind = op.dual
-        if _linear(op):
-            factor = kind._constants[0] if isinstance(kind, Rectifier) else 1.0
-            for q, c in enumerate(cov):
-                self.add(f"{c} = {v.cov[q]};")
-            for q, t in enumerate(ntk or ()):
-                assert v.ntk is not None
-                self.add(f"{t} = {self.joined(v.ntk[q], v.cov[q], merge)};")
-            return v.unit * factor
-        unit = v.unit
-        for q, ((p, r), c) in enumerate(zip(self.loads(step), cov, strict=True)):
-            t, into = (None, None) if ntk is None or v.ntk is None else (v.ntk[q], tuple(ntk)[q])
-            if isinstance(kind, Rectifier):
-                unit = self.rectifier(kind, v, q, p, r, c)
-            elif isinstance(kind, Erf):
-                unit = self.erf(kind, v, q, p, r, c)
-            else:
-                unit = self.gelu(v, q, p, r, c)
-            if into is not None:
-                times = f"{t}" if isinstance(kind, Rectifier) else f"({num(v.unit)} * {t})"
-                term = f"{times} * slope" if merge is None else f"fused({times}, slope, {_times(merge, c)})"
-                self.add(f"{into} = {term};")
-            self.add("}")
-        return unit
-
-    def joined(self, t: str, c: str, merge: float | None) -> str:
-        """t, and as much of c as is merged into it."""
-        return t if merge is None else f"fused({num(merge)}, {c}, {t})"
-
-    def acos(self) -> str:
-        """acos of 1 − u, by a polynomial."""
-        first, *rest = reversed(ACOS[self.layout.real])
-        text = num(first)
-        for c in rest:
-            text = f"fused({text}, u, {num(c)})"
-        return f"root(u) * ({text})"
-
-    def rectifier(self, kind: Rectifier, v: Value, q: int, p: str, r: str, out: str) -> float:
-        """f·(√(pq) sin θ + (a/f − θ)c), slope f·(a/f − θ): the factor f goes to the unit."""
-        a, f = kind._constants
-        self.add("{")
-        self.add(f"const real scale = fused({p}, {r}, (real){TINY}), rho = {v.cov[q]} * over(scale);")
-        if v.positive:
-            self.add("const real u = sat((real)1 - rho);")
-            self.add(f"const real slope = {num(a / f)} - {self.acos()};")
-        else:
-            self.add("const real u = sat((real)1 - size_of(rho));")
-            self.add(f"const real slope = {num(a / f - pi / 2)} + sign_of({num(pi / 2)} - {self.acos()}, rho);")
-        self.add(f"{out} = scale * fused(slope, rho, root(sat(fused(-rho, rho, (real)1))));")
-        return v.unit * f
-
-    def erf(self, kind: Erf, v: Value, q: int, p: str, r: str, out: str) -> float:
-        """(2a²/π)·asin(z) + c², z = 2b²c/√((1 + 2b²p)(1 + 2b²q)); the stored numbers are 1/√(1 + 2b²p)."""
-        a, b, level = kind.a, kind.b, kind.c
-        self.add("{")
-        self.add(f"const real both = {p} * {r}, z = {num(2 * b**2 * v.unit)} * {v.cov[q]} * both;")
-        self.add("const real u = sat((real)1 - size_of(z));")
-        self.add(f"{out} = fused({num(2 * a**2 / pi)}, sign_of({num(pi / 2)} - {self.acos()}, z), {num(level**2)});")
-        self.add(f"const real slope = {num(4 / pi * (a * b) ** 2)} * both * over_root(fused(-z, z, (real)1));")
-        return 1.0
-
-    def gelu(self, v: Value, q: int, p: str, r: str, out: str) -> float:
-        """Tsuchida et al. 2020's closed form, as in `activations/duals.py`; the stored numbers are 1/√(1 + p)."""
-        self.add("{")
-        self.add(f"const real c = {num(v.unit)} * {v.cov[q]}, pp = {p}, rr = {r}, both = pp * rr, z = c * both;")
-        self.add("const real u = sat((real)1 - size_of(z)), rest = fused(-z, z, (real)1), turn = over_root(rest);")
-        self.add(f"const real quarter = fused({num(0.5 / pi)}, sign_of({num(pi / 2)} - {self.acos()}, z), (real)0.25);")
-        self.add(f"const real one = pp * pp, two = rr * rr, tilt = {num(0.5 / pi)} * c * turn * both;")
-        self.add("const real d = rest * turn * over(both);")
-        self.add(
-            f"{out} = fused(quarter, c, fused(tilt * c * one, two, {num(0.5 / pi)} * d * ((real)1 - one) * ((real)1 - two)));"
-        )
-        self.add("const real slope = fused(fused(both * turn, both * turn, one + two), tilt, quarter);")
-        return 1.0
+    units: dict[int, float]  # of what each activation reads, by its node
+    unit: float  # of what is summed in the end
+    tangent: bool  # whether a tangent kernel comes out
+    warps: int  # of a block
+    shared: int  # bytes of shared memory
 
 
-def _never_negative(op: Activation) -> bool:
-    """Whether φ is never negative, so that E[φφ] is not either."""
-    if not isinstance(op.dual, Rectifier):
-        return False
-    negative, positive = op.dual.sides
-    return negative <= 0 <= positive
+def write_kernel(layout: Layout, shared: int = SHARED) -> Kernel:
+    """The kernel of a stage, with at most so many bytes of shared memory."""
+    w = Writer(layout)
+    value = body(w)
+    sink = _sink(w, value)
+    size = 4 if layout.real == "float" else 8
+    # Rows that layers wait for lie in registers, of which a lane has 128 or, with half as many lanes, 255.
+    few = len(w.state) * size // 4 > 80
+    warps = (4 if few else 8) if layout.flat else (8 if few else 16)
+    per_pair, numbers = layout.warps_per_pair, layout.places[0][-1] + layout.places[1][-1]
+    if per_pair >= warps:
+        warps = max(w for w in range(1, warps + 1) if per_pair % w == 0)
+    elif not layout.flat:
+        # Several pairs in a block, as far as their images fit
+        warps = min(warps // per_pair, max(1, shared // (size * numbers))) * per_pair
+    held = 0 if layout.flat else max(1, warps // per_pair)
+    held = 0 if held * numbers * size > shared else held
+    text = "\n".join(
+        [
+            f"typedef {layout.real} real, cell;",
+            f"typedef {layout.real}2 real2;",
+            HEADER,
+            f'extern "C" __global__ void __launch_bounds__({WARP * warps}) stage(',
+            "const cell* lefts, const cell* rights, const int* left_of, const int* right_of,",
+            "const cell* in_covs, const cell* in_ntks, cell* out_covs, cell* out_ntks, double* sums, int pairs, int parts)",
+            "{",
+            *_lane(layout, warps),
+            *_images(layout, warps, held),
+            *_masks(w),
+            *(f"real {name} = 0;" for name in w.state),
+            *_loop(layout, w.lines, sink),
+            *_sums(layout),
+            "}",
+        ]
+    )
+    return Kernel(text, layout, w.units, value.unit, value.ntk is not None, warps, held * numbers * size)
 
 
-def _times(factor: float, text: str) -> str:
-    return text if factor == 1 else f"{num(factor)} * {text}"
+def _lane(layout: Layout, warps: int) -> list[str]:
+    """Where the lane stands: its pair of images, its class, its columns."""
+    groups, lanes, per_pair = layout.groups, layout.lanes, layout.warps_per_pair
+    lines = [
+        "const lane_int lane = lane_number();",
+        f"const int all = blockIdx.x * {warps} + warp_number();",
+        f"const lane_int group = least(lane / {lanes}, {groups - 1}), i = lane % {lanes}, x = i * {layout.columns};",
+    ]
+    if layout.flat:
+        lines += [
+            f"const lane_int pair = least(group + all * {groups}, pairs - 1), kind = 0;",
+            f"const lane_bool live = group + all * {groups} < pairs && lane < {groups * lanes};",
+        ]
+    else:
+        lines += [
+            f"const int pair = min(all / {per_pair}, pairs - 1);",
+            f"const lane_int kind = group + all % {per_pair} * {groups};",
+            f"const lane_bool live = kind < (all / {per_pair} < pairs ? {layout.classes} : 0) && lane < {groups * lanes};",
+        ]
+    return [*lines, f"const lane_int dx = kind % {layout.classes} * {layout.stride};"]
 
 
-def num(x: float) -> str:
-    """A number in the source, in the kernel's own type."""
-    return f"(real){x!r}"
+def _images(layout: Layout, warps: int, held: int) -> list[str]:
+    """Both sides' images and variances: pointers, into shared memory for `held` pairs of a block."""
+    left, right = (places[-1] for places in layout.places)
+    if not held:
+        return [
+            f"const lane_ptr left = place(lefts, take(left_of, pair), {left});",
+            f"const lane_ptr right = place(rights, take(right_of, pair), {right});",
+        ]
+    per_pair = layout.warps_per_pair
+    first = f"blockIdx.x * {held}" if warps >= per_pair else f"blockIdx.x / {per_pair // warps}"
+    own = f"warp_number() / {per_pair}" if warps >= per_pair else "0"
+    both = left + right
+    return [
+        "extern __shared__ __align__(16) unsigned char space[];",
+        "cell* const images = (cell*)space;",
+        f"for (int h = 0; h < {held}; ++h) {{",
+        f"const int which = min((int)({first}) + h, pairs - 1);",
+        f"copy(images + h * {both}, lefts + (long long)left_of[which] * {left}, {left}, {WARP * warps});",
+        f"copy(images + (h * {both} + {left}), rights + (long long)right_of[which] * {right}, {right}, {WARP * warps});",
+        "}",
+        "__syncthreads();",
+        f"const cell* const left = images + {own} * {both};",
+        f"const cell* const right = left + {left};",
+    ]
 
 
-def merged_rate(stage: Stage, node: int) -> float | None:
-    """How much of an activation's cov the weights after it add to its ntk, where all that read it agree; else None."""
-    rates: set[float | None] = set()
-    for step in stage.steps:
-        if node not in step.inputs:
-            continue
-        if isinstance(step.op, RandomAffine):
-            rates.add(step.op.w_rate / step.op.w_var)
-        elif isinstance(step.op, Window | Rescale):
-            rates.add(merged_rate(stage, step.node))
-        else:
-            rates.add(None)
-    return rates.pop() if len(rates) == 1 else None
+def _masks(w: Writer) -> list[str]:
+    """1 where two neighbouring columns lie in the same image on both sides."""
+    width = w.layout.width
+    lines = []
+    for name, (level, low, high) in w.masks.items():
+        a, b = f"x + {low * level}", f"x + {high * level}"
+        # Both inside on the left, and no seam between them on the right.
+        inside = f"{a} >= 0 && {b} < {width}"
+        seam = f"({a} + dx) / {width} == ({b} + dx) / {width}"
+        lines.append(f"const real {name} = one_if({inside} && {seam});")
+    return lines
 
 
-def body(w: Writer) -> Value:
-    """All steps of a stage for one row; the value of the last."""
-    stage, layout = w.layout.stage, w.layout
-    first = stage.steps[0]
+def _loop(layout: Layout, lines: list[str], sink: list[str]) -> list[str]:
+    """The run over rows; each step takes one row into the first layer, and an older one out of each later layer."""
+    left, right = layout.periods
+    reads = _reads(layout)
+    text = [
+        f"const int first = blockIdx.y * {layout.cycles} / parts, last = (blockIdx.y + 1) * {layout.cycles} / parts;",
+        f"const int rows = (last - first) * {left};",
+        f"int sy = 0, ty = ({right} - first * {layout.stride} % {right}) % {right};",
+        "unsigned long long hist = ~0ull;",  # bit k: the row of k steps ago is empty, as all are before the first
+        "lane_double total_cov = 0, total_ntk = 0;",
+        "real part_cov = 0, part_ntk = 0;",
+        *reads[0],
+        f"for (int tau = 0; tau < rows + {layout.delay}; ++tau) {{",
+        f"hist = hist << 1 | (unsigned long long)(sy >= {layout.height} || ty >= {layout.height});",
+    ]
+    for level in sorted({step.level for step in layout.stage.steps}):
+        width = layout.width // level
+        text += [f"const lane_ptr left{level} = left + (x / {level} + sy / {level} * {width});"]
+        for q in range(max(1, layout.columns // level)):
+            column = f"(x + {q * level} + dx) % {layout.width} / {level}"
+            text += [f"const lane_ptr right{level}_{q} = right + ({column} + ty / {level} * {width});"]
+    text += [*reads[1], *lines, *sink]
+    if layout.stage.ends != "rows":
+        # Few rows in a row's own precision, then in double.
+        text += ["if ((tau & 31) == 31) {"]
+        text += ["total_cov += part_cov; total_ntk += part_ntk; part_cov = 0; part_ntk = 0;", "}"]
+    return [*text, f"if (++sy == {left}) sy = 0;", f"if (++ty == {right}) ty = 0;", "}"]
+
+
+def _reads(layout: Layout) -> tuple[list[str], list[str]]:
+    """Rows from memory, each asked for a step before it is used: what stands before the loop, and in it."""
     if layout.channels:
-        total = [""] * layout.columns
-        starts = layout.offsets(0)[0], layout.offsets(1)[0]
-        for k in range(layout.channels):
-            for q, (a, b) in enumerate(w.columns_at(1, starts[0][k], starts[1][k])):
-                total[q] = w.let("x", f"{a} * {b}" if not k else f"fused({a}, {b}, {total[q]})")
-        w.values[first.node] = Value(tuple(total), None, 1 / layout.channels, False, True)
-    else:
-        names = [tuple(f"{stem}{q}" for q in range(layout.columns)) for stem in ("in_cov", "in_ntk")]
-        w.values[first.node] = Value(names[0], names[1] if layout.tangent else None, 1.0, False, False)
-    before = {step.node: step for step in stage.steps}
-    for step in stage.steps[1:]:
-        reads = [before[j] for j in step.inputs]
-        # A window takes every row of what it reads; its own rows come at its stride.
-        w.open(reads[0].level, reads[0].delay) if isinstance(step.op, Window) else w.open(step.level, step.delay)
-        _emit(w, step, [(w.values[s.node], s) for s in reads])
-    w.open(stage.sink.level, stage.sink.delay)
-    return w.values[stage.sink.node]
+        return [], []
+    turn, width = layout.periods[0], layout.width
+    streams = ("cov", "ntk") if layout.tangent else ("cov",)
+    names = [(stem, q) for stem in streams for q in range(layout.columns)]
+    place = f"(far(kind % {layout.classes} + pair * {layout.classes}) * {layout.rows} + first * {turn}) * {width} + x"
+    before = [f"const lane_long at = {place};"]
+    before += [f"real next_{stem}{q} = take(in_{stem}s, at + {q});" for stem, q in names]
+    inside = [f"const real in_{stem}{q} = next_{stem}{q};" for stem, q in names]
+    inside += [f"if (first * {turn} + tau + 1 < {layout.rows}) {{"]
+    inside += [f"next_{stem}{q} = take(in_{stem}s, at + ((long long)(tau + 1) * {width} + {q}));" for stem, q in names]
+    return before, [*inside, "} else {", *(f"next_{stem}{q} = 0;" for stem, q in names), "}"]
 
 
-def _emit(w: Writer, step: Step, reads: list[tuple[Value, Step]]) -> None:
-    v, before = reads[0]
-    if isinstance(step.op, Window):
-        w.window(step, step.op, v, before.level, before.delay)
-    elif isinstance(step.op, RandomAffine):
-        w.affine(step, step.op, v)
-    elif isinstance(step.op, Rescale):
-        w.values[step.node] = replace(v, unit=v.unit * step.op.factor**2)
-    elif isinstance(step.op, Add):
-        w.sum(step, [(value, s.delay) for value, s in reads])
+def _sink(w: Writer, v: Value) -> list[str]:
+    """What becomes of the last value of a row: added up, or written."""
+    layout, sink, start = w.layout, w.layout.stage.sink, len(w.lines)
+    if layout.stage.ends != "rows":
+        v = v if v.empty else w.emptied(v, sink.delay)
+        w.add(f"part_cov += {' + '.join(v.cov)};")
+        if v.ntk is not None:
+            w.add(f"part_ntk += {' + '.join(v.ntk)};")
     else:
-        assert isinstance(step.op, Activation)
-        w.units[step.node] = v.unit
-        w.activation(step, step.op, v, merged_rate(w.layout.stage, step.node))
+        level = sink.level
+        width, rows, turn = (n // level for n in (layout.width, layout.rows, layout.periods[0]))
+        w.add(f"if (tau >= {sink.delay}) {{")
+        w.add(f"const lane_bool mine = live && x % {level} == 0;")
+        w.add(f"const int row = first * {turn} + (tau - {sink.delay}) / {level};")
+        w.add(f"const lane_long to = (far(kind + pair * {layout.classes}) * {rows} + row) * {width} + x / {level};")
+        for stem, regs in (("cov", v.cov), ("ntk", v.ntk)):
+            for q, r in enumerate(regs or ()):
+                w.add(f"put(out_{stem}s, to + {q}, {num(v.unit)} * {r}, mine);")
+        w.add("}")
+    w.open(1, 0)
+    lines, w.lines = w.lines[start:], w.lines[:start]
+    return lines
+
+
+def _sums(layout: Layout) -> list[str]:
+    """The lanes' sums put together, one for each class."""
+    if layout.stage.ends == "rows":
+        return []
+    mine = f"one_if(live && x % {layout.stage.sink.level} == 0)"
+    return [
+        "total_cov += part_cov; total_ntk += part_ntk;",
+        f"total_cov *= {mine}; total_ntk *= {mine};",
+        "lane_double all_cov = total_cov, all_ntk = total_ntk;",
+        f"for (int k = 1; k < {layout.lanes}; ++k) {{",
+        "all_cov += down(total_cov, k); all_ntk += down(total_ntk, k);",
+        "}",
+        f"const lane_long to = (far(kind + pair * {layout.classes}) * parts + (int)blockIdx.y) * 2;",
+        "put(sums, to, all_cov, live && i == 0); put(sums, to + 1, all_ntk, live && i == 0);",
+    ]
+
+
+def write_pool(before: Layout, after: Layout) -> str:
+    """The kernel between two stages: sums (or means) over windows of both sides, put as the next stage reads them."""
+    level, pool = before.stage.sink.level, before.stage.pool
+    assert pool is not None
+    (ky, kx), width = pool.size, before.width // level
+    cycles, turn, rows = before.cycles, before.periods[0] // level, before.rows // level
+    return f"""typedef {before.real} cell;
+extern "C" __global__ void pool(const cell* from, cell* to, int count)
+{{
+    const long long k = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (k >= count) return;
+    const int x = k % {after.width}, row = k / {after.width} % {after.rows};
+    const int kind = k / {after.width * after.rows} % {after.classes};
+    const long long pair = k / {after.width * after.rows * after.classes};
+    const int sy = row % {after.periods[0]}, turn = row / {after.periods[0]};
+    const int ty = (sy + {after.periods[1]} - turn * {after.stride} % {after.periods[1]}) % {after.periods[1]};
+    const int tx = (x + kind * {after.stride}) % {after.width};
+    cell sum = 0;
+    if (sy < {after.height} && ty < {after.height})
+        for (int a = 0; a < {ky}; ++a)
+            for (int b = 0; b < {ky}; ++b) {{
+                const int s = sy * {ky} + a, t = ty * {ky} + b, r = (s - t + {cycles}) % {cycles} * {turn} + s;
+                for (int c = 0; c < {kx}; ++c)
+                    for (int d = 0; d < {kx}; ++d) {{
+                        const int left = x * {kx} + c, right = tx * {kx} + d;
+                        const int old = (right - left + {width}) % {width};
+                        sum += from[((pair * {before.classes} + old) * {rows} + r) * {width} + left];
+                    }}
+            }}
+    to[k] = sum * (cell){1 / (ky * kx) ** 2 if pool.mean else 1.0!r};
+}}
+"""

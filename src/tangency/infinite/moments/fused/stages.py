@@ -4,17 +4,15 @@ Within a stage images stream row by row. A node has a level (how many rows of th
 product of strides) and a delay: its row r is computed at step level·r + delay. So a window of three rows waits one row.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from ..core import Activation, Grid, Input, RandomAffine
-from ..ops import Add, Rescale
-from ..positions import Pool, Total, Trace, Window
-from ..recursion import Node
+from ..core import Grid, Input, Op, RandomAffine
+from ..positions import Pool, Window
 from .plan import Plan
 
-# Windows of one stage, two streams each: their rows lie in registers (measured: more spill or leave too few threads).
-WINDOWS = 10
+# Channels of images that are read by each lane for its columns at every row (heuristic).
+CHANNELS = 8
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class Step:
     """One node of a stage, by number in the plan."""
 
     node: int
-    op: object
+    op: Op | None  # None: what is read from memory
     inputs: tuple[int, ...]
     level: int
     delay: int
@@ -36,7 +34,7 @@ class Stage:
     source: int
     steps: tuple[Step, ...]
     ends: Literal["mean", "trace", "rows"]
-    pool: tuple[int, int] = (1, 1)  # windows by which the kept rows are pooled before the next stage
+    pool: Pool | None = None  # what happens to the kept rows before the next stage
 
     @property
     def sink(self) -> Step:
@@ -48,40 +46,61 @@ class Stage:
         """Only offsets divisible by it reach the end."""
         return max(step.level for step in self.steps)
 
-    @property
-    def activations(self) -> list[Step]:
-        """The steps that read variances of both sides."""
-        return [step for step in self.steps if isinstance(step.op, Activation)]
 
-
-def cut(plan: Plan, windows: int = WINDOWS) -> list[Stage] | str:
-    """The stages of a plan, or why it has none: a branch around a pooling, strides that do not divide."""
-    nodes = plan.nodes
-    stages: list[Stage] = []
-    start, count = 0, 0
-    for k in range(1, plan.end + 1):
+def cut(plan: Plan, windows: int) -> list[Stage] | str:
+    """The stages of a plan, of about so many windows at most; or why it has none."""
+    nodes, stages, start = plan.nodes, list[Stage](), 0
+    why = _misfit(plan)
+    if why is not None:
+        return why
+    for k in range(1, plan.end):
         op = nodes[k].op
         alone = all(j >= k for node in nodes[k + 1 : plan.end + 1] for j in node.inputs)
-        count += isinstance(op, Window)
         if isinstance(op, Pool):
             if not alone or nodes[k].inputs != (k - 1,):
                 return f"{nodes[k].name or 'a layer'}: a branch around a pooling"
-            stages.append(_stage(plan, start, k - 1, "rows", op.size))
-            stages[-1] = replace(stages[-1], pool=op.size)
-            start, count = k, 0
-        elif count >= windows and alone and isinstance(op, RandomAffine) and k < plan.end - 2:
+            stages.append(_stage(plan, start, k - 1, "rows", op))
+            start = k
+        elif alone and isinstance(op, RandomAffine) and _full(plan, start, k, windows):
             stages.append(_stage(plan, start, k, "rows"))
-            start, count = k, 0
-    ends: Literal["mean", "trace"] = "trace" if plan.flat else "mean"
-    stages.append(_stage(plan, start, plan.end - 1, ends))
+            start = k
+    stages.append(_stage(plan, start, plan.end - 1, "trace" if plan.flat else "mean"))
     for stage in stages:
-        odd = [n for n in stage.grid if n % stage.stride]
-        if odd or stage.stride & (stage.stride - 1):
-            return f"strides of {stage.stride} in all do not divide {stage.grid} positions"
+        if any(n % stage.stride for n in stage.grid) or stage.stride & (stage.stride - 1):
+            return f"strides of {stage.stride} in all do not divide {stage.grid} positions by powers of 2"
     return stages
 
 
-def _stage(plan: Plan, start: int, last: int, ends: Literal["mean", "trace", "rows"], pool: Grid = (1, 1)) -> Stage:
+def _full(plan: Plan, start: int, k: int, windows: int) -> bool:
+    """Whether a stage from `start` ends with node k: windows up to the next pooling are shared out evenly."""
+    last = next((j for j in range(start + 1, plan.end) if isinstance(plan.nodes[j].op, Pool)), plan.end)
+    before, after = (
+        sum(isinstance(node.op, Window) for node in part)
+        for part in (plan.nodes[start + 1 : k + 1], plan.nodes[k + 1 : last])
+    )
+    total = before + after
+    return after > 0 and before >= -(-total // -(-total // windows))
+
+
+def _misfit(plan: Plan) -> str | None:
+    """Why a plan does not go on a GPU, by what the GPU's kernels cannot do."""
+    height, width = plan.grid
+    if width > 64 or height > 64 or (width % 2 and width > 32) or min(height, width) < 2:
+        return f"images of {height}×{width}; it takes 2 to 64 rows and columns, odd widths up to 31"
+    for node in plan.nodes:
+        op = node.op
+        if isinstance(op, Window) and op.stride[0] != op.stride[1]:
+            return f"{node.name or 'a layer'}: strides of {op.stride}, not the same along both axes"
+        if isinstance(op, RandomAffine) and op.w_var <= 0:
+            return f"{node.name or 'a layer'}: weights of variance 0"
+        if isinstance(op, Input) and op.channels > CHANNELS:
+            return f"images of {op.channels} channels, more than {CHANNELS}"
+    return None if plan.nodes[-1].inputs == (plan.end - 1,) else "the pooling at the end is not of the last layer"
+
+
+def _stage(
+    plan: Plan, start: int, last: int, ends: Literal["mean", "trace", "rows"], pool: Pool | None = None
+) -> Stage:
     """The nodes after `start` up to `last`, each with its level and delay."""
     steps: dict[int, Step] = {}
     source = plan.nodes[start]
@@ -97,4 +116,4 @@ def _stage(plan: Plan, start: int, last: int, ends: Literal["mean", "trace", "ro
             delay += level * (node.op.size[0] // 2)
             level *= node.op.stride[0]
         steps[k] = Step(k, node.op, node.inputs, level, delay)
-    return Stage(source.grid, start, tuple(steps.values()), ends)
+    return Stage(source.grid, start, tuple(steps.values()), ends, pool)
