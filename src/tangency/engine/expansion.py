@@ -3,12 +3,13 @@
 The other way to contract, position by position, needs no gradient formed: `contraction.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from .._base.memory import WORKSPACE
+from .._base.types import T
 from .blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock, gradient, matched
 
 # On a CPU, gradients are formed in slices that stay in the cache until they are multiplied (heuristic: bytes, and the
@@ -17,9 +18,10 @@ CACHE, CHANNELS = 1 << 24, 64
 
 
 def expanded(
-    x: OuterBlock, y: OuterBlock, *, trace: bool, differentiable: bool, workspace: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Weight gradients [n, c, …] of both sides, in slices of the output channels that fit the workspace.
+    x: OuterBlock, y: OuterBlock, *, trace: bool, differentiable: bool, workspace: int, ready: Callable[[Tensor], T]
+) -> Iterator[tuple[T, T]]:
+    """What `ready` makes of the weight gradients [n, c, …] of both sides, in slices of the output channels that fit
+    the workspace.
 
     For a trace slices may be cut between outputs, too. What is differentiated is not cut at all.
     """
@@ -36,8 +38,8 @@ def expanded(
         right = left if x is y else _Side(y, room)
         size = max(x.n, y.n) * x.c * g * i
     for cut in [(slice(None),)] if room is None else _slices(x, o, size, trace, room):
-        formed = left.gradient(cut)
-        yield formed, formed if right is left else right.gradient(cut)
+        formed = ready(left.gradient(cut))
+        yield formed, formed if right is left else ready(right.gradient(cut))
 
 
 class _Side:

@@ -46,6 +46,52 @@ def sum_products(a: Tensor, d: Tensor, n: int, t: int, m: int, s: int) -> Tensor
     return out
 
 
+def round_rows(g: Tensor, q: Tensor, scale: Tensor, top: float) -> bool:
+    """Write rows of g [rows, k], scaled to `top`, into q and what undoes it into `scale`; False if nothing was done.
+
+    `narrow.rounded` has its meaning in torch. One pass: a row is still in the cache when it is read again.
+    """
+    kernels = _kernels(g)
+    if kernels is None or g.stride(1) != 1:
+        return False
+    kernels.round_row[(len(g),)](g, q, scale, g.shape[1], q.shape[1], g.stride(0), top, BLOCK=8192, num_warps=8)
+    return True
+
+
+def sum_shifted(pixels: Tensor, deltas: Tensor, left: Tensor, right: Tensor, constant: float = 0.0) -> Tensor:
+    """Σ_{t,s} (Σ_u pixels[·, left[t, u], ·, right[s, u]] + constant) · deltas[·, t, ·, s] → [n, m].
+
+    `pixels` [n, p, m, q] and `deltas` [n, t, m, s], contiguous; tap u of position t lies on pixel left[t, u], or −1.
+    """
+    n, p, m, q = pixels.shape
+    (t, taps), s = left.shape, len(right)
+    kernels = _kernels(pixels) if pixels.dtype == torch.float32 else None
+    if kernels is None or s > 4096:
+        return (shifted(pixels, left, right) + constant).mul_(deltas).sum(3).sum(1)
+    out = torch.empty(n, m, dtype=torch.float32, device=pixels.device)
+    wide = power_of_two(s)
+    columns = max(1, 1024 // wide)
+    grid = (-(-m // columns), n)
+    rows, places = left.int().contiguous(), right.T.int().contiguous()  # the places of one tap side by side
+    kernels.sum_shifts[grid](
+        pixels, deltas, rows, places, out, constant, t, m, s, p, q, taps, WIDE=wide, COLUMNS=columns
+    )
+    return out
+
+
+def shifted(pixels: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Σ_u pixels[n, left[t, u], m, right[s, u]] → [n, t, m, s]: the products of patches from those of pixels."""
+    n, p, m, q = pixels.shape
+    # A pixel of zeros on either side, which stands for all that lie outside of the image.
+    framed = pixels.new_zeros(n, p + 1, m, q + 1)
+    framed[:, :p, :, :q] = pixels
+    left, right = torch.where(left < 0, p, left), torch.where(right < 0, q, right)
+    total = pixels.new_zeros(n, len(left), m, len(right))
+    for u in range(left.shape[1]):
+        total += framed.index_select(1, left[:, u]).index_select(3, right[:, u])
+    return total
+
+
 def scale_channels(d: Tensor, scale: Tensor) -> Tensor:
     """d[n, o, …] · scale[o]."""
     last = d.dim() == 4 and d.is_contiguous(memory_format=torch.channels_last)

@@ -37,6 +37,47 @@ def sum_pairs(a, d, out, t, m, s, WIDE: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def sum_shifts(pixels, d, rows, places, out, constant, t, m, s, p, q, taps, WIDE: tl.constexpr, COLUMNS: tl.constexpr):
+    """`fused.sum_shifted`: programs as in `sum_pairs`; rows [t, taps] and places [taps, s] are numbers of pixels."""
+    n = tl.program_id(1).to(tl.int64)
+    col = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    place = tl.arange(0, WIDE)
+    inside = (col[:, None] < m) & (place[None, :] < s)
+    offset = col[:, None] * s + place[None, :]
+    total = tl.zeros((COLUMNS, WIDE), tl.float32)
+    for row in range(t):
+        alike = tl.zeros((COLUMNS, WIDE), tl.float32) + constant
+        for u in range(taps):
+            line = tl.load(rows + row * taps + u)
+            if line >= 0:
+                spot = tl.load(places + u * s + place, mask=place < s, other=-1)
+                here = inside & (spot[None, :] >= 0)
+                alike += tl.load(
+                    pixels + (n * p + line) * m * q + col[:, None] * q + spot[None, :], mask=here, other=0.0
+                )
+        y = tl.load(d + (n * t + row) * m * s + offset, mask=inside, other=0.0)
+        total += alike * y
+    tl.store(out + n * m + col, tl.sum(total, 1), mask=col < m)
+
+
+@triton.jit
+def round_row(g, q, scale, k, padded, stride, top, BLOCK: tl.constexpr):
+    """`fused.round_rows`: a program per row; the second time it is read, it comes from the cache."""
+    n = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    largest = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, k, BLOCK):
+        v = tl.load(g + n * stride + start + place, mask=start + place < k, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(v))
+    most = tl.max(largest, 0)
+    tl.store(scale + n, tl.where(most == 0.0, 1.0, most / top))
+    factor = tl.where(most == 0.0, 1.0, top / most)
+    for start in range(0, padded, BLOCK):
+        v = tl.load(g + n * stride + start + place, mask=start + place < k, other=0.0).to(tl.float32)
+        tl.store(q + n * padded + start + place, (v * factor).to(q.dtype.element_ty), mask=start + place < padded)
+
+
+@triton.jit
 def scale_last(d, scale, out, size, o, BLOCK: tl.constexpr):
     """`fused.scale_channels` where channels lie last in memory: entry k has channel k mod o."""
     k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
