@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import tangency as tg
 from benchmarks.speed.scale import cifar, flops, matrix_rate, resnet
-from tangency.engine import methods, narrow
+from tangency.engine import fused, methods, narrow
 from tangency.gram import sweep
 from tangency.gram.plan import TilePlan
 
@@ -41,6 +41,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "16 bits, patches unfolded": ("float16", {"fetch": NEVER}),
     "16 bits": ("float16", {}),
     "8 bits, patches unfolded": ("float8", {"fetch": NEVER}),
+    "8 bits, formed in three passes": ("float8", {"form": False}),
     "8 bits, none in place": ("float8", {"wide": NEVER}),
     "8 bits, sums of 14 bits": ("float8", {"fast": True}),
     "8 bits": ("float8", {}),
@@ -67,20 +68,18 @@ def images(n: int) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def settings(
-    fetch: int | None = None, wide: int | None = None, fast: bool = False, benchmark: bool = False, overlap: bool = True
+    fetch: int | None = None, wide: int | None = None, fast: bool = False, form: bool = True, benchmark: bool = False
 ) -> Iterator[None]:
     """The library with some of its choices changed."""
-    before = methods._FETCH, narrow.WIDE, narrow.FAST_SUMS, torch.backends.cudnn.benchmark, sweep.SideStream
+    before = methods._FETCH, narrow.WIDE, narrow.FAST_SUMS, torch.backends.cudnn.benchmark, fused.forms
     methods._FETCH = before[0] if fetch is None else fetch
     narrow.WIDE = before[1] if wide is None else wide
     narrow.FAST_SUMS, torch.backends.cudnn.benchmark = fast, benchmark
-    if not overlap:
-        sweep.SideStream = lambda device: None  # type: ignore[assignment,misc,return-value]
+    fused.forms = before[4] if form else lambda a, d: False
     try:
         yield
     finally:
-        methods._FETCH, narrow.WIDE, narrow.FAST_SUMS, torch.backends.cudnn.benchmark = before[:4]
-        sweep.SideStream = before[4]  # type: ignore[misc]
+        methods._FETCH, narrow.WIDE, narrow.FAST_SUMS, torch.backends.cudnn.benchmark, fused.forms = before
 
 
 def clock(f: Callable[[], Any], repeats: int = 2) -> float:
@@ -114,6 +113,29 @@ def alone() -> dict[str, float]:
             result[f"{name}: relative error"] = float(((got - exact) / exact).abs().max())
     for name, value in result.items():
         say(f"  {name:45s} {value:12.4g}")
+    return result
+
+
+def passes(model: nn.Module, x: Tensor) -> dict[str, float]:
+    """One forward pass in 32 bits and one backward pass in tf32, in both memory orders, with and without trials."""
+    result, x = {}, x[:528].to(DEVICE)
+    conv = torch.backends.cudnn
+    for order in (torch.channels_last, torch.contiguous_format):
+        copy = resnet_like(model).to(memory_format=order)  # type: ignore[call-overload]
+        ordered = x.to(memory_format=order)
+        for trials in (False, True):
+            conv.benchmark, conv.allow_tf32 = trials, False
+            name = f"{str(order).removeprefix('torch.')}{', cudnn.benchmark' * trials}"
+            result[f"forward, {name}"] = 1e3 * clock(partial(copy, ordered))
+            out = copy(ordered)
+            conv.allow_tf32 = True
+            inputs = [v for v in copy.parameters() if v.dim() == 1][:1]
+            back = partial(torch.autograd.grad, out.sum(), inputs, retain_graph=True)
+            result[f"backward, {name}"] = 1e3 * clock(back)
+            conv.benchmark, conv.allow_tf32 = False, False
+    conv.allow_tf32 = True
+    for name, ms in result.items():
+        say(f"  528 images, {name:50s} {ms:8.1f} ms")
     return result
 
 
@@ -315,6 +337,7 @@ def main() -> None:
         if "parts" in args.only:
             keep("matrix_TFLOP_per_s", matrix_rate())
             keep("alone", alone())
+            keep("passes", passes(model, x))
             keep("parts", parts(model, x))
             say(f"({time.perf_counter() - begin:.0f} s)")
         if "whole" in args.only:

@@ -17,7 +17,7 @@ from torch import Tensor
 from .._base.memory import WORKSPACE
 from . import fused, narrow
 from .blocks import DenseBlock, GradientBlock, OuterBlock, matched
-from .expansion import expanded
+from .expansion import expanded, rows_of
 from .methods import PairSizes, choose_method, dense_in_eight
 from .narrow import Rounded, matmul_eight, matmul_wide
 
@@ -95,12 +95,7 @@ class TileSum:
         """K += ⟨G, G'⟩, the gradients formed slice by slice."""
         eight = PairSizes.of(x, y, self.trace, self.eight).eight_expanded
         for left, right in expanded(
-            x,
-            y,
-            trace=self.trace,
-            differentiable=self.differentiable,
-            workspace=self.workspace,
-            ready=lambda g: self._rows(g, eight),
+            x, y, trace=self.trace, differentiable=self.differentiable, workspace=self.workspace, eight=eight
         ):
             self.product(left, right, scale)
 
@@ -248,8 +243,8 @@ class TileSum:
                     self.value[r, q] += part
 
     def _wide(self, g: Tensor) -> Tensor:
-        """[n, c, p] → rows: one per sample for a trace, one per (sample, output) for the full kernel."""
-        return g.flatten(1) if self.trace else g.flatten(0, 1)
+        """[n, c, p] → the rows of a product."""
+        return rows_of(g, self.trace)
 
     def _rows(self, g: Tensor, eight: bool) -> Tensor | Rounded:
         """`_wide`, rounded to 8 bits where these are asked for."""

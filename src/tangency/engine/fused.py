@@ -58,6 +58,28 @@ def round_rows(g: Tensor, q: Tensor, scale: Tensor, top: float) -> bool:
     return True
 
 
+def forms(a: Tensor, d: Tensor) -> bool:
+    """Whether `form_rows` has a kernel for these factors."""
+    n, c, _, g, o = d.shape
+    neighbours = d.stride(4) == 1 and (c == 1 or d.stride(1) == o)  # outputs and channels are one dimension
+    # Rows must be multiples of 16 long; tiles of 128 x 128 that are mostly empty would take longer than three passes.
+    fits = g == 1 and a.stride(3) == 1 and a.shape[3] % 16 == 0 and a.shape[3] >= 64 and c * o >= 64
+    return fits and neighbours and d.dtype == torch.float16 and n < 1 << 16 and _kernels(d) is not None
+
+
+def form_rows(a: Tensor, d: Tensor, factor: Tensor, out: Tensor) -> Tensor:
+    """factor · Σ_t δ_t ⊗ a_t → out [n, c·o·i], from a [n, 1, t, i] and δ [n, c, t, 1, o], where `forms` says so."""
+    kernels = _kernels(d)
+    assert kernels is not None
+    n, c, t, _, o = d.shape
+    i, rows = a.shape[3], c * o
+    grid = (-(-rows // 128) * -(-i // 128), n)
+    deep = 64 if t > 32 else 32 if t > 16 else 16
+    sizes = {"BLOCK_T": deep, "BLOCK_O": 128, "BLOCK_I": 128, "num_warps": 8, "num_stages": 3}
+    kernels.form[grid](d, a, factor, out, t, rows, i, d.stride(0), d.stride(2), a.stride(0), a.stride(2), **sizes)
+    return out
+
+
 def sum_shifted(pixels: Tensor, deltas: Tensor, left: Tensor, right: Tensor, constant: float = 0.0) -> Tensor:
     """Σ_{t,s} (Σ_u pixels[·, left[t, u], ·, right[s, u]] + constant) · deltas[·, t, ·, s] → [n, m].
 

@@ -78,6 +78,28 @@ def round_row(g, q, scale, k, padded, stride, top, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def form(
+    d, a, factor, out, t, o, i, dn, dt, an, at,
+    BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    """`fused.form_rows`: a program per sample and BLOCK_O x BLOCK_I entries of its gradient, o counting all outputs."""
+    n = tl.program_id(1).to(tl.int64)
+    across = tl.cdiv(i, BLOCK_I)
+    row = (tl.program_id(0) // across) * BLOCK_O + tl.arange(0, BLOCK_O)
+    col = (tl.program_id(0) % across) * BLOCK_I + tl.arange(0, BLOCK_I)
+    place = tl.arange(0, BLOCK_T)
+    total = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+    for start in range(0, t, BLOCK_T):
+        at_once = start + place[:, None]
+        x = tl.load(d + n * dn + at_once * dt + row[None, :], mask=(at_once < t) & (row[None, :] < o), other=0.0)
+        y = tl.load(a + n * an + at_once * at + col[None, :], mask=(at_once < t) & (col[None, :] < i), other=0.0)
+        total = tl.dot(tl.trans(x), y, total)
+    total *= tl.load(factor + n)
+    where = out + n * o * i + row[:, None].to(tl.int64) * i + col[None, :]
+    tl.store(where, total.to(out.dtype.element_ty), mask=(row[:, None] < o) & (col[None, :] < i))
+
+
+@triton.jit
 def scale_last(d, scale, out, size, o, BLOCK: tl.constexpr):
     """`fused.scale_channels` where channels lie last in memory: entry k has channel k mod o."""
     k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -68,6 +68,26 @@ def rounded(g: Tensor) -> Rounded:
     return Rounded(q, scale)
 
 
+def formed(a: Tensor, d: Tensor) -> Rounded | None:
+    """Σ_t δ_t ⊗ a_t as rows [n, c·o·i] in 8 bits, from a [n, 1, t, i] and δ [n, c, t, 1, o], in one pass over memory.
+
+    The largest entry is not known before the row is there. By Cauchy and Schwarz it is at most max‖δ_o‖·max‖a_i‖, norms
+    over the positions: some times too large, which costs a part of the range of e4m3 and no digits. None where there is
+    no kernel for it; `rounded` of the gradients does the same, in three passes.
+    """
+    if not fused.forms(a, d):
+        return None
+    bound = _largest_norm(a, 2) * _largest_norm(d, 2)
+    scale = torch.where(bound == 0, 1.0, bound / TOP)
+    q = torch.empty(len(d), d.shape[1] * d.shape[4] * a.shape[3], dtype=EIGHT, device=d.device)
+    return Rounded(fused.form_rows(a, d, 1 / scale, q), scale)
+
+
+def _largest_norm(v: Tensor, positions: int) -> Tensor:
+    """The largest norm over the positions, per sample: [n]."""
+    return torch.linalg.vector_norm(v, dim=positions, dtype=torch.float32).flatten(1).amax(1)
+
+
 def matmul_eight(a: Tensor, b: Tensor) -> Tensor:
     """a bᵀ in 32 bits of rows [n, k], [m, k] in e4m3; k is a multiple of 16."""
     if not available(a.device):
