@@ -96,7 +96,7 @@ def measure(make: Callable[[], Any], n: int, subset: int, profile: bool) -> dict
 def _layers(kernel: Any, a: Any, b: Any) -> None:
     for name in a:
         seconds = clock(partial(kernel.pair, {name: a[name]}, {name: b[name]}), 1)
-        cost = tg.engine.contraction.choose_method(a[name], b[name], True)
+        cost = tg.engine.methods.choose_method(a[name], b[name], True)
         if seconds > 1e-3:
             print(f"{name:50s} {cost.method:10s} {seconds * 1e3:8.1f} ms {cost.flops / seconds / 1e12:6.0f} TFLOP/s")
 

@@ -399,7 +399,7 @@ class KernelClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
 
 def _close(spec: Spec, dtype: torch.dtype) -> float:
     """How far entries of one kernel may be apart, relative to the largest."""
-    coarse = any(f'"{name}"' in json.dumps(spec) for name in ("tf32", "float16"))
+    coarse = any(f'"{name}"' in json.dumps(spec) for name in ("tf32", "float16", "float8"))
     return ROUNDED if coarse else float(torch.finfo(dtype).eps ** 0.5)
 
 

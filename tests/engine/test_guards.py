@@ -176,8 +176,12 @@ def test_options() -> None:
     model = net()
     with pytest.raises(tg.InputError, match="method='fast' is unknown"):
         tg.trace_ntk(model, method="fast")
-    with pytest.raises(tg.InputError, match="dtype='float8'; needed"):
-        tg.trace_ntk(model, dtype="float8")
+    with pytest.raises(tg.InputError, match="dtype='float4'; needed: .* 'float8'"):
+        tg.trace_ntk(model, dtype="float4")
+    with pytest.raises(tg.InputError, match="dtype=torch.float8_e5m2; needed"):
+        tg.trace_ntk(model, dtype=torch.float8_e5m2)
+    with pytest.warns(tg.PerformanceWarning, match="dtype='float8' on cpu, which does not multiply 8-bit numbers"):
+        assert tg.trace_ntk(model, dtype=torch.float8_e4m3fn).spec()["dtype"] == "float8"
     with pytest.raises(tg.InputError, match="dtype=torch.bfloat16; needed"):
         tg.trace_ntk(model, dtype=torch.bfloat16)
     with pytest.raises(tg.InputError, match=r"trainable='2.wieght' names no parameter.*Did you mean '2.weight'"):

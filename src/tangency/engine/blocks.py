@@ -30,6 +30,10 @@ class FactorForm(NamedTuple):
     g: int
     i: int
     o: int
+    # Where a is made of patches whose products can be had from those of single pixels: how many pixels of the input
+    # there are, and how many a patch has.
+    pixels: int = 0
+    taps: int = 1
 
 
 class Lift(ABC):
@@ -52,6 +56,14 @@ class Lift(ABC):
     @abstractmethod
     def form(self, x: Tensor, d: Tensor) -> FactorForm:
         """Kind and sizes of the factors of a captured input and cotangent."""
+
+    def pixels(self, x: Tensor) -> Tensor:
+        """Captured input [n, r, …] → what patches are made of [n, p, g, channels], where `form` has pixels."""
+        raise NotImplementedError
+
+    def places(self, x: Tensor) -> Tensor:
+        """The number of the pixel that each tap of each position lies on, −1 outside: [t, taps]."""
+        raise NotImplementedError
 
     @property
     def taps(self) -> int | None:
@@ -220,7 +232,7 @@ class OuterBlock(GradientBlock):
 
     def sizes(self) -> tuple[int, int, int, int]:
         """(t, g, i, o) with the positions of all uses added up."""
-        _, t, g, i, o = self.uses[0].form
+        _, t, g, i, o = self.uses[0].form[:5]
         return t + sum(u.form.t for u in self.uses[1:]), g, i, o
 
     def rows(self, index: slice) -> "OuterBlock":

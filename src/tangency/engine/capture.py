@@ -38,7 +38,7 @@ def capture(
         twice = tree.transform(lambda v: torch.cat([v, v]), x)
         doubled = capture(network, state, twice, plan, differentiable=differentiable, exact=exact)
         return {k: b.rows(slice(0, 1)) for k, b in doubled.items()}
-    half = network.precision == "float16" and not exact and not differentiable
+    half = network.half and not exact and not differentiable
     captured: dict[str, GradientBlock] = {}
     ruled, seed = set(network.trainable) - plan.fallback.keys(), plan.seed if half else 1.0
     while ruled:

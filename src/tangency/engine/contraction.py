@@ -4,164 +4,46 @@ Every method ends in one of two forms: products L Rᵀ of matrices whose rows ar
 Σ_{t,s} (a·a')(δ·δ') over positions (`TileSum.in_place`). `TileSum` adds them up and, when both sides are the same
 samples, computes the upper half only.
 
-Which form is taken for a layer is decided by its cost (`choose_method`): multiply–add flops and bytes moved, with the
-estimated time flops/rate + bytes/bandwidth. The two rates per kind of device are heuristics (what a plain product and
-a plain copy reach), good enough to tell methods apart: near the break-even point the choice hardly matters.
+Which form is taken for a layer is decided by its cost (`methods.py`). In 'float8' long rows of gradients, and wide
+cotangents in place, are rounded once more, to 8 bits (`narrow.py`).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from .._base.memory import WORKSPACE
-from ..errors import InputError
-from . import fused
-from .blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock, matched
-from .expansion import expanded
+from . import fused, narrow
+from .blocks import DenseBlock, GradientBlock, OuterBlock, matched
+from .expansion import expanded, rows_of
+from .methods import PairSizes, choose_method, dense_in_eight
+from .narrow import Rounded, matmul_eight, matmul_wide
 
-Method = str | Mapping[str, str] | None  # for all parameters, or by name
-
-# torch.mm(…, out_dtype=…) came with torch 2.8.
-_WIDE_RESULTS = tuple(int(v) for v in torch.__version__.split(".")[:2]) >= (2, 8)
 # Position-by-position products on a CPU are cut to this many bytes, so that they stay in its cache (heuristic).
 _CACHED_TILE = 1 << 23
-# (flop/s, byte/s), heuristic: two cores; one H200.
-_RATES = {
-    ("cpu", torch.float64): (6e10, 1e10),
-    ("cpu", torch.float32): (1.2e11, 1e10),
-    ("cuda", torch.float64): (4e13, 3e12),
-    ("cuda", torch.float32): (4e13, 3e12),
-    ("cuda", torch.float16): (5e14, 3e12),
-}
-
-
-@dataclass(frozen=True)
-class Cost:
-    """An estimate for one layer of one tile."""
-
-    method: str
-    flops: float
-    bytes: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class PairSizes:
-    """A pair of blocks in numbers: n, m samples; c outputs; t, s positions; g groups of i × o weights."""
-
-    n: int
-    m: int
-    c: int
-    t: int
-    s: int
-    g: int
-    i: int
-    o: int
-    itemsize: int
-    trace: bool
-    symmetric: bool
-    indexed: bool
-
-    @staticmethod
-    def of(x: OuterBlock, y: OuterBlock, trace: bool) -> "PairSizes":
-        """The numbers of two blocks of one kind."""
-        t, g, i, o = x.sizes()
-        s = y.sizes()[0]
-        item = x.uses[0].d.element_size()
-        if x.indexed:  # rows that occur at all
-            i = min(i, x.n * t + y.n * s)
-        return PairSizes(x.n, y.n, x.c, t, s, g, i, o, item, trace, x is y, x.indexed)
-
-    @property
-    def pairs(self) -> float:
-        """How many pairs of samples; of a symmetric tile a bit more than half, since strips are not triangles."""
-        return self.n * self.m * (0.6 if self.symmetric else 1.0)
-
-    @property
-    def outputs(self) -> int:
-        """How many products of cotangents a pair of samples needs: c for a trace, c·d for the full kernel."""
-        return self.c if self.trace else self.c * self.c
-
-
-def _cost_of_expanding(z: PairSizes) -> tuple[float, float]:
-    """(flops, bytes) to form G for both sides, then one product of [n, c·o·i] with [m, c·o·i]."""
-    rows = z.n if z.symmetric else z.n + z.m
-    form = 0.0 if z.indexed else 2.0 * rows * z.t * z.c * z.g * z.o * z.i
-    product = 2.0 * z.pairs * z.outputs * z.g * z.o * z.i
-    moved = rows * (2 * z.c * z.g * z.o * z.i + z.t * z.g * (z.i if not z.indexed else 1)) * z.itemsize
-    return form + product, float(moved)
-
-
-def _cost_in_place(z: PairSizes) -> tuple[float, float]:
-    """(flops, bytes) of Σ_{t,s} (a_it·a_js)(δ_it·δ_js): the first factor once for all outputs of a trace."""
-    width = (1 if z.indexed else z.i) + z.outputs * z.o
-    passes = 4 if z.trace else 2 + 2 * z.outputs
-    ts = z.t * z.s * z.g
-    # Products of 16-bit factors come in 32 bits.
-    return 2.0 * z.pairs * ts * width, z.pairs * ts * passes * max(z.itemsize, 4)
-
-
-def _estimate(method: str, z: PairSizes, device: str, dtype: torch.dtype) -> Cost:
-    flops, moved = _cost_of_expanding(z) if method == "expand" else _cost_in_place(z)
-    rate, bandwidth = _RATES.get((device, dtype), _RATES["cpu", torch.float32])
-    return Cost(method, flops, moved, flops / rate + moved / bandwidth)
-
-
-def choose_method(x: GradientBlock, y: GradientBlock, trace: bool, forced: str | None = None) -> Cost:
-    """The cheapest method for a pair of blocks, or the forced one where it applies."""
-    if not (isinstance(x, OuterBlock) and isinstance(y, OuterBlock) and x.kind == y.kind and x.slot == y.slot):
-        return _cost_of_product(x, y, trace)
-    d, z = x.uses[0].d, PairSizes.of(x, y, trace)
-    if forced in ("expand", "in place"):
-        return _estimate(forced, z, d.device.type, d.dtype)
-    options = [_estimate(m, z, d.device.type, d.dtype) for m in ("expand", "in place")]
-    best = min(options, key=lambda c: c.seconds)
-    if best.method == "in place" and z.t == z.s == 1:  # two matrices, multiplied entry by entry: said as such
-        return Cost("outer", best.flops, best.bytes, best.seconds)
-    return best
-
-
-def _cost_of_product(x: GradientBlock, y: GradientBlock, trace: bool) -> Cost:
-    """One product of gradients that are there already, or of blocks of different kinds, which are expanded."""
-    p = x.g.shape[2] if isinstance(x, DenseBlock) else sum(v[0, 0].numel() for v in x.tensors())
-    pairs = x.n * y.n * (0.6 if x is y else 1.0) * (x.c if trace else x.c**2)
-    tensor = x.tensors()[0]
-    rate = _RATES.get((tensor.device.type, tensor.dtype), _RATES["cpu", torch.float32])[0]
-    moved = float(x.nbytes + (0 if x is y else y.nbytes))
-    return Cost("expand" if isinstance(x, MixedBlock) else "dense", 2.0 * pairs * p, moved, 2.0 * pairs * p / rate)
-
-
-def check_method(method: object, parameters: Collection[str]) -> None:
-    """Refuse a method, or one for a parameter, that there is not."""
-    choices = method if isinstance(method, Mapping) else {None: method}
-    for name, choice in choices.items():
-        if choice not in (None, "expand", "in place"):
-            raise InputError(
-                f"method={choice!r} is unknown; use None (the cost model chooses), 'expand' or 'in place'."
-            )
-        if name is not None and name not in parameters:
-            raise InputError(f"method= names {name!r}, which is none of the parameters that count.")
-
-
-def method_for(method: Method, name: str) -> str | None:
-    """The method that was asked for, for one parameter."""
-    return method.get(name) if isinstance(method, Mapping) else method
 
 
 class TileSum:
     """A tile under construction: [n, m] for a trace, [n, c, m, d] for the full kernel."""
 
     def __init__(
-        self, x: GradientBlock, y: GradientBlock, *, trace: bool, differentiable: bool, workspace: int | None = None
+        self,
+        x: GradientBlock,
+        y: GradientBlock,
+        *,
+        trace: bool,
+        differentiable: bool,
+        workspace: int | None = None,
+        eight: bool = False,
     ) -> None:
         like = x.tensors()[-1]
         dtype = torch.float32 if like.dtype == torch.float16 else like.dtype
         self.n, self.m, self.c, self.d = x.n, y.n, (1 if trace else x.c), (1 if trace else y.c)
         self.trace, self.symmetric = trace, x is y
         self.workspace = workspace or WORKSPACE[like.device.type]
-        self.differentiable = differentiable
+        self.differentiable, self.eight = differentiable, eight and not differentiable
         self.value = torch.zeros(self.n * self.c, self.m * self.d, dtype=dtype, device=like.device)
         self._cuda = like.device.type == "cuda"
 
@@ -177,14 +59,13 @@ class TileSum:
             if x.scale is None or y.scale is None:
                 self.product(self._wide(x.expand()), self._wide(y.expand()))
             else:
-                self.product(self._wide(x.g), self._wide(y.g), (x.scale, y.scale))
+                eight = self.eight and dense_in_eight(x, y, self.trace)
+                left = self._rows(x.g, eight)
+                self.product(left, left if x is y else self._rows(y.g, eight), (x.scale, y.scale))
         elif isinstance(x, OuterBlock) and isinstance(y, OuterBlock) and x.kind == y.kind and x.slot == y.slot:
             scale = None if x.scale is None or y.scale is None else (x.scale, y.scale)
-            if choose_method(x, y, self.trace, method).method == "expand":
-                for left, right in expanded(
-                    x, y, trace=self.trace, differentiable=self.differentiable, workspace=self.workspace
-                ):
-                    self.product(self._wide(left), self._wide(right), scale)
+            if choose_method(x, y, self.trace, method, eight=self.eight).method == "expand":
+                self._expand(x, y, scale)
             else:
                 # Σ (a·a' + 1)(δ·δ') is both at once. Not with scaled factors: the 1 would have to be scaled as well.
                 along = x.bias if x.bias == y.bias and x.bias in present and scale is None else None
@@ -210,8 +91,23 @@ class TileSum:
             k = (k + k.T) / 2
         return k if self.trace else k.view(self.n, self.c, self.m, self.d)
 
-    def product(self, left: Tensor, right: Tensor, scale: tuple[Tensor, Tensor] | None = None) -> None:
+    def _expand(self, x: OuterBlock, y: OuterBlock, scale: tuple[Tensor, Tensor] | None) -> None:
+        """K += ⟨G, G'⟩, the gradients formed slice by slice."""
+        eight = PairSizes.of(x, y, self.trace, self.eight).eight_expanded
+        for left, right in expanded(
+            x, y, trace=self.trace, differentiable=self.differentiable, workspace=self.workspace, eight=eight
+        ):
+            self.product(left, right, scale)
+
+    def product(
+        self, left: Tensor | Rounded, right: Tensor | Rounded, scale: tuple[Tensor, Tensor] | None = None
+    ) -> None:
         """K += L Rᵀ with rows (sample, output)."""
+        if isinstance(left, Rounded) or isinstance(right, Rounded):
+            assert isinstance(left, Rounded)
+            assert isinstance(right, Rounded)
+            self._product_in_eight(left, right, scale)
+            return
         if self.differentiable:
             self.value = self.value + left @ right.T  # not in place: autograd wants each step's values
             return
@@ -223,34 +119,56 @@ class TileSum:
             else:
                 self.value[r, q].addmm_(left[r], right[q].T)
 
+    def _product_in_eight(self, left: Rounded, right: Rounded, scale: tuple[Tensor, Tensor] | None) -> None:
+        """As `product`; the rows' scales are put back with those of their factors."""
+        on_left, on_right = left.scale, right.scale
+        if scale is not None:
+            on_left = on_left * scale[0].repeat_interleave(self.c)
+            on_right = on_right * scale[1].repeat_interleave(self.d)
+        for rows, columns in self._tiles():
+            r, q = self._spans(rows, columns)
+            part = matmul_eight(left.q[r], right.q[q])
+            self.value[r, q].addcmul_(part.mul_(on_left[r, None]), on_right[q])
+
     def in_place(
         self, x: OuterBlock, y: OuterBlock, scale: tuple[Tensor, Tensor] | None = None, constant: float = 0.0
     ) -> None:
         """K += Σ_{t,s} (a_it·a_js + constant)(δ_it·δ_js), no gradient formed. Cost: t·s·(i + c·o) per pair."""
+        z = PairSizes.of(x, y, self.trace, self.eight)
+        shift, eight = z.shifted and not self.differentiable, z.eight_in_place
         size = max(_lifted_bytes(x), _lifted_bytes(y))
         step = max(1, self.workspace // max(1, size))
         if self.differentiable or step >= max(self.n, self.m):
-            left = self._factors(x)
-            self._in_place(left, left if x is y else self._factors(y), self._tiles(), scale, constant)
+            left = self._factors(x, shift, eight)
+            right = left if x is y else self._factors(y, shift, eight)
+            self._in_place(left, right, self._tiles(), scale, constant)
             return
         # Factors of a few samples at a time; those of the columns are formed again for every strip of rows.
         for i in range(0, self.n, step):
             rows = slice(i, min(i + step, self.n))
-            left = self._factors(x.rows(rows))
+            left = self._factors(x.rows(rows), shift, eight)
             for j in range(i if self.symmetric else 0, self.m, step):
                 columns = slice(j, min(j + step, self.m))
-                right = left if self.symmetric and i == j else self._factors(y.rows(columns))
+                right = left if self.symmetric and i == j else self._factors(y.rows(columns), shift, eight)
                 self._in_place(left, right, [(rows, columns)], scale, constant, rows.start, columns.start)
 
-    def _factors(self, x: OuterBlock) -> list[tuple[Tensor, Tensor]]:
-        """(a, δ) of each group: a [n, t, i] or row numbers [n, t]; δ [n, t, c·o] for a trace, else [n, c, t, o]."""
-        a, d = x.a(), x.d()
-        return [(a if x.indexed else a[:, :, g].contiguous(), self._stacked(d[:, :, :, g])) for g in range(d.shape[3])]
+    def _factors(self, x: OuterBlock, shift: bool, eight: bool) -> list["_Factors"]:
+        """The factors of each group, patches as pixels if `shift`, cotangents rounded if `eight`."""
+        use, d = x.uses[0], x.d()
+        a = use.lift.pixels(use.x) if shift else x.a()
+        places = use.lift.places(use.x) if shift else None
+        factors = []
+        for g in range(d.shape[3]):
+            deltas = self._stacked(d[:, :, :, g])
+            rows = narrow.rounded(deltas.flatten(1)) if eight else None
+            own = a if x.indexed else a[:, :, g].contiguous()
+            factors.append(_Factors(own, deltas if rows is None else rows, d.shape[2], places))
+        return factors
 
     def _in_place(
         self,
-        left: list[tuple[Tensor, Tensor]],
-        right: list[tuple[Tensor, Tensor]],
+        left: list["_Factors"],
+        right: list["_Factors"],
         tiles: Iterable[tuple[slice, slice]],
         scale: tuple[Tensor, Tensor] | None,
         constant: float,
@@ -259,11 +177,12 @@ class TileSum:
     ) -> None:
         """`left` and `right` begin with samples number `first` and `second`."""
         tiles = list(tiles)
-        for (a, d), (b, e) in zip(left, right, strict=True):
-            for rows, columns in self._small_tiles(tiles, a.shape[1] * b.shape[1]):
+        for x, y in zip(left, right, strict=True):
+            positions = max(x.t * y.t, x.a.shape[1] * y.a.shape[1])
+            for rows, columns in self._small_tiles(tiles, positions):
                 r = slice(rows.start - first, rows.stop - first)
                 q = slice(columns.start - second, columns.stop - second)
-                part = self._hadamard(a[r], b[q], d[r], e[q], constant)
+                part = self._hadamard(x.rows(r), y.rows(q), constant)
                 if scale is not None:
                     part = part * self._scales(scale, rows, columns)
                 if self.differentiable:
@@ -275,25 +194,35 @@ class TileSum:
         """[n, c, t, o] → [n, t, c·o] for a trace (outputs are summed by the product itself), else [n, c, t, o]."""
         return d.transpose(1, 2).flatten(2).contiguous() if self.trace else d.contiguous()
 
-    def _hadamard(self, a: Tensor, b: Tensor, d: Tensor, e: Tensor, constant: float) -> Tensor:
+    def _hadamard(self, x: "_Factors", y: "_Factors", constant: float) -> Tensor:
         """Σ_{t,s} (a·b + constant)(d·e): [n, m], or [n·c, m·d] for the full kernel."""
-        n, m, t, s = len(a), len(b), a.shape[1], b.shape[1]
-        if a.dtype == torch.long:  # row numbers: vectors with a single 1, so their products are 1 or 0
-            same = (a.reshape(-1, 1) == b.reshape(1, -1)) & (a.reshape(-1, 1) >= 0)
-            alike = same.to(self.value.dtype)
-        else:
-            alike = matmul_wide(a.flatten(0, 1), b.flatten(0, 1).T)
-            if constant:
-                alike = alike + constant
+        n, m, t, s = len(x.a), len(y.a), x.t, y.t
+        alike = self._alike(x.a, y.a)
+        if self.trace and x.places is not None and y.places is not None:
+            pixels, deltas = alike.view(n, -1, m, y.a.shape[1]), _deltas(x, y).view(n, t, m, s)
+            return _put_back(fused.sum_shifted(pixels, deltas, x.places, y.places, constant), x, y)
+        if x.places is not None and y.places is not None:
+            alike = fused.shifted(alike.view(n, -1, m, y.a.shape[1]), x.places, y.places).view(n * t, m * s)
+        if constant:
+            alike = alike + constant
         if self.trace:
-            deltas = matmul_wide(d.flatten(0, 1), e.flatten(0, 1).T)
+            deltas = _deltas(x, y)
             if t == s == 1 or self.differentiable:
                 products = deltas * alike if self.differentiable else deltas.mul_(alike)
-                return products if t == s == 1 else products.view(n, t, m, s).sum((1, 3))
-            return fused.sum_products(deltas, alike, n, t, m, s)
-        c, q = d.shape[1], e.shape[1]
-        deltas = matmul_wide(d.flatten(0, 2), e.flatten(0, 2).T).view(n, c, t, m, q, s)
+                return _put_back(products if t == s == 1 else products.view(n, t, m, s).sum((1, 3)), x, y)
+            return _put_back(fused.sum_products(deltas, alike, n, t, m, s), x, y)
+        assert isinstance(x.d, Tensor)  # 8 bits are for traces
+        assert isinstance(y.d, Tensor)
+        c, q = x.d.shape[1], y.d.shape[1]
+        deltas = matmul_wide(x.d.flatten(0, 2), y.d.flatten(0, 2).T).view(n, c, t, m, q, s)
         return (deltas * alike.view(n, 1, t, m, 1, s)).sum((2, 5)).view(n * c, m * q)
+
+    def _alike(self, a: Tensor, b: Tensor) -> Tensor:
+        """a·b for every two positions, or pixels: [n·t, m·s]."""
+        if a.dtype == torch.long:  # row numbers: vectors with a single 1, so their products are 1 or 0
+            same = (a.reshape(-1, 1) == b.reshape(1, -1)) & (a.reshape(-1, 1) >= 0)
+            return same.to(self.value.dtype)
+        return matmul_wide(a.flatten(0, 1), b.flatten(0, 1).T)
 
     def _by_samples(self, x: GradientBlock, y: GradientBlock) -> None:
         """Blocks of different kinds: expand a few samples at a time in the parameter's own order."""
@@ -314,8 +243,12 @@ class TileSum:
                     self.value[r, q] += part
 
     def _wide(self, g: Tensor) -> Tensor:
-        """[n, c, p] → rows: one per sample for a trace, one per (sample, output) for the full kernel."""
-        return g.flatten(1) if self.trace else g.flatten(0, 1)
+        """[n, c, p] → the rows of a product."""
+        return rows_of(g, self.trace)
+
+    def _rows(self, g: Tensor, eight: bool) -> Tensor | Rounded:
+        """`_wide`, rounded to 8 bits where these are asked for."""
+        return narrow.rounded(self._wide(g)) if eight else self._wide(g)
 
     def _scales(self, scale: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor:
         """What undoes the scaling of 16-bit factors, for a tile."""
@@ -356,14 +289,34 @@ class TileSum:
                     yield slice(i, min(i + high, rows.stop)), slice(j, min(j + wide, columns.stop))
 
 
-def matmul_wide(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b with 32-bit accumulation and result for 16-bit factors."""
-    if a.dtype != torch.float16:
-        return a @ b
-    # Products of 16-bit factors are exact in 32 bits; a 16-bit result would lose what was gained.
-    if a.device.type == "cuda" and _WIDE_RESULTS:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
+@dataclass(frozen=True)
+class _Factors:
+    """The factors of one group of a block, for products position by position."""
+
+    a: Tensor  # [n, t, i], row numbers [n, t], or pixels [n, p, channels]
+    d: Tensor | Rounded  # [n, t, c·o] for a trace, else [n, c, t, o]; rounded, a row per sample
+    t: int
+    places: Tensor | None  # [t, taps], where a holds pixels
+
+    def rows(self, index: slice) -> "_Factors":
+        """The factors of some of the samples."""
+        return replace(self, a=self.a[index], d=self.d[index])
+
+
+def _deltas(x: _Factors, y: _Factors) -> Tensor:
+    """δ·δ' for every two positions, all outputs added up: [n·t, m·s]; without the scales of what was rounded."""
+    if isinstance(x.d, Rounded) and isinstance(y.d, Rounded):
+        return matmul_eight(x.d.q.view(len(x.a) * x.t, -1), y.d.q.view(len(y.a) * y.t, -1))
+    assert isinstance(x.d, Tensor)
+    assert isinstance(y.d, Tensor)
+    return matmul_wide(x.d.flatten(0, 1), y.d.flatten(0, 1).T)
+
+
+def _put_back(part: Tensor, x: _Factors, y: _Factors) -> Tensor:
+    """[n, m] with the scales of cotangents that were rounded."""
+    if isinstance(x.d, Rounded) and isinstance(y.d, Rounded):
+        return part.mul_(x.d.scale[:, None]).mul_(y.d.scale)
+    return part
 
 
 def _lifted_bytes(x: OuterBlock) -> int:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from .._base.memory import WORKSPACE
+from . import narrow
 from .blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock, gradient, matched
+from .narrow import Rounded
 
 # On a CPU, gradients are formed in slices that stay in the cache until they are multiplied (heuristic: bytes, and the
 # least number of channels for which forming them is still efficient).
@@ -17,9 +19,10 @@ CACHE, CHANNELS = 1 << 24, 64
 
 
 def expanded(
-    x: OuterBlock, y: OuterBlock, *, trace: bool, differentiable: bool, workspace: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Weight gradients [n, c, …] of both sides, in slices of the output channels that fit the workspace.
+    x: OuterBlock, y: OuterBlock, *, trace: bool, differentiable: bool, workspace: int, eight: bool = False
+) -> Iterator[tuple[Tensor | Rounded, Tensor | Rounded]]:
+    """Weight gradients of both sides, in slices of the output channels that fit the workspace: a row per sample for a
+    trace, else per (sample, output); rounded to 8 bits if `eight`.
 
     For a trace slices may be cut between outputs, too. What is differentiated is not cut at all.
     """
@@ -36,8 +39,13 @@ def expanded(
         right = left if x is y else _Side(y, room)
         size = max(x.n, y.n) * x.c * g * i
     for cut in [(slice(None),)] if room is None else _slices(x, o, size, trace, room):
-        formed = left.gradient(cut)
-        yield formed, formed if right is left else right.gradient(cut)
+        formed = left.formed(cut, trace, eight)
+        yield formed, formed if right is left else right.formed(cut, trace, eight)
+
+
+def rows_of(g: Tensor, trace: bool) -> Tensor:
+    """[n, c, p] → one row per sample for a trace, one per (sample, output) for the full kernel."""
+    return g.flatten(1) if trace else g.flatten(0, 1)
 
 
 class _Side:
@@ -57,6 +65,13 @@ class _Side:
             self.step = x.n if workspace is None else max(1, min(x.n, workspace // size))
             if self.step == x.n:
                 self.a = _by_group(x)
+
+    def formed(self, cut: tuple[slice, ...], trace: bool, eight: bool) -> Tensor | Rounded:
+        """The rows for a slice of the cotangents."""
+        if eight and trace and self.a is not None and (rows := narrow.formed(self.a, self.d[cut])) is not None:
+            return rows
+        g = rows_of(self.gradient(cut), trace)
+        return narrow.rounded(g) if eight else g
 
     def gradient(self, cut: tuple[slice, ...]) -> Tensor:
         """[n, c, g·o·i] for a slice of the cotangents."""

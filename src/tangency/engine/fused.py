@@ -46,6 +46,74 @@ def sum_products(a: Tensor, d: Tensor, n: int, t: int, m: int, s: int) -> Tensor
     return out
 
 
+def round_rows(g: Tensor, q: Tensor, scale: Tensor, top: float) -> bool:
+    """Write rows of g [rows, k], scaled to `top`, into q and what undoes it into `scale`; False if nothing was done.
+
+    `narrow.rounded` has its meaning in torch. One pass: a row is still in the cache when it is read again.
+    """
+    kernels = _kernels(g)
+    if kernels is None or g.stride(1) != 1:
+        return False
+    kernels.round_row[(len(g),)](g, q, scale, g.shape[1], q.shape[1], g.stride(0), top, BLOCK=8192, num_warps=8)
+    return True
+
+
+def forms(a: Tensor, d: Tensor) -> bool:
+    """Whether `form_rows` has a kernel for these factors."""
+    n, c, _, g, o = d.shape
+    neighbours = d.stride(4) == 1 and (c == 1 or d.stride(1) == o)  # outputs and channels are one dimension
+    # Rows must be multiples of 16 long; tiles of 128 x 128 that are mostly empty would take longer than three passes.
+    fits = g == 1 and a.stride(3) == 1 and a.shape[3] % 16 == 0 and a.shape[3] >= 64 and c * o >= 64
+    return fits and neighbours and d.dtype == torch.float16 and n < 1 << 16 and _kernels(d) is not None
+
+
+def form_rows(a: Tensor, d: Tensor, factor: Tensor, out: Tensor) -> Tensor:
+    """factor · Σ_t δ_t ⊗ a_t → out [n, c·o·i], from a [n, 1, t, i] and δ [n, c, t, 1, o], where `forms` says so."""
+    kernels = _kernels(d)
+    assert kernels is not None
+    n, c, t, _, o = d.shape
+    i, rows = a.shape[3], c * o
+    grid = (-(-rows // 128) * -(-i // 128), n)
+    deep = 64 if t > 32 else 32 if t > 16 else 16
+    sizes = {"BLOCK_T": deep, "BLOCK_O": 128, "BLOCK_I": 128, "num_warps": 8, "num_stages": 3}
+    kernels.form[grid](d, a, factor, out, t, rows, i, d.stride(0), d.stride(2), a.stride(0), a.stride(2), **sizes)
+    return out
+
+
+def sum_shifted(pixels: Tensor, deltas: Tensor, left: Tensor, right: Tensor, constant: float = 0.0) -> Tensor:
+    """Σ_{t,s} (Σ_u pixels[·, left[t, u], ·, right[s, u]] + constant) · deltas[·, t, ·, s] → [n, m].
+
+    `pixels` [n, p, m, q] and `deltas` [n, t, m, s], contiguous; tap u of position t lies on pixel left[t, u], or −1.
+    """
+    n, p, m, q = pixels.shape
+    (t, taps), s = left.shape, len(right)
+    kernels = _kernels(pixels) if pixels.dtype == torch.float32 else None
+    if kernels is None or s > 4096:
+        return (shifted(pixels, left, right) + constant).mul_(deltas).sum(3).sum(1)
+    out = torch.empty(n, m, dtype=torch.float32, device=pixels.device)
+    wide = power_of_two(s)
+    columns = max(1, 1024 // wide)
+    grid = (-(-m // columns), n)
+    rows, places = left.int().contiguous(), right.T.int().contiguous()  # the places of one tap side by side
+    kernels.sum_shifts[grid](
+        pixels, deltas, rows, places, out, constant, t, m, s, p, q, taps, WIDE=wide, COLUMNS=columns
+    )
+    return out
+
+
+def shifted(pixels: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Σ_u pixels[n, left[t, u], m, right[s, u]] → [n, t, m, s]: the products of patches from those of pixels."""
+    n, p, m, q = pixels.shape
+    # A pixel of zeros on either side, which stands for all that lie outside of the image.
+    framed = pixels.new_zeros(n, p + 1, m, q + 1)
+    framed[:, :p, :, :q] = pixels
+    left, right = torch.where(left < 0, p, left), torch.where(right < 0, q, right)
+    total = pixels.new_zeros(n, len(left), m, len(right))
+    for u in range(left.shape[1]):
+        total += framed.index_select(1, left[:, u]).index_select(3, right[:, u])
+    return total
+
+
 def scale_channels(d: Tensor, scale: Tensor) -> Tensor:
     """d[n, o, …] · scale[o]."""
     last = d.dim() == 4 and d.is_contiguous(memory_format=torch.channels_last)

@@ -32,8 +32,8 @@ TURN = RLock()  # a model, or a part that two models share, is lent to one threa
 _SWITCHES = RLock()  # tf32 and cuDNN are switched for the whole process, so by one thread at a time
 _CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set})
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
-# How parameters and inputs are kept in each precision. 'tf32' and 'float16' round inside of products only.
-_STORED = {"float64": torch.float64, "float32": torch.float32, "tf32": torch.float32, "float16": torch.float32}
+# How parameters and inputs are kept in each precision. 'tf32', 'float16' and 'float8' round inside of products only.
+_STORED = {"float64": torch.float64} | dict.fromkeys(("float32", "tf32", "float16", "float8"), torch.float32)
 
 Cache: TypeAlias = dict[Any, Any]  # a dict of a model, which may have any keys
 Container: TypeAlias = Cache | list[Any] | set[Any]
@@ -92,9 +92,11 @@ class Network:
             params = {k: v.detach().clone() for k, v in params.items()}
         trainable = trainable.removeprefix(prefix) if isinstance(trainable, str) else trainable
         precision = None if dtype is None else str(dtype).removeprefix("torch.")
+        precision = "float8" if dtype is torch.float8_e4m3fn else precision
         if dtype is not None and (not isinstance(dtype, (str, torch.dtype)) or precision not in _STORED):
             raise InputError(
-                f"dtype={dtype!r}; needed: float64, float32, 'tf32' or float16 (16-bit factors, 32-bit sums), or None."
+                f"dtype={dtype!r}; needed: float64, float32, 'tf32', float16 (16-bit factors, 32-bit sums) or 'float8' "
+                "(the same with large products of 8 bits, e4m3), or None."
             )
         readout = Readout(outputs, head, 0 if head is None else head_arity(head) - 1)
         return Network(model, params, checks.trained(model, trainable), readout, precision)
@@ -115,9 +117,19 @@ class Network:
         return _STORED.get(self.precision or "") or tree.dtype_of(self.model)
 
     @property
+    def half(self) -> bool:
+        """Whether factors are kept in 16 bits; 'float8' only multiplies in fewer."""
+        return self.precision in ("float16", "float8")
+
+    @property
+    def eight(self) -> bool:
+        """Whether large products are of 8 bits."""
+        return self.precision == "float8"
+
+    @property
     def channels_last(self) -> bool:
         """The memory order in which 16-bit convolutions are fastest on a GPU."""
-        return self.precision == "float16" and next(self.model.parameters()).device.type == "cuda"
+        return self.half and next(self.model.parameters()).device.type == "cuda"
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         """x checked and cast: to the type that is computed in, if it is one."""
@@ -293,7 +305,7 @@ class Network:
             try:
                 if cuda:
                     before = (matmul.allow_tf32, cudnn.allow_tf32)
-                    matmul.allow_tf32 = cudnn.allow_tf32 = self.precision in ("tf32", "float16") and not exact
+                    matmul.allow_tf32 = cudnn.allow_tf32 = (self.half or self.precision == "tf32") and not exact
                 yield
             finally:
                 if before is not None:

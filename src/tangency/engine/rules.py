@@ -205,6 +205,16 @@ class ConvRule(FactoredRule):
         g = g.unflatten(-1, (*self.windows.kernel, -1))  # [n, c, g, o, *kernel, C/g]
         return g.movedim(-1, 4).flatten(2, 3)
 
+    def pixels(self, x: Tensor) -> Tensor:
+        """[n, 1, C, *S] → [n, p, g, C/g]."""
+        return x[:, 0].unflatten(1, (self.windows.groups, -1)).flatten(3).permute(0, 3, 1, 2)
+
+    def places(self, x: Tensor) -> Tensor:
+        """Pixels numbered from 1, in patches of their own: 0 is what lies outside."""
+        space = x.shape[3:]
+        numbers = torch.arange(1, math.prod(space) + 1, device=x.device, dtype=torch.float64).view(1, 1, *space)
+        return replace(self.windows, groups=1).patches(numbers)[0, :, 0].long() - 1
+
     @property
     def taps(self) -> int | None:
         """Entries of the kernel."""
@@ -217,8 +227,11 @@ class ConvRule(FactoredRule):
     def form(self, x: Tensor, d: Tensor) -> FactorForm:
         """t: positions of the output; i: a patch of one group."""
         w = self.windows
-        t, i = x.shape[1] * math.prod(d.shape[4:]), math.prod(w.kernel) * x.shape[2] // w.groups
-        return FactorForm(f"patches, {w.groups} groups", t, w.groups, i, d.shape[3] // w.groups)
+        t, taps = x.shape[1] * math.prod(d.shape[4:]), math.prod(w.kernel)
+        channels, o = x.shape[2] // w.groups, d.shape[3] // w.groups
+        # Several images of a sample, one after the other, would need places in all of them.
+        pixels = math.prod(x.shape[3:]) if x.shape[1] == 1 and taps > 1 else 0
+        return FactorForm(f"patches, {w.groups} groups", t, w.groups, taps * channels, o, pixels, taps)
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,8 @@ def _checked_fallback(
 
 def _weighed(network: Network, blocks: Mapping[str, GradientBlock], plan: CapturePlan, saved: int) -> CapturePlan:
     """The plan with the bytes that a sample takes, from the blocks of two."""
-    # In float16 factors take half of what these blocks, which were captured in 32 bits, take.
-    half = 2 if network.precision == "float16" else 1
+    # In 16 bits factors take half of what these blocks, which were captured in 32 bits, take.
+    half = 2 if network.half else 1
     entries = sum(p.numel() * p.element_size() for k, p in network.model.named_parameters() if k in plan.fallback)
     total, largest, formed = 0, list[float](), dict[str, int]()
     for name, block in blocks.items():

@@ -16,6 +16,9 @@ LARGEST = {"cpu": 1024, "cuda": 4096}
 # Row blocks that a sweep should hold, unless tiles would get small (heuristic): gradients that are formed for every
 # tile want large tiles, blocks that are prepared for every sweep want many rows in it. On a GPU preparing weighs more.
 HELD, SMALL = {"cpu": 1, "cuda": 3}, 1024
+# Whether a GPU makes the next column block while the present one is contracted. It gains nothing where the contraction
+# fills the card, and the memory of a second block makes tiles larger, which then need not be formed as often.
+AHEAD = False
 # Buffers of `workspace` bytes that a contraction holds at its peak (measured).
 BUFFERS = {"cpu": 8, "cuda": 5}
 # The part of a budget that is ours to plan with; the rest is for allocators and libraries (heuristic).
@@ -79,8 +82,8 @@ class Footprint:
 
     @property
     def columns(self) -> int:
-        """Column blocks at once: on a GPU the next one is made while the present one is contracted."""
-        return 2 if self.device == "cuda" else 1
+        """Column blocks at once."""
+        return 2 if self.device == "cuda" and AHEAD else 1
 
     def room(self, memory: int) -> int:
         """What is left for blocks and their making."""

@@ -1,7 +1,7 @@
 """Making tiles: prepare a group of row blocks once, let the column blocks pass by.
 
-On a GPU the next column block is prepared on a stream of its own while the present one is contracted, and a column
-block that is slow to make and quick to copy is kept in pinned host memory for the next sweep.
+On a GPU a column block that is slow to make and quick to copy is kept in pinned host memory for the next sweep, and the
+next one can be prepared on a stream of its own while the present one is contracted (`plan.AHEAD`).
 """
 
 import os
@@ -15,6 +15,7 @@ from torch import Tensor
 from .._base.types import Inputs, T
 from ..errors import NonFiniteError
 from ..kernels.kernel import Kernel, Prepared, check_tile
+from . import plan
 from .indices import length
 from .plan import TilePlan
 from .rows import RowMap
@@ -110,7 +111,7 @@ class Sweep:
         self.rows: dict[int, Prepared] = {}
         self._columns_side = 0 if cut.symmetric else 1
         cuda = kernel.device is not None and kernel.device.type == "cuda"
-        self._side = SideStream(kernel.device) if cuda else None
+        self._side = SideStream(kernel.device) if cuda and plan.AHEAD else None
         sweeps = -(-cut.grid[0] // cut.group)
         # A block on the host pays off only if several sweeps will meet it.
         self._host = Host(kernel.device, uses=sweeps // 2) if cuda and sweeps > 2 else None
@@ -133,6 +134,7 @@ class Sweep:
                 tile = self.maker.pair(self.rows[i], b, self.cut.workspace)
                 check_tile(tile, length(self.cut.block(i)), length(self.cut.block(j, self._columns_side)))
                 yield i, j, tile
+            del b  # the next one is made in its place
         passing.close()
 
     def diagnose(self, i: int, j: int) -> NonFiniteError:

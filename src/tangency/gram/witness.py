@@ -28,7 +28,7 @@ from .source import Source, batch
 SAMPLES, NUMBERS = 3, 16
 # How far numbers that are computed again, perhaps on another machine, may be from the first ones, relative to the
 # largest of them (heuristic: rounding in other orders).
-SAME_WITHIN = {"float64": 1e-9, "float32": 3e-5, "tf32": 5e-3, "float16": 5e-3}
+SAME_WITHIN = {"float64": 1e-9, "float32": 3e-5, "tf32": 5e-3, "float16": 5e-3, "float8": 1e-2}
 
 
 @dataclass(frozen=True)

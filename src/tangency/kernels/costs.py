@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .._base.results import Result
-from ..engine.contraction import Cost
+from ..engine.methods import Cost
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,8 +36,8 @@ class Costs(Result):
         return sum(r.cost.flops for r in self.rows if r.cost)
 
     def table(self) -> str:
-        """A line per parameter: t positions, factors i x o, operations, bytes moved."""
-        header = ("parameter", "rule", "method", "t", "i x o", "Gflop", "MB moved")
+        """A line per parameter: bits of its factors, t positions, factors i x o, operations, bytes moved."""
+        header = ("parameter", "rule", "method", "factors", "t", "i x o", "Gflop", "MB moved")
         cells = [header]
         for r in self.rows:
             t, shape = "", ""
@@ -45,7 +45,8 @@ class Costs(Result):
                 count, g, i, o = r.sizes
                 t, shape = str(count), f"{i} x {o}" + (f" ({g} groups)" if g > 1 else "")
             cost = (f"{r.cost.flops / 1e9:.3g}", f"{r.cost.bytes / 1e6:.3g}") if r.cost else ("0", "0")
-            cells.append((r.parameter, r.rule, r.method, t, shape, *cost))
+            bits = r.cost.precision if r.cost else ""
+            cells.append((r.parameter, r.rule, r.method, bits, t, shape, *cost))
         widths = [max(len(row[k]) for row in cells) for k in range(len(header))]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
         lines.insert(1, "  ".join("-" * w for w in widths))

@@ -9,9 +9,10 @@ from torch import Tensor
 from .._base.fingerprint import architecture, describe, digest
 from .._base.types import Inputs, Spec
 from ..engine.blocks import DenseBlock, GradientBlock, OuterBlock
-from ..engine.contraction import Method, TileSum, choose_method
+from ..engine.contraction import TileSum
 from ..engine.expansion import squared_norms
 from ..engine.features import Features, Jacobian
+from ..engine.methods import Method, choose_method
 from ..errors import NonFiniteError
 from .costs import CostRow, Costs
 from .kernel import Kernel
@@ -89,16 +90,27 @@ class Empirical(Kernel):
             t.requires_grad for side in (a, b) for block in side.values() for t in block.tensors()
         )
         forced = {name: self._forced(name) for name in a}
+        network = self.feature_map.network
         total = TileSum(
-            first, first if a is b else second, trace=self.trace, differentiable=differentiable, workspace=workspace
+            first,
+            first if a is b else second,
+            trace=self.trace,
+            differentiable=differentiable,
+            workspace=workspace,
+            eight=network.eight,
         )
-        with self.feature_map.network.modes(), torch.set_grad_enabled(differentiable):
+        with network.modes(), torch.set_grad_enabled(differentiable):
             # A weight's product brings its bias along. A parameter that one of the batches does not reach adds nothing.
             done: set[str] = set()
             for name in a:
                 if name in b and name not in done:
                     done |= total.add(a[name], b[name], forced[name], a.keys() & b.keys())
-            return total.result()
+            tile = total.result()
+            if network.eight and a is b and not differentiable:
+                # Rounding to 8 bits adds up in a square, where it has one sign, and cosines divide by these.
+                size = self.prepared_diag(a).flatten()
+                tile.view(len(size), len(size)).diagonal().copy_(size)
+            return tile
 
     def parts(self, x1: Inputs, x2: Inputs | None = None) -> dict[str, Tensor]:
         """As `Kernel.parts`: the Gram matrix of each parameter (or layer), zero where the outputs do not use it."""
@@ -129,7 +141,7 @@ class Empirical(Kernel):
         """Per parameter: rule, method, cost. Prints as a table. Cost: prepares the batches, contracts nothing."""
         a, b = self._prepared(x1, x2)
         plan = self.feature_map.plan(self.ready(x1)) if isinstance(self.feature_map, Jacobian) else None
-        rows: list[CostRow] = []
+        eight, rows = self.feature_map.network.eight, list[CostRow]()
         # Biases that come with their weight's products.
         along: set[str | None] = set()
         for name in self.feature_map.network.trainable if plan else a:
@@ -141,7 +153,7 @@ class Empirical(Kernel):
                 rows.append(CostRow(name, rule, "with its weight", (), None))
                 continue
             block = a[name]
-            cost = choose_method(block, b[name], self.trace, self._forced(name))
+            cost = choose_method(block, b[name], self.trace, self._forced(name), eight=eight)
             if isinstance(block, DenseBlock) and plan is not None and name in plan.saved:
                 cost = replace(cost, method="formed")
             sizes = block.sizes() if isinstance(block, OuterBlock) else ()

@@ -1,5 +1,6 @@
 """The kernels of a finite network, as users call them."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,12 +8,13 @@ import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
 from .._base.types import Params, PickedOutputs, Trainable
-from ..engine.contraction import Method, check_method
+from ..engine import narrow
 from ..engine.features import Jacobian
 from ..engine.heads import Head, head_arity
 from ..engine.hidden import Hidden, default_layers, layer_names
+from ..engine.methods import Method, check_method
 from ..engine.network import Network
-from ..errors import InputError
+from ..errors import InputError, PerformanceWarning
 from .empirical import Empirical
 
 
@@ -20,6 +22,14 @@ def _tangent(name: str, model: nn.Module, *, trace: bool, method: Method, **opti
     """What the tangent kernels share: a network, checked, and its Jacobian."""
     network = Network.of(model, **options)
     check_method(method, network.trainable)
+    device = next(network.model.parameters()).device
+    if network.eight and not narrow.available(device):
+        warnings.warn(
+            f"dtype='float8' on {device}, which does not multiply 8-bit numbers (CUDA cards do from compute capability "
+            "8.9 on): the same numbers are multiplied in more bits, slower than with dtype='float16'.",
+            PerformanceWarning,
+            stacklevel=3,
+        )
     return Empirical(name, Jacobian(network), trace=trace, method=method)
 
 
@@ -36,8 +46,8 @@ def full_ntk(
 
     `params`: a state dict, for the kernel at a checkpoint. `trainable`: which parameters count, by name, module,
     predicate or a list of these (default: those with requires_grad). `outputs`: picks the tensor out of what the model
-    returns. `dtype`: float64, float32, and on CUDA 'tf32' and float16. `method`: forces 'expand' or 'in place', on
-    every layer or, as a dict, on the parameters that it names.
+    returns. `dtype`: float64, float32, and on CUDA 'tf32', float16 and 'float8'. `method`: forces 'expand' or 'in
+    place', on every layer or, as a dict, on the parameters that it names.
 
     >>> model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
     >>> full_ntk(model)(x).shape

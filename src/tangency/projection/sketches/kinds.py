@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..._base.memory import power_of_two
 from ...engine.blocks import GradientBlock, MixedBlock
-from ...engine.contraction import matmul_wide
+from ...engine.narrow import matmul_wide
 from . import triton
 from .pieces import Piece, gradient_pieces
 from .random import COLUMN, NORMAL, SHIFT, SIGN, Stream, below, entries, signs

@@ -1,0 +1,110 @@
+"""Products of 16-bit and 8-bit factors with 32-bit sums.
+
+8 bits are e4m3 (three bits of mantissa, up to 448): rows are rounded with a scale each, which is put back when their
+products are there. A card from compute capability 8.9 on multiplies them twice as fast as 16 bits; elsewhere the same
+numbers are multiplied in more bits, which is slower and gives the same result up to the order of the sums.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import fused
+
+EIGHT = torch.float8_e4m3fn
+TOP = 448.0  # the largest number of e4m3
+# Entries of a row of gradients from which on 8 bits are used (heuristic). Of a ResNet18's convolutions each alone has
+# cosines off by 4e-4 (rms) in 8 bits, whatever its size; short rows average less and cost no time anyway.
+LEAST = 1 << 15
+# Entries of a cotangent, all outputs together, from which on its products in place are worth rounding (heuristic):
+# with fewer it is memory that is waited for.
+WIDE = 1 << 11
+# Hopper's own sums keep about 14 bits, and rows have a hundred thousand entries and more: added up that way they would
+# lose whole per cents, always towards zero. So partial sums go to 32 bits every few steps, at some cost in speed.
+FAST_SUMS = False
+# Entries that are rounded at a time where torch does it in several passes (heuristic).
+_PIECE = 1 << 24
+# torch.mm(…, out_dtype=…) came with torch 2.8.
+_WIDE_RESULTS = tuple(int(v) for v in torch.__version__.split(".")[:2]) >= (2, 8)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Rows in 8 bits: row k is scale[k] · q[k]. Rows of q may be longer, filled up with zeros to a multiple of 16."""
+
+    q: Tensor  # [rows, …] in e4m3
+    scale: Tensor  # [rows] in 32 bits
+
+    def __getitem__(self, rows: slice) -> "Rounded":
+        """Some of the rows."""
+        return Rounded(self.q[rows], self.scale[rows])
+
+
+@cache
+def available(device: torch.device) -> bool:
+    """Whether a device multiplies numbers of 8 bits itself."""
+    if device.type != "cuda" or not hasattr(torch, "_scaled_mm"):
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def rounded(g: Tensor) -> Rounded:
+    """Rows [rows, k] in 8 bits, each scaled so that its largest entry becomes 448."""
+    rows, k = g.shape
+    q = torch.empty(rows, -(-k // 16) * 16, dtype=EIGHT, device=g.device)
+    scale = torch.empty(rows, dtype=torch.float32, device=g.device)
+    if fused.round_rows(g, q, scale, TOP):
+        return Rounded(q, scale)
+    step = max(1, _PIECE // k)
+    for start in range(0, rows, step):
+        few = g[start : start + step].float()
+        largest = torch.linalg.vector_norm(few, torch.inf, 1)
+        # Of a row of zeros no scale can be told; 1 does no harm.
+        scale[start : start + step] = unit = torch.where(largest == 0, 1.0, largest / TOP)
+        q[start : start + step] = F.pad(few / unit[:, None], (0, q.shape[1] - k)).to(EIGHT)
+    return Rounded(q, scale)
+
+
+def formed(a: Tensor, d: Tensor) -> Rounded | None:
+    """Σ_t δ_t ⊗ a_t as rows [n, c·o·i] in 8 bits, from a [n, 1, t, i] and δ [n, c, t, 1, o], in one pass over memory.
+
+    The largest entry is not known before the row is there. By Cauchy and Schwarz it is at most max‖δ_o‖·max‖a_i‖, norms
+    over the positions: some times too large, which costs a part of the range of e4m3 and no digits. None where there is
+    no kernel for it; `rounded` of the gradients does the same, in three passes.
+    """
+    if not fused.forms(a, d):
+        return None
+    bound = _largest_norm(a, 2) * _largest_norm(d, 2)
+    scale = torch.where(bound == 0, 1.0, bound / TOP)
+    q = torch.empty(len(d), d.shape[1] * d.shape[4] * a.shape[3], dtype=EIGHT, device=d.device)
+    return Rounded(fused.form_rows(a, d, 1 / scale, q), scale)
+
+
+def _largest_norm(v: Tensor, positions: int) -> Tensor:
+    """The largest norm over the positions, per sample: [n]."""
+    return torch.linalg.vector_norm(v, dim=positions, dtype=torch.float32).flatten(1).amax(1)
+
+
+def matmul_eight(a: Tensor, b: Tensor) -> Tensor:
+    """a bᵀ in 32 bits of rows [n, k], [m, k] in e4m3; k is a multiple of 16."""
+    if not available(a.device):
+        return matmul_wide(a.half(), b.half().T)  # every number of e4m3 is one of 16 bits
+    m = len(b)
+    if m % 16:  # asked for by cuBLAS; as bytes, since torch pads no 8-bit numbers
+        b = F.pad(b.view(torch.uint8), (0, 0, 0, -m % 16)).view(EIGHT)
+    one = torch.ones((), device=a.device)
+    out = torch._scaled_mm(a, b.T, scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=FAST_SUMS)
+    return out if out.shape[1] == m else out[:, :m].contiguous()
+
+
+def matmul_wide(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b with 32-bit accumulation and result for 16-bit factors."""
+    if a.dtype != torch.float16:
+        return a @ b
+    # Products of 16-bit factors are exact in 32 bits; a 16-bit result would lose what was gained.
+    if a.device.type == "cuda" and _WIDE_RESULTS:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
