@@ -1,14 +1,14 @@
 """Which networks go through the fused recursion, up to where: images, convolutions, activations, sums, mean pooling."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ...activations.dual import Rectifier
 from ...activations.duals import Erf, Gelu, Identity
 from ..core import Activation, Grid, Input, RandomAffine
 from ..ops import Add, Rescale
-from ..positions import Pool, Total, Trace, Window
+from ..positions import Pool, Regrid, Total, Trace, Window
 from ..recursion import Node, Recursion
 
 DUALS = (Rectifier, Erf, Gelu, Identity)
@@ -16,13 +16,17 @@ DUALS = (Rectifier, Erf, Gelu, Identity)
 
 @dataclass(frozen=True)
 class Plan:
-    """The nodes from the images to where positions end (`end`: a mean over all, or Flatten); what follows has no grid."""
+    """The nodes from the images to where positions end: a mean over all of them, or Flatten.
+
+    `end` is the node of the recursion after which there is no grid; poolings down to one position are one mean here.
+    """
 
     nodes: tuple[Node, ...]
+    end: int
 
     @property
-    def end(self) -> int:
-        """The node that ends the positions."""
+    def last(self) -> int:
+        """The number of its last node."""
         return len(self.nodes) - 1
 
     @property
@@ -39,7 +43,7 @@ class Plan:
 def find_plan(recursion: Recursion) -> Plan | str:
     """The plan of a network, or the reason why it has none, as a clause: "max pooling is not among them"."""
     nodes = recursion.nodes
-    end = next((k for k, node in enumerate(nodes) if isinstance(node.op, Total | Trace) and not node.grid), None)
+    end = next((k for k, node in enumerate(nodes) if not node.grid), None)
     if end is None:
         return "its positions are neither averaged nor flattened in the end"
     if not isinstance(nodes[0].op, Input) or len(nodes[0].grid) != 2:
@@ -48,12 +52,25 @@ def find_plan(recursion: Recursion) -> Plan | str:
         isinstance(node.op, Input) for node in nodes[1:]
     ):
         return "it has several inputs, or a branch around the pooling"
-    for node in nodes[1 : end + 1]:
+    kept = _ended(nodes[: end + 1])
+    for node in kept[1:]:
         grids = [nodes[j].grid for j in node.inputs]
         why = _misfit(node, grids)
         if why is not None:
             return f"{node.name or 'a layer'}: {why}"
-    return Plan(nodes[: end + 1])
+    return Plan(kept, end)
+
+
+def _ended(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes, where poolings down to one position, one after the other, are a mean over all (or a sum)."""
+    last = len(nodes) - 1
+    first = last  # the first of them
+    while first > 1 and nodes[first].inputs == (first - 1,) and isinstance(nodes[first - 1].op, Pool):
+        first -= 1
+    pools = [node.op.mean for node in nodes[first:last] if isinstance(node.op, Pool)]
+    if not isinstance(nodes[last].op, Regrid) or len(set(pools)) != 1 or prod(nodes[last - 1].grid) > 1:
+        return nodes
+    return (*nodes[:first], replace(nodes[first], op=Total((0, 1), pools[0]), grid=()))
 
 
 def _misfit(node: Node, grids: Iterable[Grid]) -> str | None:

@@ -53,9 +53,9 @@ def cut(plan: Plan, windows: int) -> list[Stage] | str:
     why = _misfit(plan)
     if why is not None:
         return why
-    for k in range(1, plan.end):
+    for k in range(1, plan.last):
         op = nodes[k].op
-        alone = all(j >= k for node in nodes[k + 1 : plan.end + 1] for j in node.inputs)
+        alone = all(j >= k for node in nodes[k + 1 : plan.last + 1] for j in node.inputs)
         if isinstance(op, Pool):
             if not alone or nodes[k].inputs != (k - 1,):
                 return f"{nodes[k].name or 'a layer'}: a branch around a pooling"
@@ -64,7 +64,7 @@ def cut(plan: Plan, windows: int) -> list[Stage] | str:
         elif alone and isinstance(op, RandomAffine) and _full(plan, start, k, windows):
             stages.append(_stage(plan, start, k, "rows"))
             start = k
-    stages.append(_stage(plan, start, plan.end - 1, "trace" if plan.flat else "mean"))
+    stages.append(_stage(plan, start, plan.last - 1, "trace" if plan.flat else "mean"))
     for stage in stages:
         if any(n % stage.stride for n in stage.grid) or stage.stride & (stage.stride - 1):
             return f"strides of {stage.stride} in all do not divide {stage.grid} positions by powers of 2"
@@ -73,7 +73,7 @@ def cut(plan: Plan, windows: int) -> list[Stage] | str:
 
 def _full(plan: Plan, start: int, k: int, windows: int) -> bool:
     """Whether a stage from `start` ends with node k: windows up to the next pooling are shared out evenly."""
-    last = next((j for j in range(start + 1, plan.end) if isinstance(plan.nodes[j].op, Pool)), plan.end)
+    last = next((j for j in range(start + 1, plan.last) if isinstance(plan.nodes[j].op, Pool)), plan.last)
     before, after = (
         sum(isinstance(node.op, Window) for node in part)
         for part in (plan.nodes[start + 1 : k + 1], plan.nodes[k + 1 : last])
@@ -95,7 +95,7 @@ def _misfit(plan: Plan) -> str | None:
             return f"{node.name or 'a layer'}: weights of variance 0"
         if isinstance(op, Input) and op.channels > CHANNELS:
             return f"images of {op.channels} channels, more than {CHANNELS}"
-    return None if plan.nodes[-1].inputs == (plan.end - 1,) else "the pooling at the end is not of the last layer"
+    return None if plan.nodes[-1].inputs == (plan.last - 1,) else "the pooling at the end is not of the last layer"
 
 
 def _stage(
