@@ -35,8 +35,8 @@ def write_kernel(layout: Layout, shared: int = SHARED) -> Kernel:
     value = body(w)
     sink = _sink(w, value)
     size = 4 if layout.real == "float" else 8
-    # Rows that layers wait for lie in registers, of which a lane has 128 or, with half as many lanes, 255.
-    few = len(w.state) * size // 4 > 80
+    # Rows that layers wait for lie in registers, of which a lane has 128 or, with half as many lanes, 255 (measured).
+    few = len(w.state) * size // 4 > 92
     warps = (4 if few else 8) if layout.flat else (8 if few else 16)
     per_pair, numbers = layout.warps_per_pair, layout.places[0][-1] + layout.places[1][-1]
     if per_pair >= warps:
