@@ -127,8 +127,8 @@ def conv_stack(
 ) -> nn.Sequential:
     """`depth` 3x3 convolutions with ReLU and without biases, a global average, a linear layer.
 
-    The network whose kernel of infinite width is Arora et al.'s (2019) CNTK with global average pooling. With the `size`
-    of square images they are flattened instead of averaged (their CNTK without pooling).
+    The network whose kernel of infinite width is Arora et al.'s (2019) CNTK with global average pooling. Given the
+    `size` of square images, they are flattened instead of averaged (their CNTK without pooling).
 
     >>> import torch
     >>> conv_stack(3, width=4)(torch.randn(2, 3, 8, 8)).shape, conv_stack(3, width=4, size=8)[-1].in_features
