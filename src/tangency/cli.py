@@ -12,6 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from .demo import demo
 from .doctor import doctor
 from .errors import DamagedTile, InputError, ModelError, NonFiniteError, TangencyError
 from .experiments import EXPERIMENTS
-from .experiments.table import Options
+from .experiments.cntk import NETWORKS
+from .experiments.table import Options, Regression
 from .gram.compute import Run
 from .gram.ray import RayExecutor
 from .gram.shelf import shelf
@@ -175,11 +177,29 @@ def _explain_options(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         default=3,
         help="networks to train (surrogate-table1), repeats of the folds (uci); default: 3",
     )
-    reproduce.add_argument("--kernels", type=_names, default=(), help="some of the kernels, with commas (tables 2, 3)")
+    reproduce.add_argument(
+        "--kernels", type=_names, default=(), help="some of the kernels, with commas (tables 2, 3; cntk: ntk, nngp)"
+    )
+    _cntk_options(reproduce)
     reproduce.set_defaults(run=_reproduce)
     for command in (demo, explain, reproduce):
         command.add_argument("--json", action="store_true", help="figures for machines, on standard output")
         command.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _cntk_options(reproduce: argparse.ArgumentParser) -> None:
+    """None where they are not given: for another experiment they are refused."""
+    cntk = reproduce.add_argument_group("cntk alone")
+    cntk.add_argument("--network", choices=list(NETWORKS), help="(default: cntk, 11 convolutions and a global average)")
+    cntk.add_argument("--samples", type=_positive, help="training images (default: 5000)")
+    cntk.add_argument("--test", type=_positive, help="test images (default: 2000)")
+    cntk.add_argument("--flips", action="store_true", default=None, help="add the mirror image of every training image")
+    cntk.add_argument("--whiten", action="store_true", default=None, help="ZCA, by the training images (as for Myrtle)")
+    cntk.add_argument("--dtype", choices=["float32", "float64"], help="(default: float32)")
+    cntk.add_argument("--store", type=Path, help="a folder for the Grams, to go on with (default: one in --out)")
+    cntk.add_argument(
+        "--device", dest="where", type=_device, help="cpu, cuda, cuda:1 (default: a GPU where there is one)"
+    )
 
 
 def _gram_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -241,6 +261,14 @@ def _positive(text: str) -> int:
     return value
 
 
+def _device(text: str) -> str:
+    try:
+        torch.empty(0, device=text)
+    except (RuntimeError, AssertionError) as e:  # no such device, or a torch without it
+        raise argparse.ArgumentTypeError(f"{text}: {str(e).partition(chr(10))[0]}") from e
+    return text
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name.strip())
 
@@ -299,7 +327,13 @@ def _tell(decisions: Decisions, args: argparse.Namespace) -> int:
 
 
 def _reproduce(args: argparse.Namespace) -> int:
-    options = Options(args.data, args.out, args.quick, args.seeds, args.kernels, not args.quiet)
+    names = [f.name for f in fields(Regression)]
+    given = {name: value for name in (*names, "where") if (value := getattr(args, name)) is not None}
+    if given and args.name != "cntk":
+        name = next(iter(given)).replace("where", "device")
+        raise InputError(f"--{name} is for cntk; {args.name} does not take it.")
+    basic = (args.data, args.out, args.quick, args.seeds, args.kernels, not args.quiet)
+    options = Options(*basic, given.pop("where", None), Regression(**given))
     begin = time.perf_counter()
     table = EXPERIMENTS[args.name].run(options)
     command = shlex.join(["tangency", *sys.argv[1:]])

@@ -4,7 +4,7 @@ This file imports no room, so that the `plot()` of any result may import it. mat
 (`pip install 'tangency[plots]'`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -365,6 +365,26 @@ def draw_attribution(attribution: DrawnAttribution, decision: int = 0, names: Se
         axis.grid(alpha=0.25, axis="y", lw=0.4)
         if k == 0:
             axis.set_ylabel("attribution")
+    return figure
+
+
+def draw_learning_curve(
+    curves: Mapping[str, Sequence[tuple[int, float, float]]], published: Mapping[str, tuple[int, float]], title: str
+) -> "Figure":
+    """A figure: accuracy over training samples (number, accuracy, its standard error), and published points."""
+    with needed("matplotlib", "a picture"):
+        from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+    axis = figure.subplots()
+    for name, points in curves.items():
+        numbers, accuracies, errors = zip(*points, strict=True)
+        (line, *_) = axis.errorbar(numbers, accuracies, errors, fmt="o-", ms=4, lw=1.4, label=name)
+        if name in published:
+            axis.plot(*published[name], "*", ms=12, color=line.get_color(), label=f"{name}, published")
+    axis.set(xscale="log", xlabel="training samples", ylabel="accuracy %", title=title)
+    axis.grid(alpha=0.25, which="both", lw=0.4)
+    axis.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -196,6 +196,8 @@ def test_each_experiment_runs_in_its_quick_form_and_is_not_repeated(
     argv = ["reproduce", name, "--quick", "--seeds", "2", "--out", str(tmp_path), "--json"]
     if few and name in ("surrogate-table2", "surrogate-table3"):
         argv += ["--kernels", "trNTK,CK"]
+    if few and name == "cntk":
+        argv += ["--network", "myrtle5", "--test", "5"]
     assert main(argv) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["rows"]

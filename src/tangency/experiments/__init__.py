@@ -1,11 +1,14 @@
 """Published tables and figures, each by one command: `tangency reproduce NAME`."""
 
+from .cntk import CNTK
 from .surrogate_table1 import SURROGATE_TABLE1
 from .surrogate_table2 import SURROGATE_TABLE2
 from .surrogate_table3 import SURROGATE_TABLE3
 from .table import Experiment, Table
 from .uci import UCI
 
-EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in (SURROGATE_TABLE1, SURROGATE_TABLE2, SURROGATE_TABLE3, UCI)}
+EXPERIMENTS: dict[str, Experiment] = {
+    e.name: e for e in (SURROGATE_TABLE1, SURROGATE_TABLE2, SURROGATE_TABLE3, UCI, CNTK)
+}
 
 __all__ = ["EXPERIMENTS", "Experiment", "Table"]

@@ -5,7 +5,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,6 +19,19 @@ Row = dict[str, Any]  # numbers, text, and rows within rows, as they come from a
 
 
 @dataclass(frozen=True)
+class Regression:
+    """What `tangency reproduce cntk` was given beside: which kernel, and of how many images."""
+
+    network: str = "cntk"
+    samples: int | None = None  # training images
+    test: int | None = None
+    flips: bool = False  # every training image mirrored, too
+    whiten: bool = False
+    dtype: Literal["float32", "float64"] = "float32"
+    store: Path | None = None  # where the Grams are kept
+
+
+@dataclass(frozen=True)
 class Options:
     """What `tangency reproduce` was given."""
 
@@ -28,6 +41,8 @@ class Options:
     seeds: int = 3
     kernels: tuple[str, ...] = ()
     progress: bool = True
+    where: str | None = None  # the device that was asked for
+    regression: Regression = field(default_factory=Regression)
 
     def folder(self, what: str) -> Path:
         """The folder with the official files; `what` names them where it is missing."""
@@ -39,7 +54,9 @@ class Options:
 
     @property
     def device(self) -> str:
-        """A GPU where there is one."""
+        """What was asked for; else a GPU where there is one."""
+        if self.where is not None:
+            return self.where
         return "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -100,6 +100,55 @@ def forensics_cnn(outputs: int = 10, width: int = 32) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(features, outputs))
 
 
+# 3x3 convolutions before each pooling.
+MYRTLE = {5: (2, 1, 1), 7: (2, 2, 2), 10: (3, 3, 3)}
+
+
+def myrtle(depth: int = 5, outputs: int = 10, channels: int = 3, width: int = 64) -> nn.Sequential:
+    """Myrtle-5, -7 or -10: 3x3 convolutions with ReLU, 2x2 average pooling twice, a global average, a linear layer.
+
+    Of Shankar et al. (2020), "Neural kernels without tangents", whose kernels of infinite width these are for: one
+    width throughout, no biases, for images of any size of 4 or more. `tg.infinite_ntk(myrtle(10))` is the kernel.
+
+    >>> import torch
+    >>> myrtle(5, width=4)(torch.randn(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+    if depth not in MYRTLE:
+        raise InputError(f"depth={depth!r}; needed: one of {sorted(MYRTLE)}.")
+    first, second, third = MYRTLE[depth]
+    layers = [*_relu_convs(channels, width, first), nn.AvgPool2d(2), *_relu_convs(width, width, second)]
+    layers += [nn.AvgPool2d(2), *_relu_convs(width, width, third)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs, bias=False))
+
+
+def conv_stack(
+    depth: int = 11, outputs: int = 10, channels: int = 3, width: int = 64, *, size: int | None = None
+) -> nn.Sequential:
+    """`depth` 3x3 convolutions with ReLU and without biases, a global average, a linear layer.
+
+    The network whose kernel of infinite width is Arora et al.'s (2019) CNTK with global average pooling. Given the
+    `size` of square images, they are flattened instead of averaged (their CNTK without pooling).
+
+    >>> import torch
+    >>> conv_stack(3, width=4)(torch.randn(2, 3, 8, 8)).shape, conv_stack(3, width=4, size=8)[-1].in_features
+    (torch.Size([2, 10]), 256)
+    """
+    if depth < 1:
+        raise InputError(f"depth={depth}; needed: at least one convolution.")
+    pool = [nn.AdaptiveAvgPool2d(1)] if size is None else []
+    head = nn.Linear(width * (1 if size is None else size**2), outputs, bias=False)
+    return nn.Sequential(*_relu_convs(channels, width, depth), *pool, nn.Flatten(), head)
+
+
+def _relu_convs(channels: int, width: int, count: int) -> list[nn.Module]:
+    """So many 3x3 convolutions of one width, each with ReLU."""
+    layers: list[nn.Module] = []
+    for k in range(count):
+        layers += [nn.Conv2d(width if k else channels, width, 3, padding=1, bias=False), nn.ReLU()]
+    return layers
+
+
 def conv_norm(i: int, o: int, size: int, stride: int, norm: Norm) -> nn.Sequential:
     """A convolution that keeps the image's size up to its stride, then its norm, or a bias where there is none."""
     layers: list[nn.Module] = [nn.Conv2d(i, o, size, stride, padding=size // 2, bias=norm == "none")]
