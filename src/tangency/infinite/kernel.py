@@ -13,10 +13,10 @@ from ..errors import InputError, ModelError, NonFiniteError
 from ..kernels.kernel import Kernel, all_finite
 from .layers.basic import Layer
 from .layers.weights import Weights
-from .moments.assemble import PreparedBatch, gram_tile, output_moment, own_moments
+from .moments.assemble import PreparedBatch, gram_tile, output_moment, own_moments, prepared_side
 from .moments.core import Side
 from .moments.fields import Builder
-from .moments.recursion import Recursion, with_own_moments
+from .moments.recursion import Recursion
 
 
 class BothKernels(NamedTuple):
@@ -76,7 +76,7 @@ class Infinite(Kernel):
                 sample,
                 "",
             )
-        return PreparedBatch(recursion, with_own_moments(recursion, Side(build.known, build.size, energy)))
+        return PreparedBatch(recursion, prepared_side(recursion, Side(build.known, build.size, energy)))
 
     def _check_apart(self, alone: Builder, among: Builder) -> None:
         """Refuse a network whose first sample has other known values alone than among the others."""

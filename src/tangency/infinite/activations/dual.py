@@ -226,18 +226,19 @@ class Rectifier(Dual):
         """The slopes left and right of 0."""
 
     @property
-    def _constants(self) -> tuple[float, float]:
+    def constants(self) -> tuple[float, float]:
+        """(n² + m²)/2 and (m − n)²/2π for slopes n and m: value and slope are those of `arc`."""
         negative, positive = self.sides
         return (negative**2 + positive**2) / 2, (positive - negative) ** 2 / TWO_PI
 
     def both(self, c: Tensor, p: Tensor, q: Tensor, slope: bool = True) -> Pair:
         """By the arc: a = (n² + m²)/2, f = (m − n)²/2π for slopes n and m."""
-        value, second = arc(c, p, q, *self._constants)
+        value, second = arc(c, p, q, *self.constants)
         return value, second if slope else None
 
     def own(self, p: Tensor, slope: bool = True) -> Pair:
         """a·p, and a: the angle is 0."""
-        a, f = self._constants
+        a, f = self.constants
         return a * p.clamp(min=0.0), where_number(p > 0, a, at_rest(a, f), p) if slope else None
 
     def mean(self, p: Tensor) -> Tensor:
@@ -251,7 +252,7 @@ class Rectifier(Dual):
 
     def gap(self, g: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """From 1 − cos θ, which the gap gives without cancellation."""
-        a, f = self._constants
+        a, f = self.constants
         scale, total = root(p * q), root(p) + root(q)
         # As (p − q)/(√p + √q): roots of nearly equal numbers would cancel.
         apart = (p - q) ** 2 / torch.where(total > 0, total, 1.0) ** 2  # (√p − √q)²

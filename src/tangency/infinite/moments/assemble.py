@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .core import Moments, Pairs, Side
-from .recursion import Recursion, portions, propagate
+from .core import Input, Moments, Need, Pairs, Side
+from .fused.choose import Fused, find_fused
+from .recursion import Recursion, portions, propagate, with_own_moments
 
 # Bytes of one node's moments of a block of pairs: a few of them lie in a core's cache, or keep a GPU busy (heuristic).
 CACHE = {"cpu": 1 << 19, "cuda": 1 << 28}
@@ -31,10 +32,27 @@ class PreparedBatch:
     side: Side
 
 
-def gram_tile(a: PreparedBatch, b: PreparedBatch, want: Sequence[str], workspace: int | None) -> dict[str, Tensor]:
+def prepared_side(recursion: Recursion, side: Side, fuse: bool = True) -> Side:
+    """The side with its own moments where a layer reads them; `fuse`: by the fused recursion if that takes the network."""
+    fused = find_fused(recursion, side) if fuse and not recursion.batchwise else None
+    if fused is None:
+        return with_own_moments(recursion, side)
+    plan, ready = fused.plan, Side(side.known, side.size, side.energy)
+    fused.backend.learn_variances(plan, ready)
+    if any(node.op.own for node in recursion.nodes[plan.end + 1 :]):
+        start = fused.backend.fused_own(plan, ready, False)
+        pairs = Pairs(ready, ready, zipped=True, same=True)
+        propagate(recursion, pairs, recursion.sides, tangent=False, record=True, start=(plan.end, start))
+    return ready
+
+
+def gram_tile(
+    a: PreparedBatch, b: PreparedBatch, want: Sequence[str], workspace: int | None, fuse: bool = True
+) -> dict[str, Tensor]:
     """The moments asked for ("nngp", "ntk") of all pairs: [n, m], or [n, s, m, t] where outputs have positions.
 
-    Block by block, each small enough for the cache; the upper half only where both sides are the same.
+    Block by block, each small enough for the cache; the upper half only where both sides are the same. `fuse`: by the
+    fused recursion where that takes the network.
     """
     _check_alike(a, b)
     recursion, same, tangent, n, m = a.recursion, a is b, "ntk" in want, a.side.size, b.side.size
@@ -42,6 +60,15 @@ def gram_tile(a: PreparedBatch, b: PreparedBatch, want: Sequence[str], workspace
         return _whole_batch(a, b, want)
     device = a.side.energy.device
     tile, index = _Tile(recursion, n, m, want, a.side.energy), torch.arange(max(n, m), device=device)
+    fused = find_fused(recursion, a.side, b.side) if fuse else None
+    if fused is not None:
+        for i, j in _squares(fused.backend.rows_at_a_time(fused.plan, workspace), n, m, same):
+            itself = index[i].unsqueeze(1) == index[j] if same and i.start == j.start else None
+            met = _meet(recursion, Pairs(a.side.rows(i), b.side.rows(j)), tangent, itself, fused)
+            tile.put_block(i, j, met, mirror=same)
+        if same and not recursion.exact_diagonal:
+            tile.put_pairs(index[:n], index[:n], own_moments(a, tangent))
+        return tile.values
     # Pairs one by one copy both samples' inputs for each pair, which is dear where inputs are wide.
     inputs = sum(v.numel() for v in a.side.known.values())
     small = same and not recursion.featured and inputs <= NARROW * n * recursion.cell
@@ -61,8 +88,15 @@ def gram_tile(a: PreparedBatch, b: PreparedBatch, want: Sequence[str], workspace
     return tile.values
 
 
-def own_moments(a: PreparedBatch, tangent: bool) -> Moments:
-    """The output's moments of each sample with itself."""
+def own_moments(a: PreparedBatch, tangent: bool, fuse: bool = True) -> Moments:
+    """The output's moments of each sample with itself; `fuse` as above, where all pairs of positions count."""
+    whole = any(need == Need.WHOLE and node.grid for need, node in zip(a.recursion.cross, a.recursion.nodes, strict=True))
+    fused = find_fused(a.recursion, a.side) if fuse and whole else None
+    if fused is not None:
+        start, pairs = fused.backend.fused_own(fused.plan, a.side, tangent), Pairs(a.side, a.side, zipped=True, same=True)
+        alone = propagate(a.recursion, pairs, a.recursion.cross, tangent, start=(fused.plan.end, start))
+        assert alone is not None
+        return alone
     parts = []
     for side in portions(a.side, a.recursion.cell):
         met = propagate(a.recursion, Pairs(side, side, zipped=True, same=True), a.recursion.cross, tangent)
@@ -125,13 +159,29 @@ def _blocks(
             yield slice(i, min(i + rows, n)), slice(j, min(j + columns, m))
 
 
-def _meet(recursion: Recursion, pairs: Pairs, tangent: bool, itself: Tensor | None) -> Moments:
+def _squares(step: int, n: int, m: int, same: bool) -> Iterator[tuple[slice, slice]]:
+    """Blocks of so many rows and columns; from the diagonal on where both sides are the same."""
+    for i in range(0, n, step):
+        for j in range(i if same else 0, m, step):
+            yield slice(i, min(i + step, n)), slice(j, min(j + step, m))
+
+
+def _meet(
+    recursion: Recursion, pairs: Pairs, tangent: bool, itself: Tensor | None, fused: Fused | None = None
+) -> Moments:
     """The output's moments; of pairs whose inputs nearly coincide again, from their differences.
 
-    `itself`: where samples meet themselves, which is exact or for the caller to see to.
+    `itself`: where samples meet themselves, which is exact or for the caller to see to; then both sides are one.
     """
     inputs: list[Tensor] | None = [] if recursion.exact_near else None
-    met = propagate(recursion, pairs, recursion.cross, tangent, inputs=inputs)
+    if fused is None:
+        met = propagate(recursion, pairs, recursion.cross, tangent, inputs=inputs)
+    else:
+        plan, half = fused.plan, itself is not None
+        start = fused.backend.fused_moments(plan, pairs.a, pairs.b, tangent, half)
+        met = propagate(recursion, pairs, recursion.cross, tangent, start=(plan.end, start))
+        if inputs is not None:
+            inputs.append(_input_products(recursion, pairs))
     assert met is not None
     close = _find_near(inputs, pairs, itself) if inputs else None
     if close is None:
@@ -142,6 +192,14 @@ def _meet(recursion: Recursion, pairs: Pairs, tangent: bool, itself: Tensor | No
     assert again is not None
     ntk = None if met.ntk is None or again.ntk is None else met.ntk.index_put(close, again.ntk)
     return Moments(met.cov.index_put(close, again.cov), ntk, met.grid)
+
+
+def _input_products(recursion: Recursion, pairs: Pairs) -> Tensor:
+    """The mean over positions and channels of the products of two images [n, m]."""
+    source = recursion.nodes[0].op
+    assert isinstance(source, Input)
+    x, y = (side.known[source.slot].flatten(0, -2) for side in (pairs.a, pairs.b))
+    return x.T @ y / len(x)
 
 
 def _find_near(products: Sequence[Tensor], pairs: Pairs, itself: Tensor | None) -> tuple[Tensor, ...] | None:
