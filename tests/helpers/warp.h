@@ -1,8 +1,6 @@
 // Stands in for a GPU: what differs from lane to lane is a vector of 32, so that a kernel written for CUDA runs on a CPU.
 #include <cmath>
 #include <cstring>
-#include <algorithm>
-#include <vector>
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -35,12 +33,13 @@ struct real2 {real x,y;}; real2 two_at(const lane_ptr&a,int k){return {a[k],a[k+
 template<class T> Vec<T> up(const Vec<T>&a,int d){Vec<T> r; for(int k=0;k<32;k++) r.v[k]=a.v[k>=d?k-d:k]; return r;}
 template<class T> Vec<T> down(const Vec<T>&a,int d){Vec<T> r; for(int k=0;k<32;k++) r.v[k]=a.v[k+d<32?k+d:k]; return r;}
 #define F1(n,e) real n(const real&a){real r; for(int k=0;k<32;k++){cell x=a.v[k]; r.v[k]=e;} return r;}
-F1(root,std::sqrt(x)) F1(over,(cell)1/x) F1(over_root,(cell)1/std::sqrt(x)) F1(sat,std::min(std::max(x,(cell)0),(cell)1)) F1(size_of,std::fabs(x))
+F1(root,std::sqrt(x)) F1(over,(cell)1/x) F1(over_root,(cell)1/std::sqrt(x)) F1(sat,x<0?(cell)0:x>1?(cell)1:x) F1(apart,x>(sizeof(cell)==4?(cell)4e-7:(cell)1e-15)?x:(cell)0) F1(size_of,std::fabs(x))
 real fused(const real&a,const real&b,const real&c){real r; for(int k=0;k<32;k++) r.v[k]=std::fma(a.v[k],b.v[k],c.v[k]); return r;}
 real sign_of(const real&a,const real&b){real r; for(int k=0;k<32;k++) r.v[k]=std::copysign(a.v[k],b.v[k]); return r;}
 lane_int lane_number(){lane_int r; for(int k=0;k<32;k++) r.v[k]=k; return r;}
+static inline int min(int a,int b){return a<b?a:b;}
 int warp_number(){return WARP;}
-lane_int least(const lane_int&a,int b){lane_int r; for(int k=0;k<32;k++) r.v[k]=std::min(a.v[k],b); return r;}
+lane_int least(const lane_int&a,int b){lane_int r; for(int k=0;k<32;k++) r.v[k]=a.v[k]<b?a.v[k]:b; return r;}
 lane_long far(const lane_int&a){return a;}
 real one_if(const lane_bool&a){return a;}
 lane_int take(const int*f,const lane_int&k){lane_int r; for(int j=0;j<32;j++) r.v[j]=f[k.v[j]]; return r;}
@@ -48,5 +47,5 @@ real take(const cell*f,const lane_long&k){real r; for(int j=0;j<32;j++) r.v[j]=f
 lane_ptr place(const cell*f,const lane_int&k,int s){lane_ptr r; for(int j=0;j<32;j++) r.p[j]=f+(long long)k.v[j]*s; return r;}
 void copy(cell*to,const cell*from,int n,int){memcpy(to,from,n*sizeof(cell));}
 template<class T> void put(T*to,const lane_long&k,const Vec<T>&v,const lane_bool&m){for(int j=0;j<32;j++) if(m.v[j]) to[k.v[j]]=v.v[j];}
-using std::min;
+
 static unsigned char space_[1<<20]; 

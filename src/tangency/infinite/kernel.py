@@ -14,10 +14,10 @@ from ..errors import InputError, ModelError, NonFiniteError
 from ..kernels.kernel import Kernel, all_finite
 from .layers.basic import Layer
 from .layers.weights import Weights
-from .moments.assemble import PreparedBatch, gram_tile, output_moment, own_moments
+from .moments.assemble import PreparedBatch, gram_tile, output_moment, own_moments, prepared_side
 from .moments.core import Side
 from .moments.fields import Builder
-from .moments.recursion import Recursion, with_own_moments
+from .moments.recursion import Recursion
 
 
 class BothKernels(NamedTuple):
@@ -84,12 +84,12 @@ class Infinite(Kernel):
                 sample,
                 "",
             )
-        side = with_own_moments(recursion, Side(build.known, build.size, energy))
+        side = prepared_side(recursion, Side(build.known, build.size, energy))
         if self.dtype != torch.float64 and not recursion.batchwise:
             # Own moments by the very operations of the pairs, not those of float64 rounded: then equal patches have
             # equal moments to the last bit, and the angle 0 instead of √ε (measured: errors of 1e-7 instead of 3e-5).
             with full_precision(energy.device):
-                side = with_own_moments(recursion, side.rounded(self.dtype))
+                side = prepared_side(recursion, side.rounded(self.dtype))
         return PreparedBatch(recursion, side)
 
     def _check_apart(self, alone: Builder, among: Builder) -> None:

@@ -227,6 +227,7 @@ class Rectifier(Dual):
 
     @property
     def constants(self) -> tuple[float, float]:
+        """(n² + m²)/2 and (m − n)²/2π for slopes n and m: value and slope are those of `arc`."""
         negative, positive = self.sides
         return (negative**2 + positive**2) / 2, (positive - negative) ** 2 / TWO_PI
 

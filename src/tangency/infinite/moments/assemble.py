@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .core import Moments, Pairs, Side
-from .recursion import Recursion, portions, propagate
+from .core import Input, Moments, Need, Pairs, Side
+from .fused.choose import Fused, find_fused
+from .recursion import SINGLES, Recursion, portions, propagate, with_own_moments
 
 # Bytes of one node's moments of a block of pairs: a few of them lie in a core's cache, or keep a GPU busy (heuristic).
 CACHE = {"cpu": 1 << 19, "cuda": 1 << 28}
@@ -33,10 +34,27 @@ class PreparedBatch:
     side: Side
 
 
-def gram_tile(a: PreparedBatch, b: PreparedBatch, want: Sequence[str], workspace: int | None) -> dict[str, Tensor]:
+def prepared_side(recursion: Recursion, side: Side, fuse: bool = True) -> Side:
+    """The side with its own moments where a layer reads them; `fuse`: by the fused recursion where that can."""
+    fused = find_fused(recursion, side) if fuse and not recursion.batchwise else None
+    if fused is None:
+        return with_own_moments(recursion, side)
+    plan, ready = fused.plan, replace(side, own={})
+    fused.backend.learn_variances(plan, ready)
+    if any(node.op.own for node in recursion.nodes[plan.end + 1 :]):
+        start = fused.backend.fused_pairs(plan, ready, ready, False)
+        pairs = Pairs(ready, ready, zipped=True, same=True)
+        propagate(recursion, pairs, recursion.sides, tangent=False, record=True, start=(plan.end, start))
+    return ready
+
+
+def gram_tile(
+    a: PreparedBatch, b: PreparedBatch, want: Sequence[str], workspace: int | None, fuse: bool = True
+) -> dict[str, Tensor]:
     """The moments asked for ("nngp", "ntk") of all pairs: [n, m], or [n, s, m, t] where outputs have positions.
 
-    Block by block, each small enough for the cache; the upper half only where both sides are the same.
+    Block by block, each small enough for the cache; the upper half only where both sides are the same. `fuse`: by the
+    fused recursion where that takes the network.
     """
     _check_alike(a, b)
     recursion, same, tangent, n, m = a.recursion, a is b, "ntk" in want, a.side.size, b.side.size
@@ -45,6 +63,15 @@ def gram_tile(a: PreparedBatch, b: PreparedBatch, want: Sequence[str], workspace
     device = a.side.energy.device
     tile, index = _Tile(recursion, n, m, want, a.side.energy), torch.arange(max(n, m), device=device)
     alone = a.side.exact is not None or not recursion.exact_diagonal
+    fused = find_fused(recursion, a.side, b.side) if fuse else None
+    if fused is not None:
+        for i, j in _squares(fused.backend.rows_at_a_time(fused.plan, workspace), n, m, same):
+            itself = index[i].unsqueeze(1) == index[j] if same and i.start == j.start else None
+            met = _meet(recursion, Pairs(a.side.rows(i), b.side.rows(j)), tangent, itself, fused)
+            tile.put_block(i, j, met, mirror=same)
+        if same and (alone or not fused.backend.exact):
+            tile.put_pairs(index[:n], index[:n], own_moments(a, tangent))
+        return tile.values
     # Pairs one by one copy both samples' inputs for each pair, which is dear where inputs are wide.
     inputs = sum(v.numel() for v in a.side.known.values())
     small = same and not recursion.featured and inputs <= NARROW * n * recursion.cell
@@ -64,13 +91,38 @@ def gram_tile(a: PreparedBatch, b: PreparedBatch, want: Sequence[str], workspace
     return tile.values
 
 
-def own_moments(a: PreparedBatch, tangent: bool) -> Moments:
-    """The output's moments of each sample with itself."""
-    parts = []
-    for side in portions(a.side.exact or a.side, a.recursion.cell):
-        met = propagate(a.recursion, Pairs(side, side, zipped=True, same=True), a.recursion.cross, tangent)
-        assert met is not None
-        parts.append(met)
+def own_moments(a: PreparedBatch, tangent: bool, fuse: bool = True) -> Moments:
+    """The output's moments of each sample with itself; `fuse` as above, where all pairs of positions count."""
+    recursion, side = a.recursion, a.side.exact or a.side
+    whole = any(need == Need.WHOLE and node.grid for need, node in zip(recursion.cross, recursion.nodes, strict=True))
+    fused = find_fused(recursion, side) if fuse and whole else None
+    # A GPU's sums are not the same for a sample with itself as for the variances, so the angle is not exactly 0.
+    if fused is not None and not fused.backend.exact and a.side.exact is None:
+        fused = None
+    parts = [
+        _one_by_one(recursion, Pairs(part, part, zipped=True, same=True), tangent, fused)
+        for part in portions(side, _held(recursion, fused))
+    ]
+    return _joined(parts)
+
+
+def _held(recursion: Recursion, fused: Fused | None) -> int:
+    """Numbers that a pair one by one takes: its moments, or what is read of each sample."""
+    return recursion.cell if fused is None else max(1, recursion.kept)
+
+
+def _one_by_one(recursion: Recursion, pairs: Pairs, tangent: bool, fused: Fused | None) -> Moments:
+    """The output's moments of pairs one by one, by the fused recursion if there is one."""
+    start = None
+    if fused is not None:
+        start = (fused.plan.end, fused.backend.fused_pairs(fused.plan, pairs.a, pairs.b, tangent))
+    met = propagate(recursion, pairs, recursion.cross, tangent, start=start)
+    assert met is not None
+    return met
+
+
+def _joined(parts: Sequence[Moments]) -> Moments:
+    """Moments of several portions of pairs one by one, as one."""
     ntks = [part.ntk for part in parts if part.ntk is not None]
     cov, ntk = torch.cat([part.cov for part in parts], -1), torch.cat(ntks, -1) if ntks else None
     return replace(parts[0], cov=cov, ntk=ntk, gap=None)
@@ -128,23 +180,48 @@ def _blocks(
             yield slice(i, min(i + rows, n)), slice(j, min(j + columns, m))
 
 
-def _meet(recursion: Recursion, pairs: Pairs, tangent: bool, itself: Tensor | None) -> Moments:
+def _squares(step: int, n: int, m: int, same: bool) -> Iterator[tuple[slice, slice]]:
+    """Blocks of so many rows and columns; from the diagonal on where both sides are the same."""
+    for i in range(0, n, step):
+        for j in range(i if same else 0, m, step):
+            yield slice(i, min(i + step, n)), slice(j, min(j + step, m))
+
+
+def _meet(
+    recursion: Recursion, pairs: Pairs, tangent: bool, itself: Tensor | None, fused: Fused | None = None
+) -> Moments:
     """The output's moments; of pairs whose inputs nearly coincide again, from their differences.
 
-    `itself`: where samples meet themselves, which is exact or for the caller to see to.
+    `itself`: where samples meet themselves, which is exact or for the caller to see to; then both sides are one.
     """
     inputs: list[Tensor] | None = [] if recursion.exact_near or pairs.a.exact is not None else None
-    met = propagate(recursion, pairs, recursion.cross, tangent, inputs=inputs)
+    if fused is None:
+        met = propagate(recursion, pairs, recursion.cross, tangent, inputs=inputs)
+    else:
+        plan, half = fused.plan, itself is not None
+        start = fused.backend.fused_moments(plan, pairs.a, pairs.b, tangent, half)
+        met = propagate(recursion, pairs, recursion.cross, tangent, start=(plan.end, start))
+        if inputs is not None:
+            inputs.append(_input_products(recursion, pairs))
     assert met is not None
     close = _find_near(inputs, pairs, itself) if inputs else None
     if close is None:
         return met
-    # Few pairs are that near, so they go one by one, and operations keep their gap.
-    few = Pairs(pairs.a.exact_rows(close[0]), pairs.b.exact_rows(close[-1]), zipped=True, gaps=recursion.exact_near)
-    again = propagate(recursion, few, recursion.cross, tangent)
-    assert again is not None
+    again = _met_again(recursion, pairs, close, tangent, None if recursion.exact_near else fused)
     ntk = None if met.ntk is None or again.ntk is None else _put(met.ntk, close, again.ntk)
     return Moments(_put(met.cov, close, again.cov), ntk, met.grid, met.whole)
+
+
+def _met_again(
+    recursion: Recursion, pairs: Pairs, close: tuple[Tensor, ...], tangent: bool, fused: Fused | None
+) -> Moments:
+    """The output's moments of pairs that nearly coincide: one by one in float64, and operations keep their gap."""
+    step = max(1, SINGLES // (8 * (_held(recursion, fused))))
+    parts = []
+    for k in range(0, len(close[0]), step):
+        a, b = pairs.a.exact_rows(close[0][k : k + step]), pairs.b.exact_rows(close[-1][k : k + step])
+        parts.append(_one_by_one(recursion, Pairs(a, b, zipped=True, gaps=recursion.exact_near), tangent, fused))
+    return _joined(parts)
 
 
 def _put(v: Tensor, close: tuple[Tensor, ...], again: Tensor) -> Tensor:
@@ -152,6 +229,14 @@ def _put(v: Tensor, close: tuple[Tensor, ...], again: Tensor) -> Tensor:
     last = tuple(range(-len(close), 0))
     front = v.movedim(last, tuple(range(len(close))))
     return front.index_put(close, again.movedim(-1, 0).to(v)).movedim(tuple(range(len(close))), last)
+
+
+def _input_products(recursion: Recursion, pairs: Pairs) -> Tensor:
+    """The mean over positions and channels of the products of two images [n, m]."""
+    source = recursion.nodes[0].op
+    assert isinstance(source, Input)
+    x, y = (side.known[source.slot].flatten(0, -2) for side in (pairs.a, pairs.b))
+    return x.T @ y / len(x)
 
 
 def _find_near(products: Sequence[Tensor], pairs: Pairs, itself: Tensor | None) -> tuple[Tensor, ...] | None:

@@ -108,13 +108,16 @@ def propagate(
     *,
     record: bool = False,
     inputs: list[Tensor] | None = None,
+    start: tuple[int, Moments] | None = None,
 ) -> Moments | None:
     """The output's moments for these pairs; None where `needs` does not ask for any.
 
     `record`: keep each side's own moments where a layer reads them. `inputs` collects the inputs' own products.
+    `start`: a node, and its moments: only what follows is run.
     """
-    moments: dict[int, Moments] = {}
-    for k, node in enumerate(recursion.nodes):
+    moments: dict[int, Moments] = {} if start is None else {start[0]: start[1]}
+    first = 0 if start is None else start[0] + 1
+    for k, node in enumerate(recursion.nodes[first:], first):
         # Before the operation runs: its inputs are freed as soon as their last reader is done.
         if record and node.op.own:
             for j in node.inputs:

@@ -4,13 +4,13 @@ All layers see the same rows, later by their delay. Each keeps its variances rol
 serves all; factors go into units, so that weights cost nothing.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import pi
 
 from ...activations.dual import Rectifier
-from ...activations.duals import Erf, Gelu, Identity
-from ..core import Activation, Input, RandomAffine
+from ...activations.duals import Erf
+from ..core import Activation, RandomAffine
 from ..ops import Add, Rescale
 from ..positions import Window
 from .layout import Layout, is_linear
@@ -31,6 +31,7 @@ ACOS = {
         1.93215621147499314e-6,
     ),
 }  # fmt: skip
+Names = tuple[str, ...]
 TINY = "1e-30"  # beside variances, so that none is divided by
 
 
@@ -148,7 +149,7 @@ class Writer:
             out = []
             for h, acc in zip(rows, held, strict=True):
                 out.append(self.let("s", f"{acc[0]} + {h}") if acc else h)
-                for a, b in zip(acc, acc[1:], strict=False):
+                for a, b in pairwise(acc):
                     self.add(f"{a} = {b} + {h};")
                 if acc:
                     self.add(f"{acc[-1]} = {h};")
@@ -238,7 +239,7 @@ class Writer:
         self.add(f"if (!(hist >> {step.delay} & 1)) {{")
         unit = self.dual(step, op, v, cov, ntk, merge)
         self.add("}")
-        positive = v.positive and is_linear(op) or _never_negative(op)
+        positive = (v.positive and is_linear(op)) or _never_negative(op)
         self.values[step.node] = Value(cov, ntk, unit, positive, True, merge if slope else None)
 
     def loads(self, step: Step) -> list[tuple[str, str]]:
@@ -257,9 +258,7 @@ class Writer:
             return [(f"{pair}.x", f"right1_0[{right}]"), (f"{pair}.y", f"right1_1[{right}]")]
         return [(f"left{level}[{left}]", f"right{level}_0[{right}]")]
 
-    def dual(
-        self, step: Step, op: Activation, v: Value, cov: Iterable[str], ntk: Iterable[str] | None, merge: float | None
-    ) -> float:
+    def dual(self, step: Step, op: Activation, v: Value, cov: Names, ntk: Names | None, merge: float | None) -> float:
         """The activation's formulas for each column; the unit of what comes out."""
         kind = op.dual
         if is_linear(op):
@@ -272,17 +271,16 @@ class Writer:
             return v.unit * factor
         unit = v.unit
         for q, ((p, r), c) in enumerate(zip(self.loads(step), cov, strict=True)):
-            t, into = (None, None) if ntk is None or v.ntk is None else (v.ntk[q], tuple(ntk)[q])
             if isinstance(kind, Rectifier):
                 unit = self.rectifier(kind, v, q, p, r, c)
             elif isinstance(kind, Erf):
                 unit = self.erf(kind, v, q, p, r, c)
             else:
                 unit = self.gelu(v, q, p, r, c)
-            if into is not None:
-                times = f"{t}" if isinstance(kind, Rectifier) else f"({num(v.unit)} * {t})"
-                term = f"{times} * slope" if merge is None else f"fused({times}, slope, {_times(merge, c)})"
-                self.add(f"{into} = {term};")
+            if ntk is not None and v.ntk is not None:
+                t = v.ntk[q] if isinstance(kind, Rectifier) else f"({num(v.unit)} * {v.ntk[q]})"
+                term = f"{t} * slope" if merge is None else f"fused({t}, slope, {_times(merge, c)})"
+                self.add(f"{ntk[q]} = {term};")
             self.add("}")
         return unit
 
@@ -304,12 +302,12 @@ class Writer:
         self.add("{")
         self.add(f"const real scale = fused({p}, {r}, (real){TINY}), rho = {v.cov[q]} * over(scale);")
         if v.positive:
-            self.add("const real u = sat((real)1 - rho);")
+            self.add("const real u = apart((real)1 - rho);")
             self.add(f"const real slope = {num(a / f)} - {self.acos()};")
         else:
-            self.add("const real u = sat((real)1 - size_of(rho));")
+            self.add("const real u = apart((real)1 - size_of(rho));")
             self.add(f"const real slope = {num(a / f - pi / 2)} + sign_of({num(pi / 2)} - {self.acos()}, rho);")
-        self.add(f"{out} = scale * fused(slope, rho, root(sat(fused(-rho, rho, (real)1))));")
+        self.add(f"{out} = scale * fused(slope, rho, root(fused(-u, u, u + u)));")
         return v.unit * f
 
     def erf(self, kind: Erf, v: Value, q: int, p: str, r: str, out: str) -> float:
@@ -330,9 +328,7 @@ class Writer:
         self.add(f"const real quarter = fused({num(0.5 / pi)}, sign_of({num(pi / 2)} - {self.acos()}, z), (real)0.25);")
         self.add(f"const real one = pp * pp, two = rr * rr, tilt = {num(0.5 / pi)} * c * turn * both;")
         self.add("const real d = rest * turn * over(both);")
-        self.add(
-            f"{out} = fused(quarter, c, fused(tilt * c * one, two, {num(0.5 / pi)} * d * ((real)1 - one) * ((real)1 - two)));"
-        )
+        self.add(f"{out} = fused(quarter, c, fused(tilt * c * one, two, {num(0.5 / pi)} * d * (1 - one) * (1 - two)));")
         self.add("const real slope = fused(fused(both * turn, both * turn, one + two), tilt, quarter);")
         return 1.0
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import Protocol
 
@@ -18,7 +19,7 @@ from .plan import Plan
 from .source import Kernel, write_kernel, write_pool
 from .stages import cut
 
-# Windows of one stage at most, whose rows lie in registers (measured: more of them spill, fewer cost passes over memory).
+# Windows of one stage at most, whose rows lie in registers (measured: more spill, fewer cost passes over memory).
 WINDOWS: dict[Real, int] = {"float": 21, "double": 6}
 PAIRS = 1 << 16  # of images in one launch, so that work can be interrupted (heuristic)
 ROOM = 4 << 30  # bytes between stages, where nobody says how much (heuristic)
@@ -61,8 +62,7 @@ def make_program(plan: Plan, real: Real, tangent: bool, windows: int | None = No
     if any(layout.delay > 62 for layout in layouts):
         return "its layers are too many rows apart"
     pools = [
-        write_pool(before, after) if before.stage.pool is not None else None
-        for before, after in zip(layouts, layouts[1:], strict=False)
+        write_pool(before, after) if before.stage.pool is not None else None for before, after in pairwise(layouts)
     ]
     return Program(plan, tuple(write_kernel(layout) for layout in layouts), (*pools, None))
 
@@ -100,7 +100,7 @@ class Run:
                 parts = _parts(kernel, count)
                 sums = left.new_empty(count, layout.classes, parts, 2, dtype=torch.float64)
             warps = -(-count // layout.groups) if layout.flat else count * layout.warps_per_pair
-            args = (lefts, rights, left, right, cov, ntk, *outs, sums, count, parts)
+            args: list[Tensor | int] = [lefts, rights, left, right, cov, ntk, *outs, sums, count, parts]
             self.device.stage(kernel, (-(-warps // kernel.warps), parts), args)
             cov, ntk = (self._pooled(kernel, pool, v, count) for v in outs)
         return self._ended(sums)

@@ -1,30 +1,43 @@
-"""CUDA source compiled and launched by torch's own NVRTC, when it is first needed; None of this is touched elsewhere."""
+"""The fused recursion on a GPU: its kernels compiled by torch's own NVRTC when they are first needed, and launched."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..core import Moments, Side
+from ..recursion import Recursion, with_own_moments
+from .cuda import ROOM, Device, Run, make_program, start
+from .plan import Plan
 from .source import Kernel
 
 Compiled = Any  # torch's own type for it is private
+ROWS = 4096  # samples of a side at a time (heuristic)
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why CUDA source cannot be compiled here; None if it can."""
-    if device.type != "cuda":
-        return f"the inputs are on {device.type}"
+    """Why CUDA source cannot be compiled and run there; None if it can."""
     if torch.version.cuda is None or not hasattr(torch.cuda, "_compile_kernel"):
         return f"torch {torch.__version__} compiles no CUDA kernels at run time (2.9 and later do)"
+    return _broken(device.index or 0)
+
+
+@lru_cache(maxsize=16)
+def _broken(device: int) -> str | None:
+    """Why a first small kernel does not compile, as where libraries are missing."""
+    try:
+        _compiled('extern "C" __global__ void nothing(int n) {}', "nothing", 0, device)
+    except (RuntimeError, OSError) as e:
+        return f"CUDA kernels cannot be compiled here ({str(e).splitlines()[0]})"
     return None
 
 
 @lru_cache(maxsize=256)
 def _compiled(text: str, name: str, shared: int, device: int) -> Compiled:
     with torch.cuda.device(device):
-        kernel = torch.cuda._compile_kernel(text, name)  # type: ignore[attr-defined]
+        kernel = torch.cuda._compile_kernel(text, name)
         if shared >= 48 << 10:
             kernel.set_shared_memory_config(shared)
     return kernel
@@ -47,3 +60,64 @@ class Gpu:
         run = _compiled(text, "pool", 0, self.index)
         with torch.cuda.device(self.index):
             run(grid=(-(-to.numel() // 256), 1, 1), block=(256, 1, 1), args=[source, to, to.numel()])
+
+
+class GpuBackend:
+    """A plan on a GPU. Pairs in float32 are read off float64 sides; where positions are flattened all is in float64."""
+
+    exact = False
+
+    def __init__(self, device: torch.device, runner: Device | None = None) -> None:
+        self.device = device
+        self.runner = Gpu(device) if runner is None else runner
+
+    def _run(self, plan: Plan, a: Side, b: Side, tangent: bool) -> Run:
+        # Flattened positions take little time in float64, and in float32 near images would lose digits.
+        real = "float" if a.exact is not None and not plan.flat else "double"
+        program = make_program(plan, real, tangent)
+        assert not isinstance(program, str)
+        return start(program, self.runner, *(_in_full(side) for side in (a, b)))
+
+    def _room(self) -> int:
+        return min(ROOM, torch.cuda.mem_get_info(self.device)[0] // 4) if self.device.type == "cuda" else ROOM
+
+    def fused_moments(self, plan: Plan, a: Side, b: Side, tangent: bool, half: bool) -> Moments:
+        """The moments of all pairs [n, m] where the plan ends; `half`: both sides are one, and (j, i) is (i, j)."""
+        if half:
+            left, right = torch.triu_indices(a.size, a.size, device=self.device)
+        else:
+            index = torch.arange(a.size * b.size, device=self.device)
+            left, right = index // b.size, index % b.size
+        met = self._run(plan, a, b, tangent).moments(left, right, self._room())
+
+        def matrix(v: Tensor) -> Tensor:
+            """The pairs, each at its place."""
+            out = a.energy.new_empty(a.size, b.size)
+            out[left, right] = v.to(out)
+            if half:
+                out[right, left] = v.to(out)
+            return out
+
+        return Moments(matrix(met.cov), None if met.ntk is None else matrix(met.ntk), ())
+
+    def fused_pairs(self, plan: Plan, a: Side, b: Side, tangent: bool) -> Moments:
+        """The moments where the plan ends of samples that meet one by one [n]."""
+        index = torch.arange(a.size, device=self.device)
+        met = self._run(plan, a, b, tangent).moments(index, index, self._room())
+        return Moments(met.cov.to(a.energy), None if met.ntk is None else met.ntk.to(a.energy), ())
+
+    def learn_variances(self, plan: Plan, side: Side) -> None:
+        """Put the variances that the plan's activations read into `side.own`, in float64 by the plain recursion."""
+        if side.exact is None:
+            side.own.update(with_own_moments(Recursion(plan.nodes), side).own)
+        else:  # pairs go by the float64 side; what follows the plan goes by this one
+            side.own.update({k: v.to(side.energy) for k, v in side.exact.own.items() if k >= plan.end})
+
+    def rows_at_a_time(self, plan: Plan, workspace: int | None) -> int:
+        """Whole tiles: pairs are cut into portions where they are launched."""
+        return ROWS
+
+
+def _in_full(side: Side) -> Side:
+    """The samples in float64, with their variances."""
+    return side if side.exact is None else side.exact_rows(torch.arange(side.size, device=side.energy.device))

@@ -1,10 +1,10 @@
-"""Numbers of a stage that its kernel and its launch share: which lanes have which columns, how rows run, what lies where.
+"""Numbers of a stage that its kernel and its launch share: which lane has which columns, how rows run, what lies where.
 
-A lane owns `columns` neighbouring columns x of the left image and, for the class dx, the columns x + dx (mod width) of the
-right one; so dx and dx − width fill a row exactly. Down the images, the left row runs modulo H + e and the right one
-modulo H + e + σ (σ: the stage's stride, e a multiple of it), where rows ≥ H are empty: as gcd(H + e, H + e + σ) = σ, one
-run meets every pair of rows whose offset is a multiple of σ, and empty rows stand wherever an image ends. Each turn of the
-left image (a cycle) has one offset.
+A lane owns `columns` neighbouring columns x of the left image and, for the class dx, the columns x + dx (mod width)
+of the right one; so dx and dx − width fill a row exactly. Down the images, the left row runs modulo H + e and the right
+one modulo H + e + σ (σ: the stage's stride, e a multiple of it), where rows ≥ H are empty: their gcd is σ, so that one
+run meets every pair of rows whose offset is a multiple of σ, and empty rows stand wherever an image ends. Each turn of
+the left image (a cycle) has one offset.
 """
 
 from collections.abc import Sequence

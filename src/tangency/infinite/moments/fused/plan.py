@@ -52,8 +52,11 @@ def find_plan(recursion: Recursion) -> Plan | str:
         isinstance(node.op, Input) for node in nodes[1:]
     ):
         return "it has several inputs, or a branch around the pooling"
-    kept = _ended(nodes[: end + 1])
-    for node in kept[1:]:
+    kept, pool = _ended(nodes[: end + 1]), 0
+    for k, node in enumerate(kept[1:], 1):
+        if min(node.inputs, default=-1) < pool:
+            return f"{node.name or 'a layer'}: a branch around a pooling"
+        pool = k if isinstance(node.op, Pool) else pool
         grids = [nodes[j].grid for j in node.inputs]
         why = _misfit(node, grids)
         if why is not None:
@@ -76,8 +79,10 @@ def _ended(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 def _misfit(node: Node, grids: Iterable[Grid]) -> str | None:
     """Why an operation does not fit; None if it does."""
     op, before = node.op, next(iter(grids))
-    if isinstance(op, RandomAffine | Rescale | Add | Total | Trace):
+    if isinstance(op, RandomAffine | Rescale | Add):
         return None
+    if isinstance(op, Total | Trace):
+        return "it joins one axis of positions and leaves the other" if node.grid else None
     if isinstance(op, Activation):
         if not isinstance(op.dual, DUALS):
             return f"{type(op.dual).__name__} has no closed form there"

@@ -1,7 +1,7 @@
 """The CUDA source of a stage: the kernel around its arithmetic, and the pooling between stages.
 
-What is read: images and variances of both sides, in shared memory where they fit; or the rows that the stage before left in
-memory. What is written: sums over all rows of a class, or the last layer's rows.
+What is read: images and variances of both sides, in shared memory where they fit; or the rows that the stage before
+left in memory. What is written: sums over all rows of a class, or the last layer's rows.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def write_kernel(layout: Layout, shared: int = SHARED) -> Kernel:
         warps = max(w for w in range(1, warps + 1) if per_pair % w == 0)
     elif not layout.flat:
         # Several pairs in a block, as far as their images fit
-        warps = min(warps // per_pair, max(1, shared // (size * numbers))) * per_pair
+        warps = min(warps // per_pair, max(1, shared // max(1, size * numbers))) * per_pair
     held = 0 if layout.flat else max(1, warps // per_pair)
     held = 0 if held * numbers * size > shared else held
     text = "\n".join(
@@ -53,8 +53,8 @@ def write_kernel(layout: Layout, shared: int = SHARED) -> Kernel:
             HEADER,
             f'extern "C" __global__ void __launch_bounds__({WARP * warps}) stage(',
             "const cell* lefts, const cell* rights, const int* left_of, const int* right_of,",
-            "const cell* in_covs, const cell* in_ntks, cell* out_covs, cell* out_ntks, double* sums, int pairs, int parts)",
-            "{",
+            "const cell* in_covs, const cell* in_ntks, cell* out_covs, cell* out_ntks, double* sums,",
+            "int pairs, int parts) {",
             *_lane(layout, warps),
             *_images(layout, warps, held),
             *_masks(w),
@@ -84,7 +84,8 @@ def _lane(layout: Layout, warps: int) -> list[str]:
         lines += [
             f"const int pair = min(all / {per_pair}, pairs - 1);",
             f"const lane_int kind = group + all % {per_pair} * {groups};",
-            f"const lane_bool live = kind < (all / {per_pair} < pairs ? {layout.classes} : 0) && lane < {groups * lanes};",
+            f"const int classes = all / {per_pair} < pairs ? {layout.classes} : 0;",
+            f"const lane_bool live = kind < classes && lane < {groups * lanes};",
         ]
     return [*lines, f"const lane_int dx = kind % {layout.classes} * {layout.stride};"]
 
@@ -107,7 +108,8 @@ def _images(layout: Layout, warps: int, held: int) -> list[str]:
         f"for (int h = 0; h < {held}; ++h) {{",
         f"const int which = min((int)({first}) + h, pairs - 1);",
         f"copy(images + h * {both}, lefts + (long long)left_of[which] * {left}, {left}, {WARP * warps});",
-        f"copy(images + (h * {both} + {left}), rights + (long long)right_of[which] * {right}, {right}, {WARP * warps});",
+        f"cell* const beside = images + (h * {both} + {left});",
+        f"copy(beside, rights + (long long)right_of[which] * {right}, {right}, {WARP * warps});",
         "}",
         "__syncthreads();",
         f"const cell* const left = images + {own} * {both};",

@@ -1,7 +1,7 @@
 """A plan cut into stages: what one launch on a GPU takes through its layers, between images, pooling and the end.
 
-Within a stage images stream row by row. A node has a level (how many rows of the stage's input one of its rows is apart: a
-product of strides) and a delay: its row r is computed at step level·r + delay. So a window of three rows waits one row.
+Within a stage images stream row by row. A node has a level (how many rows of the stage's input one of its rows is
+apart: a product of strides) and a delay: its row r is computed at step level·r + delay. A window of 3 rows waits one.
 """
 
 from dataclasses import dataclass
@@ -57,8 +57,6 @@ def cut(plan: Plan, windows: int) -> list[Stage] | str:
         op = nodes[k].op
         alone = all(j >= k for node in nodes[k + 1 : plan.last + 1] for j in node.inputs)
         if isinstance(op, Pool):
-            if not alone or nodes[k].inputs != (k - 1,):
-                return f"{nodes[k].name or 'a layer'}: a branch around a pooling"
             stages.append(_stage(plan, start, k - 1, "rows", op))
             start = k
         elif alone and isinstance(op, RandomAffine) and _full(plan, start, k, windows):

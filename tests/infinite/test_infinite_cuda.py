@@ -1,0 +1,238 @@
+"""The CUDA kernels of the fused recursion, run on a CPU warp by warp (helpers/warp.h), against the plain recursion."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import tangency as tg
+from tangency.infinite import (
+    Abs,
+    AvgPool,
+    Conv,
+    Erf,
+    Flatten,
+    Gelu,
+    GlobalAvgPool,
+    GlobalSumPool,
+    Identity,
+    LeakyRelu,
+    Linear,
+    Relu,
+    Serial,
+    Sum,
+    SumPool,
+)
+from tangency.infinite.layers.basic import Layer
+from tangency.infinite.moments.assemble import PreparedBatch, gram_tile
+from tangency.infinite.moments.core import Side
+from tangency.infinite.moments.fused import choose, cuda
+from tangency.infinite.moments.fused.gpu import GpuBackend
+from tangency.infinite.moments.fused.plan import Plan, find_plan
+from tangency.infinite.moments.fused.stages import cut
+from tests.helpers.warp import Warps, compiler
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler, which stands in for a GPU")
+Net = Layer | nn.Module
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CPU that takes CUDA kernels."""
+    monkeypatch.setattr(choose, "compiled_backend", lambda: GpuBackend(torch.device("cpu"), Warps()))
+    cuda.make_program.cache_clear()
+    yield
+    cuda.make_program.cache_clear()
+
+
+def images(n: int, height: int = 8, width: int = 8, channels: int = 3, seed: int = 0) -> Tensor:
+    return torch.randn(n, channels, height, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def errors(net: Net, x: Tensor, y: Tensor | None = None, dtype: str = "float64", **options: float) -> dict[str, float]:
+    """The largest difference to the plain recursion, relative to the largest entry; that the kernels ran is checked."""
+    kernel, exact = (tg.infinite_ntk(net, dtype=d, **options) for d in (dtype, "float64"))  # type: ignore[arg-type]
+    a = kernel.prepare(kernel.ready(x))
+    assert choose.find_fused(a.recursion, a.side) is not None
+    b = a if y is None else kernel.prepare(kernel.ready(y))
+    fused = gram_tile(a, b, ("nngp", "ntk"), None)
+    c = plainly(exact, x)
+    plain = gram_tile(c, c if y is None else plainly(exact, y), ("nngp", "ntk"), None, fuse=False)
+    return {k: float((fused[k].double() - plain[k]).abs().max() / plain[k].abs().max()) for k in plain}
+
+
+def plainly(kernel: tg.infinite.Infinite, x: Tensor) -> PreparedBatch:
+    """A batch prepared without the fused recursion."""
+    from tangency.infinite.moments.recursion import with_own_moments
+
+    build, recursion = kernel.read(kernel.ready(x))
+    assert build.energy is not None
+    return PreparedBatch(recursion, with_own_moments(recursion, Side(build.known, build.size, build.energy)))
+
+
+def plan_of(net: Net, x: Tensor) -> Plan:
+    kernel = tg.infinite_ntk(net)
+    plan = find_plan(kernel.read(kernel.ready(x))[1])
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def stack(depth: int, *end: Layer, kind: Layer | None = None, size: int = 3) -> Layer:
+    layers = [layer for _ in range(depth) for layer in (Conv((size, size), padding=size // 2), kind or Relu())]
+    return Serial(*layers, *(end or (GlobalAvgPool(),)), Linear())
+
+
+def block(stride: int) -> Layer:
+    """A pre-activation residual block."""
+    branch = Serial(Relu(), Conv((3, 3), stride=stride, padding=1), Relu(), Conv((3, 3), padding=1))
+    return Sum(branch, Conv((1, 1), stride=stride) if stride > 1 else Identity())
+
+
+POOLED = Serial(Conv((3, 3), padding=1), Relu(), AvgPool((2, 2)), Conv((3, 3), padding=1), Relu(), SumPool((2, 2)))
+NETS = {
+    "relu": stack(3),
+    "flat": stack(3, Flatten()),
+    "leaky": stack(2, kind=LeakyRelu(0.2)),
+    "abs": stack(2, kind=Abs()),
+    "erf": stack(2, kind=Erf(1.0, 0.7, 0.1)),
+    "gelu": stack(2, kind=Gelu()),
+    "linear": stack(2, kind=Identity()),
+    "sums": stack(2, GlobalSumPool()),
+    "wide windows": stack(2, size=5),
+    "single windows": stack(2, size=1),
+    "pooled": Serial(POOLED, GlobalAvgPool(), Linear()),
+    "pooled, flat": Serial(POOLED, Flatten(), Linear()),
+    "pooled to one": Serial(Conv((3, 3), padding=1), Relu(), AvgPool((4, 4)), AvgPool((2, 2)), Flatten(), Linear()),
+    "strided": Serial(*(Conv((3, 3), stride=2, padding=1), Relu()) * 2, GlobalAvgPool(), Linear()),
+    "residual": Serial(Conv((3, 3), padding=1), block(1), block(2), block(1), Relu(), GlobalAvgPool(), Linear()),
+    "head": Serial(stack(2), Relu(), Linear(), Relu(), Linear()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_float64_is_the_plain_recursion(name: str) -> None:
+    x, y = images(3), images(2, seed=1)
+    for found in (errors(NETS[name], x, b_var=0.1), errors(NETS[name], x, y, b_var=0.1)):
+        assert max(found.values()) < 1e-13, found
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_float32_is_near(name: str) -> None:
+    x = images(3)
+    x[1], x[2] = x[0], x[0] + 1e-4 * x[1]  # equal and nearly equal images are computed in float64
+    found = errors(NETS[name], x, dtype="float32", b_var=0.1)
+    assert max(found.values()) < 2e-6, found
+    found = errors(NETS[name], x, images(2, seed=1), dtype="float32", b_var=0.1)
+    assert max(found.values()) < 2e-6, found
+
+
+@pytest.mark.parametrize(("height", "width"), [(7, 5), (2, 2), (4, 40), (6, 28)])
+def test_any_size(height: int, width: int) -> None:
+    """Odd widths, lanes that stay idle, images of more columns than a warp has lanes."""
+    found = errors(stack(2), images(2, height, width), images(2, height, width, seed=1), dtype="float32")
+    assert max(found.values()) < 2e-6
+
+
+def test_dead_pixels_and_flat_images() -> None:
+    """Zero variance on either side, constant images, and images of one colour in several shades."""
+    x = images(4)
+    x[0, :, :4], x[1], x[2], x[3] = 0, 0, 1.0, 0.25
+    for name in ("relu", "flat", "pooled"):
+        assert max(errors(NETS[name], x, b_var=0.1).values()) < 1e-9
+        assert max(errors(NETS[name], x, b_var=0.1, dtype="float32").values()) < 1e-5
+    assert max(errors(NETS["relu"], x).values()) < 1e-9  # without biases black stays black
+
+
+def test_stages_share_a_stack() -> None:
+    """A stack cut into several launches gives what one gives."""
+    x, y = images(2), images(2, seed=1)
+    side, other = (plainly(tg.infinite_ntk(stack(7)), v).side for v in (x, y))
+    plan = plan_of(stack(7), x)
+    index = torch.arange(2)
+    found = []
+    for windows in (2, 3, 21):
+        program = cuda.make_program(plan, "double", True, windows)
+        assert not isinstance(program, str)
+        assert len(program.kernels) == -(-7 // windows)
+        found.append(cuda.start(program, Warps(), side, other).moments(index, index))
+    for met in found[1:]:
+        assert torch.allclose(met.cov, found[0].cov, rtol=1e-13)
+        assert torch.allclose(*(m.ntk for m in (met, found[0]) if m.ntk is not None), rtol=1e-13)
+
+
+def test_portions_of_pairs() -> None:
+    """However little room there is, the same pairs come out in the same order."""
+    net = Serial(POOLED, GlobalAvgPool(), Linear())
+    x = images(3)
+    plan, side = plan_of(net, x), plainly(tg.infinite_ntk(net), x).side
+    program = cuda.make_program(plan, "double", True)
+    assert not isinstance(program, str)
+    run, index = cuda.start(program, Warps(), side, side), torch.cartesian_prod(torch.arange(3), torch.arange(3)).T
+    whole, bits = run.moments(*index), run.moments(*index, room=1)
+    assert torch.equal(whole.cov, bits.cov)
+    assert torch.equal(*(m.ntk for m in (whole, bits) if m.ntk is not None))
+
+
+def test_frozen_layers_and_rates() -> None:
+    """Weights that are not trained, learning rates, the standard parametrisation: rates other than variances."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 8, 1),
+        nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1),
+    )  # fmt: skip
+    x = images(2)
+    options: list[dict[str, object]] = [
+        {"trainable": ["4", "8"]},
+        {"trainable": ["0"]},
+        {"lr": {"": 1.0, "2": 3.0, "0.bias": 0.5}, "parametrization": "standard"},
+        {"w_var": {"": 1.5, "2": 0.3}, "b_var": {"": 0.0, "4": 0.7}},
+    ]
+    for option in options:
+        assert max(errors(net, x, **option).values()) < 1e-13, option  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_networks_at_random(data: st.DataObject) -> None:
+    """Layers drawn one after the other, on images of a drawn size."""
+    kinds = st.sampled_from([Relu(), LeakyRelu(0.3), Abs(), Erf(), Gelu(), Identity()])
+    height, width = (data.draw(st.sampled_from([4, 8, 12]), label=side) for side in ("height", "width"))
+    layers: list[Layer] = []
+    grid = [height, width]
+    for _ in range(data.draw(st.integers(1, 4), label="layers")):
+        size = data.draw(st.sampled_from([1, 3, 5]))
+        stride = data.draw(st.sampled_from([1, 1, 2])) if min(grid) % 2 == 0 and min(grid) > 2 else 1
+        layers += [Conv((size, size), stride=stride, padding=size // 2), data.draw(kinds)]
+        grid = [n // stride for n in grid]
+        if all(n % 2 == 0 for n in grid) and data.draw(st.booleans()):
+            layers.append(AvgPool((2, 2)))
+            grid = [n // 2 for n in grid]
+    end = data.draw(st.sampled_from([GlobalAvgPool(), Flatten()]))
+    net = Serial(*layers, end, Linear())
+    plan = plan_of(net, images(1, height, width))
+    if isinstance(cut(plan, 21), str):
+        return
+    found = errors(net, images(2, height, width), images(2, height, width, seed=1), b_var=0.05)
+    assert max(found.values()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("net", "size", "why"),
+    [
+        (Serial(Conv((3, 3), stride=2, padding=1), Relu(), GlobalAvgPool(), Linear()), (7, 7), "do not divide"),
+        (Serial(Conv((3, 3), stride=3, padding=1), Relu(), GlobalAvgPool(), Linear()), (9, 9), "powers of 2"),
+        (stack(1), (80, 8), "80×8"),
+        (stack(1), (8, 33), "8×33"),
+    ],
+)
+def test_what_a_gpu_leaves_to_the_plain_recursion(net: Layer, size: tuple[int, int], why: str) -> None:
+    stages = cut(plan_of(net, images(1, *size)), 21)
+    assert why in str(stages)
+
+
+def test_many_channels_are_refused() -> None:
+    stages = cut(plan_of(stack(1), images(1, channels=9)), 21)
+    assert "9 channels" in str(stages)
