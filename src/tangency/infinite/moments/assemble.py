@@ -33,7 +33,7 @@ class PreparedBatch:
 
 
 def prepared_side(recursion: Recursion, side: Side, fuse: bool = True) -> Side:
-    """The side with its own moments where a layer reads them; `fuse`: by the fused recursion if that takes the network."""
+    """The side with its own moments where a layer reads them; `fuse`: by the fused recursion, if it takes the network."""
     fused = find_fused(recursion, side) if fuse and not recursion.batchwise else None
     if fused is None:
         return with_own_moments(recursion, side)
@@ -90,10 +90,15 @@ def gram_tile(
 
 def own_moments(a: PreparedBatch, tangent: bool, fuse: bool = True) -> Moments:
     """The output's moments of each sample with itself; `fuse` as above, where all pairs of positions count."""
-    whole = any(need == Need.WHOLE and node.grid for need, node in zip(a.recursion.cross, a.recursion.nodes, strict=True))
+    whole = any(
+        need == Need.WHOLE and node.grid for need, node in zip(a.recursion.cross, a.recursion.nodes, strict=True)
+    )
     fused = find_fused(a.recursion, a.side) if fuse and whole else None
     if fused is not None:
-        start, pairs = fused.backend.fused_own(fused.plan, a.side, tangent), Pairs(a.side, a.side, zipped=True, same=True)
+        start, pairs = (
+            fused.backend.fused_own(fused.plan, a.side, tangent),
+            Pairs(a.side, a.side, zipped=True, same=True),
+        )
         alone = propagate(a.recursion, pairs, a.recursion.cross, tangent, start=(fused.plan.end, start))
         assert alone is not None
         return alone
