@@ -25,6 +25,7 @@ EXTRAS: Mapping[str, Extra] = {
     "dynamics": Extra({"scipy": "SciPy"}, "training as an ODE, Gram.to_scipy()"),
     "plots": Extra({"matplotlib": "matplotlib"}, "plot() of results"),
     "report": Extra({"PIL": "Pillow"}, "smaller pictures in reports"),
+    "compiled": Extra({"numba": "numba"}, "convolutional kernels of infinite width, several times faster on a CPU"),
 }
 # The extra of each library, by the name that is imported.
 EXTRA_OF: Mapping[str, str] = {library: name for name, extra in EXTRAS.items() for library in extra.libraries}

@@ -1,10 +1,14 @@
 """The fused recursion on a CPU, compiled by numba: lanes of pairs through all steps, one class of offsets at a time.
 
-LANES pairs of samples go together: they are the last axis of every field, so each loop is over a multiple of a register's
-width, whatever the images' size. A class's field of a few pairs stays in the cache while all steps go over it.
+LANES pairs of samples go together: they are the last axis of every field, so each loop is over a multiple of a
+register's width, whatever the images' size. A class's field of a few pairs stays in the cache while all steps go over it.
 
-Sums and products that decide whether two equal patches stay equal to the last bit (affine maps, windows, pq − c²) are made
-in the order of the plain recursion and never fused; only the polynomial of the arc tangent is.
+Products and sums that decide whether two equal patches stay equal to the last bit (affine maps, windows, pq − c²) are
+made in one order and never fused; only the polynomial of the arc tangent is. Rows are not sliced in the innermost
+functions (numba would count references), and places are unsigned there (signed ones might count from the end, and such
+loops go one number at a time).
+
+numba keeps the machine code on disk, and compiles again when this file changes: touch it after changing `program.py`.
 """
 
 import math
@@ -15,10 +19,45 @@ import numpy as np
 from numba import njit
 
 from .program import (
-    ACT, ARC, AT, B_RATE, B_VAR, CODE, ENTRY_H, ENTRY_W, ERF, FIRST, FROM_H, FROM_W, GELU, HEIGHT, KX, KY, LAST, OUT, OWN,
-    POOL_X, POOL_Y, RX, RY, SECOND, STEPS, STOP, STORE, SX, SY, W_RATE, W_VAR, WIDTH, GRID_H, GRID_W, STRIDE_X, STRIDE_Y,
-    CLASSES_X, CLASSES_Y
-)  # fmt: skip
+    ACT,
+    ARC,
+    AT,
+    B_RATE,
+    B_VAR,
+    CLASSES_X,
+    CLASSES_Y,
+    CODE,
+    ENTRY_H,
+    ENTRY_W,
+    ERF,
+    FIRST,
+    FROM_H,
+    FROM_W,
+    GELU,
+    GRID_H,
+    GRID_W,
+    HEIGHT,
+    KX,
+    KY,
+    LAST,
+    OUT,
+    OWN,
+    POOL_X,
+    POOL_Y,
+    RX,
+    RY,
+    SECOND,
+    STEPS,
+    STOP,
+    STORE,
+    STRIDE_X,
+    STRIDE_Y,
+    SX,
+    SY,
+    W_RATE,
+    W_VAR,
+    WIDTH,
+)
 
 LANES = 16  # pairs that go together: two 512-bit registers of doubles, one of floats
 HALO = 3  # zeros before and behind a row: half of the widest window
@@ -56,46 +95,46 @@ def _angle(x, y, tiny, half_pi, poly):
 
 
 @_compiled()
-def _arc(c, k, p, q, out_c, out_k, n, own, numbers, poly, tangent):
+def _arc(c, k, left, right, p, q, out_c, out_k, out, y, n, own, numbers, poly, tangent):
     """The arc-cosine pair of order 1 and 0, as `activations/dual.py` has it; `own`: a, f, the slope at
     rest."""
-    zero, half_pi, pi, tiny = numbers[0], numbers[1], numbers[2], numbers[3]
+    zero, half_pi, full, tiny = numbers[0], numbers[1], numbers[2], numbers[3]
     a, f, rest = own[0], own[1], own[2]
-    for i in range(n):
-        ci = c[i]
-        square = p[i] * q[i] - ci * ci
+    for i in range(np.uint64(n)):
+        ci, pi, qi = c[i], left[p + i], right[q + i]
+        square = pi * qi - ci * ci
         s = math.sqrt(zero if square < zero else square)
         theta = _angle(s, abs(ci), tiny, half_pi, poly)
-        theta = pi - theta if ci < zero else theta
+        theta = full - theta if ci < zero else theta
         slope = a - f * theta
         value = f * s + slope * ci
-        dead = (p[i] <= zero) | (q[i] <= zero)
-        out_c[i] = zero if dead else value
+        dead = (pi <= zero) | (qi <= zero)
+        out_c[out, y, i] = zero if dead else value
         if tangent:
-            out_k[i] = k[i] * (rest if dead else slope)
+            out_k[out, y, i] = k[i] * (rest if dead else slope)
 
 
 @_compiled()
-def _erf(c, k, p, q, out_c, out_k, n, own, numbers, poly, tangent):
+def _erf(c, k, left, right, p, q, out_c, out_k, out, y, n, own, numbers, poly, tangent):
     """By the arc sine of the scaled correlation; `own`: 2b², 2a²/π, the constant's square, 4(ab)²/π."""
     zero, half_pi, one, tiny = numbers[0], numbers[1], numbers[4], numbers[3]
     scale, factor, shift, steep = own[0], own[1], own[2], own[3]
-    for i in range(n):
-        ci, pi, qi = scale * c[i], scale * p[i], scale * q[i]
+    for i in range(np.uint64(n)):
+        ci, pi, qi = scale * c[i], scale * left[p + i], scale * right[q + i]
         square = pi * qi - ci * ci
         s = math.sqrt(one + (pi + qi) + (zero if square < zero else square))
         angle = _angle(abs(ci), s, tiny, half_pi, poly)
-        out_c[i] = factor * (-angle if ci < zero else angle) + shift
+        out_c[out, y, i] = factor * (-angle if ci < zero else angle) + shift
         if tangent:
-            out_k[i] = k[i] * (steep / s)
+            out_k[out, y, i] = k[i] * (steep / s)
 
 
 @_compiled()
-def _gelu(c, k, p, q, out_c, out_k, n, own, numbers, poly, tangent):
+def _gelu(c, k, left, right, p, q, out_c, out_k, out, y, n, own, numbers, poly, tangent):
     """In closed form, as `activations/duals.py` has it."""
     zero, half_pi, tiny, one, turn, quarter = numbers[0], numbers[1], numbers[3], numbers[4], numbers[5], numbers[6]
-    for i in range(n):
-        ci, pi, qi = c[i], p[i], q[i]
+    for i in range(np.uint64(n)):
+        ci, pi, qi = c[i], left[p + i], right[q + i]
         a, b = one / (one + pi), one / (one + qi)
         square = pi * qi - ci * ci
         square = ((zero if square < zero else square) + (one + pi)) + qi
@@ -103,16 +142,15 @@ def _gelu(c, k, p, q, out_c, out_k, n, own, numbers, poly, tangent):
         angle = _angle(abs(ci), d, tiny, half_pi, poly)
         share = (-angle if ci < zero else angle) * turn + quarter  # turn: 1/2π
         over = ci * turn / d
-        out_c[i] = share * ci + (over * ci * a * b + d * (pi * a * turn) * (qi * b))
+        out_c[out, y, i] = share * ci + (over * ci * a * b + d * (pi * a * turn) * (qi * b))
         if tangent:
-            out_k[i] = k[i] * ((one / square + a + b) * over + share)
+            out_k[out, y, i] = k[i] * ((one / square + a + b) * over + share)
 
 
 @_compiled()
-def _window(v, b, y, h, w, wide, spec, zero, mid, padded, row):
-    """One row of a window's sums: over its rows, then over its columns, the middle first and then from the first on."""
-    ky, kx, sy, sx = spec[KY], spec[KX], spec[SY], spec[SX]
-    n, centre = w * LANES, y * sy
+def _down(v, b, y, h, w, spec, zero, mid):
+    """The sum over a window's rows, at one row of its outputs: the middle first, then from the first on."""
+    ky, n, centre = spec[KY], w * LANES, y * spec[SY]
     above, below = centre - 1, centre + 1
     if ky == 3 and above >= 0 and below < h:
         for i in range(n):
@@ -126,21 +164,34 @@ def _window(v, b, y, h, w, wide, spec, zero, mid, padded, row):
                     mid[i] += v[b, other, i]
     for i in range(HALO * LANES):  # zeros behind; those before it were never touched
         mid[n + i] = zero
-    m = wide * LANES
-    if kx == 3 and sx == 1:
-        left, right = padded[(HALO - 1) * LANES :], padded[(HALO + 1) * LANES :]
-        for i in range(m):
-            row[i] = mid[i] + left[i] + right[i]
-        return
-    for delta in range(-(kx // 2) - 1, kx // 2 + 1):
-        if delta == 0:
+
+
+@_compiled()
+def _across(padded, wide, spec, row):
+    """The sum over a window's columns, in the same order."""
+    half, stride = spec[KX] // 2, spec[SX] * LANES
+    for delta in range(-half - 1, half + 1):
+        first = delta < -half
+        if delta == 0 and not first:
             continue
-        first = delta < -(kx // 2)
         shifted = padded[(HALO + (0 if first else delta)) * LANES :]
         for x in range(wide):
             for lane in range(LANES):
-                value = shifted[x * sx * LANES + lane]
+                value = shifted[x * stride + lane]
                 row[x * LANES + lane] = value if first else row[x * LANES + lane] + value
+
+
+@_compiled()
+def _across_affine(padded_c, padded_k, n, own, row_c, row_k, tangent):
+    """`_across` three columns and `_affine` in one go: most layers."""
+    w_var, b_var, w_rate, b_rate = own[W_VAR], own[B_VAR], own[W_RATE], own[B_RATE]
+    mid, left, right = np.uint64(HALO * LANES), np.uint64((HALO - 1) * LANES), np.uint64((HALO + 1) * LANES)
+    for i in range(np.uint64(n)):
+        total = padded_c[mid + i] + padded_c[left + i] + padded_c[right + i]
+        row_c[i] = total * w_var + b_var
+        if tangent:
+            around = padded_k[mid + i] + padded_k[left + i] + padded_k[right + i]
+            row_k[i] = (total * w_rate + b_rate) + around * w_var
 
 
 @_compiled()
@@ -161,8 +212,8 @@ def _step(spec, own, d_y, d_x, c, k, left, right, rows, numbers, poly, tangent, 
     height, wide = spec[HEIGHT] - abs(dy), spec[WIDTH] - abs(dx)
     h, w = spec[FROM_H] - abs(dy * spec[SY]), spec[FROM_W] - abs(dx * spec[SX])
     n, first, second, out, code = wide * LANES, spec[FIRST], spec[SECOND], spec[OUT], spec[CODE]
-    padded, row_c, row_k = rows[0], rows[1], rows[2]
-    mid, act = padded[HALO * LANES :], own[ACT:]
+    padded_c, padded_k, row_c, row_k, act = rows[0], rows[1], rows[2], rows[3], own[ACT:]
+    mid_c, mid_k = padded_c[HALO * LANES :], padded_k[HALO * LANES :]
     for y in range(height):
         if second >= 0:
             for i in range(n):
@@ -171,10 +222,17 @@ def _step(spec, own, d_y, d_x, c, k, left, right, rows, numbers, poly, tangent, 
                 for i in range(n):
                     row_k[i] = k[first, y, i] + k[second, y, i]
         else:
-            _window(c, first, y, h, w, wide, spec, zero, mid, padded, row_c)
+            _down(c, first, y, h, w, spec, zero, mid_c)
             if tangent:
-                _window(k, first, y, h, w, wide, spec, zero, mid, padded, row_k)
-        _affine(row_c, row_k, n, own, tangent)
+                _down(k, first, y, h, w, spec, zero, mid_k)
+        if second < 0 and spec[KX] == 3 and spec[SX] == 1:
+            _across_affine(padded_c, padded_k, n, own, row_c, row_k, tangent)
+        else:
+            if second < 0:
+                _across(padded_c, wide, spec, row_c)
+                if tangent:
+                    _across(padded_k, wide, spec, row_k)
+            _affine(row_c, row_k, n, own, tangent)
         if code == 0:
             for i in range(n):
                 c[out, y, i] = row_c[i]
@@ -183,18 +241,17 @@ def _step(spec, own, d_y, d_x, c, k, left, right, rows, numbers, poly, tangent, 
                     k[out, y, i] = row_k[i]
             continue
         place = spec[OWN] + (y + max(0, -dy)) * spec[WIDTH] + max(0, -dx)
-        p, q = left[place * LANES :], right[(place + dy * spec[WIDTH] + dx) * LANES :]
+        p, q = np.uint64(place * LANES), np.uint64((place + dy * spec[WIDTH] + dx) * LANES)
         if learn:
-            for i in range(n):
-                p[i] = row_c[i]
-                q[i] = row_c[i]
-        out_c, out_k = c[out, y], k[out, y]
+            for i in range(np.uint64(n)):
+                left[p + i] = row_c[i]
+                right[q + i] = row_c[i]
         if code == ARC:
-            _arc(row_c, row_k, p, q, out_c, out_k, n, act, numbers, poly, tangent)
+            _arc(row_c, row_k, left, right, p, q, c, k, out, y, n, act, numbers, poly, tangent)
         elif code == ERF:
-            _erf(row_c, row_k, p, q, out_c, out_k, n, act, numbers, poly, tangent)
+            _erf(row_c, row_k, left, right, p, q, c, k, out, y, n, act, numbers, poly, tangent)
         elif code == GELU:
-            _gelu(row_c, row_k, p, q, out_c, out_k, n, act, numbers, poly, tangent)
+            _gelu(row_c, row_k, left, right, p, q, c, k, out, y, n, act, numbers, poly, tangent)
 
 
 @_compiled()
@@ -313,18 +370,18 @@ def _stage(g, span, tables, room, lanes, numbers, poly, tangent, learn, out_c, o
                 if tangent:
                     _pool(k, last, height, wide, by_row, by_column, store_k[info[STORE] * LANES :], info[POOL_X])
             else:
-                _total(c, last, height, wide, rows[1], out_c[a])
+                _total(c, last, height, wide, rows[2], out_c[a])
                 if tangent:
-                    _total(k, last, height, wide, rows[1], out_k[a])
+                    _total(k, last, height, wide, rows[2], out_k[a])
 
 
 @_compiled()
 def run_blocks(span, tables, room, lanes, sides, pairs, numbers, poly, tangent, learn, out_c, out_k):
-    """Blocks of LANES pairs through the program: of `span`, blocks and rows of the last stage's classes, each from and to.
+    """Blocks of LANES pairs through the program; `span`: blocks, and rows of the last stage's classes, from and to.
 
     `sides`: inputs and variances of both sides, a sample a row. `pairs`: which samples meet. The sums over each row of
-    classes go to `out_c` and `out_k` [blocks, rows, LANES]. `learn`: both sides are one, each sample meets itself, and the
-    variances that activations read are found and written to the left side.
+    classes go to `out_c` and `out_k` [blocks, rows, LANES]. `learn`: both sides are one, each sample meets itself, and
+    the variances that activations read are found and written to the left side.
     """
     begin, end, lo, hi = span
     first, second = pairs

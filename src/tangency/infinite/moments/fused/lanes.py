@@ -1,27 +1,28 @@
 """Pairs of samples through the compiled recursion: laid out in lanes, cut into short calls, spread over threads."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from threading import Lock
+from itertools import pairwise
+from threading import Event, Lock
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..core import Moments, Side
 from .arctan import coefficients
 from .compiled import HALO, LANES, run_blocks
 from .plan import Plan
-from .program import CLASSES_Y, ENTRY_H, ENTRY_W, FROM_H, FROM_W, HEIGHT, WIDTH, Program, make_program
+from .program import CLASSES_Y, ENTRY_H, ENTRY_W, HEIGHT, WIDTH, Program, make_program
 
 # Steps over places in one call of the compiled loop, about a tenth of a second (heuristic): Ctrl-C waits for its end.
 CALL = 4e7
 # Steps over places below which a second thread costs more than it saves (heuristic).
-SMALL = 4e5
+SMALL = 1e5
 # Bytes of the variances of one side that are laid out at a time (heuristic).
 LAID_OUT = 1 << 24
+# Bytes that all threads together hold (heuristic): poolings inside large images leave much, and then fewer threads run.
+ROOM = 1 << 30
 LINE = 64  # bytes of a cache line
 
 Laid = tuple[np.ndarray, np.ndarray]  # a side's inputs and variances, a sample a row
@@ -60,8 +61,8 @@ def fused_pairs(plan: Plan, a: Side, b: Side, tangent: bool) -> Moments:
 def learn_variances(plan: Plan, side: Side) -> None:
     """Put the variances that the plan's activations read into `side.own`, by the same sums as those of pairs.
 
-    So a sample that meets its equal keeps an angle of exactly 0, though not all sums and activations are rounded as those
-    of the plain recursion are.
+    So a sample that meets its equal keeps an angle of exactly 0, though not all sums and activations are rounded as
+    those of the plain recursion are.
     """
     program, laid, index = make_program(plan, True), _laid_out(plan, side), np.arange(side.size)
     _Run(program, laid, laid, index, index, False, learn=True)()
@@ -77,13 +78,14 @@ def _laid_out(plan: Plan, side: Side) -> Laid:
     program = make_program(plan, plan.flat)
     x = side.known[program.slot]
     inputs = x.movedim(-1, 0).movedim(-1, 1).reshape(side.size, -1).contiguous()
-    own = [side.own.get(node, x.new_zeros(*plan.nodes[node].grid, side.size)) for node in program.own]
-    flat = (
-        torch.cat([v.reshape(-1, side.size).to(x.dtype) for v in own]).T.contiguous()
-        if own
-        else x.new_zeros(side.size, 0)
-    )
-    return inputs.detach().numpy(), flat.detach().numpy()
+    own = x.new_zeros(side.size, sum(math.prod(plan.nodes[node].grid) for node in program.own))
+    at = 0
+    for node in program.own:
+        size = math.prod(plan.nodes[node].grid)
+        if node in side.own:
+            own[:, at : at + size] = side.own[node].reshape(size, -1).T
+        at += size
+    return inputs.detach().numpy(), own.detach().numpy()
 
 
 def rows_at_a_time(plan: Plan, workspace: int | None) -> int:
@@ -94,40 +96,45 @@ def rows_at_a_time(plan: Plan, workspace: int | None) -> int:
     return max(LANES, room // one // LANES * LANES)
 
 
-@dataclass
+Span = tuple[int, int, int, int]  # of blocks and of rows of classes, each from and to
+
+
 class _Run:
     """A list of pairs on its way through a program."""
 
-    program: Program
-    left: Laid
-    right: Laid
-    first: np.ndarray
-    second: np.ndarray
-    tangent: bool
-    learn: bool = False
+    def __init__(
+        self,
+        program: Program,
+        left: Laid,
+        right: Laid,
+        first: np.ndarray,
+        second: np.ndarray,
+        tangent: bool,
+        learn: bool = False,
+    ) -> None:
+        self.program, self.left, self.right, self.tangent, self.learn = program, left, right, tangent, learn
+        self.count, self.blocks = len(first), -(-len(first) // LANES)
+        # The last lanes repeat a pair, so that every block is full.
+        more = self.blocks * LANES - self.count
+        self.pairs = tuple(np.append(v, np.repeat(v[-1:], more)).reshape(-1, LANES) for v in (first, second))
+        # Each row of classes has sums of its own, so that they do not depend on how the rows are spread over calls.
+        self.rows, self.dtype = int(program.stages[-1][CLASSES_Y]), left[0].dtype
+        self.out = [np.zeros((self.blocks, self.rows, LANES)) for _ in range(2)]
 
     def __call__(self) -> list[np.ndarray]:
-        """The covariances (and tangent kernels) of the pairs where the plan ends; runs in threads, and can be stopped."""
-        p, count = self.program, len(self.first)
-        self.blocks = -(-count // LANES)
-        # The last lanes repeat a pair, so that every block is full.
-        self.pairs = tuple(
-            np.concatenate([v, np.repeat(v[-1:], self.blocks * LANES - count)]).reshape(self.blocks, LANES)
-            for v in (self.first, self.second)
-        )
-        self.rows = int(p.stages[-1][CLASSES_Y])
-        self.out = [np.zeros((self.blocks, self.rows, LANES)) for _ in range(2)]
-        work = p.work * self.blocks * LANES
-        threads = 1 if work < SMALL else min(torch.get_num_threads(), len(list(self._calls())))
-        self._spread(threads)
-        scale, dtype = p.scales[-1], self.left[0].dtype
-        return [(v.sum(1).reshape(-1)[:count] * scale).astype(dtype) for v in self.out[: 1 + self.tangent]]
+        """The covariances (and tangent kernels) of the pairs where the plan ends."""
+        small = self.program.work * self.blocks * LANES < SMALL
+        room = sum(math.prod(shape) for shape in self._rooms()) * self.dtype.itemsize
+        most = min(torch.get_num_threads(), len(list(self._calls())), ROOM // max(1, room))
+        self._spread(1 if small else max(1, most))
+        scale = self.program.scales[-1]
+        return [(v.sum(1).reshape(-1)[: self.count] * scale).astype(self.dtype) for v in self.out[: 1 + self.tangent]]
 
-    def _calls(self) -> Iterator[tuple[int, int, int, int]]:
+    def _calls(self) -> Iterator[Span]:
         """Blocks, and rows of classes of the last stage, for each call of the compiled loop."""
         p, one = self.program, max(1, self.program.work * LANES)
         if len(p.stages) > 1 or one < CALL:
-            # About a tenth of a second, and at least four calls a thread: the last ones should end together.
+            # At least four calls a thread: the last ones should end together.
             most = max(1, min(int(CALL // one), self.blocks // (4 * torch.get_num_threads())))
             for k in range(0, self.blocks, most):
                 yield k, min(k + most, self.blocks), 0, self.rows
@@ -135,23 +142,23 @@ class _Run:
         parts = min(self.rows, math.ceil(one / CALL))
         edges = [self.rows * k // parts for k in range(parts + 1)]
         for block in range(self.blocks):
-            for lo, hi in zip(edges[:-1], edges[1:], strict=True):
+            for lo, hi in pairwise(edges):
                 yield block, block + 1, lo, hi
 
     def _spread(self, threads: int) -> None:
-        """The calls, taken by as many threads."""
-        calls, lock, stop = self._calls(), Lock(), []
+        """All calls, taken one after the other by so many threads."""
+        calls, lock, stop = self._calls(), Lock(), Event()
 
         def work() -> None:
-            call = self._prepared()
-            while not stop:
+            call = self._ready()
+            while not stop.is_set():
                 with lock:
                     span = next(calls, None)
                 if span is None:
                     return
                 call(span)
 
-        if threads <= 1:
+        if threads == 1:
             work()
             return
         with ThreadPoolExecutor(threads) as pool:
@@ -160,42 +167,36 @@ class _Run:
                 for one in running:
                     one.result()
             except BaseException:  # Ctrl-C: each thread ends with the call that it is in
-                stop.append(True)
+                stop.set()
                 raise
 
-    def _prepared(self):
-        """The compiled loop with all that it needs, and room of its own."""
-        p, dtype = self.program, self.left[0].dtype
-        height = int(max(p.stages[:, ENTRY_H].max(), *p.steps[:, HEIGHT], *p.steps[:, FROM_H]))
-        width = int(max(p.stages[:, ENTRY_W].max(), *p.steps[:, WIDTH], *p.steps[:, FROM_W]))
+    def _rooms(self) -> list[tuple[int, ...]]:
+        """What a thread holds: fields and their tangents, rows, what poolings leave, both sides of LANES pairs."""
+        p, tangent = self.program, self.tangent
+        height = int(max(p.stages[:, ENTRY_H].max(), p.steps[:, HEIGHT].max(initial=1)))
+        width = int(max(p.stages[:, ENTRY_W].max(), p.steps[:, WIDTH].max(initial=1)))
+        fields, stored = (p.buffers, height, width * LANES), p.stored * LANES
+        inputs, places = (v.shape[1] * LANES for v in self.left)
+        rows = (4, (width + 2 * HALO) * LANES)
+        kept = [fields, fields if tangent else (1, 1, 1), rows, (stored,), (stored if tangent else 0,)]
+        return [*kept, (inputs,), (inputs,), (places,), (places,)]
 
-        def room(*shape: int) -> np.ndarray:
-            # From the start of a cache line on: registers are as long as one.
-            flat = np.zeros(math.prod(shape) + LINE // dtype.itemsize, dtype=dtype)
-            skip = -flat.ctypes.data % LINE // dtype.itemsize
-            return flat[skip : skip + math.prod(shape)].reshape(shape)
-
-        fields = (p.buffers, height, width * LANES)
-        stored = p.stored * LANES
-        tangent = self.tangent
-        own = (
-            room(*fields),
-            room(*fields) if tangent else room(1, 1, 1),
-            room(3, (width + 2 * HALO) * LANES),
-            room(stored),
-            room(stored if tangent else 0),
-        )
-        places, inputs = self.left[1].shape[1] * LANES, self.left[0].shape[1] * LANES
-        lanes = (room(inputs), room(inputs), room(places), room(places))
-        constants = p.constants.astype(dtype)
-        tables = (p.steps, constants, p.stages, p.lists, p.scales.astype(dtype))
+    def _ready(self) -> Callable[[Span], None]:
+        """The compiled loop with all that it reads, and room of its own."""
+        p, dtype = self.program, self.dtype
+        rooms = [_aligned(shape, dtype) for shape in self._rooms()]
+        tables = (p.steps, p.constants.astype(dtype), p.stages, p.lists, p.scales.astype(dtype))
         sides = (self.left[0], self.right[0], self.left[1], self.right[1])
-        tiny = np.finfo(dtype).tiny
-        given = (0.0, math.pi / 2, math.pi, tiny, 1.0, 0.5 / math.pi, 0.25, p.channels)
-        numbers = tuple(dtype.type(v) for v in given)
-        poly = coefficients(dtype)
+        numbers = (0.0, math.pi / 2, math.pi, np.finfo(dtype).tiny, 1.0, 0.5 / math.pi, 0.25, p.channels)
+        typed, poly = tuple(dtype.type(v) for v in numbers), coefficients(dtype)
+        room, lanes = tuple(rooms[:5]), tuple(rooms[5:])
+        given = (tables, room, lanes, sides, self.pairs, typed, poly, self.tangent, self.learn, *self.out)
+        return lambda span: run_blocks(span, *given)
 
-        def call(span):
-            run_blocks(span, tables, own, lanes, sides, self.pairs, numbers, poly, tangent, self.learn, *self.out)
 
-        return call
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros from the start of a cache line on: registers are as long as one, and would else read two."""
+    size = math.prod(shape)
+    flat = np.zeros(size + LINE // dtype.itemsize, dtype=dtype)
+    skip = -flat.ctypes.data % LINE // dtype.itemsize
+    return flat[skip : skip + size].reshape(shape)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 from ...activations.dual import Rectifier
@@ -14,7 +15,7 @@ from ..recursion import Node, Recursion
 DUALS = (Rectifier, Erf, Gelu, Identity)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal networks have one plan: `find_plan` keeps it
 class Plan:
     """The nodes from the images to where positions end: a mean over all of them, or Flatten.
 
@@ -40,6 +41,7 @@ class Plan:
         return isinstance(self.nodes[-1].op, Trace)
 
 
+@lru_cache(maxsize=64)
 def find_plan(recursion: Recursion) -> Plan | str:
     """The plan of a network, or the reason why it has none, as a clause: "max pooling is not among them"."""
     nodes = recursion.nodes

@@ -1,7 +1,7 @@
 """A plan as tables of numbers, which a compiled loop can follow: steps, stages between poolings, classes of offsets.
 
-A step is `activation(affine(window(field)))` or a sum of two fields, each part of it optional, over the field of one class
-of offsets. A stage is what lies between two poolings: within it classes of offsets never meet. At a pair of positions
+A step is `activation(affine(window(field)))`, or a sum of two fields in place of the window, over the field of one
+class of offsets. A stage is what lies between two poolings: within it classes of offsets never meet. At a pair of positions
 (s, t = s + d) of a grid, `s` counts from max(0, −d) on, so that the field of a class begins at 0 on each axis and has
 n − |d| places; a window of stride σ then reads the places σy + δ of the class σd before it, and zero beyond the ends.
 """
@@ -10,13 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from ...activations.dual import Rectifier, at_rest
 from ...activations.duals import Erf, Gelu
-from ..core import Activation, Grid, Input, RandomAffine
+from ..core import Activation, Input, RandomAffine
 from ..ops import Add, Rescale
 from ..positions import Pool, Total, Window
 from .plan import Plan
@@ -35,9 +36,9 @@ W_VAR, B_VAR, W_RATE, B_RATE, ACT = range(5)
 class Stage(NamedTuple):
     """What lies between two poolings: its row of the table (up to POOL_X), its lists, the scale of what it leaves.
 
-    The lists, one after the other: the classes of offsets at its end along y and along x; where each begins among the rows
-    and among the columns of what the pooling before it left; for each class and place, the row and the column of what the
-    pooling after it makes (−1: nobody asks for it).
+    The lists, one after the other: the classes of offsets at its end along y and along x; where each begins among the
+    rows and among the columns of what the pooling before it left; for each class and place, the row and the column of
+    what the pooling after it makes (−1: nobody asks for it).
     """
 
     row: list[int]
@@ -79,7 +80,7 @@ def make_program(plan: Plan, equal: bool) -> Program:
     nodes = plan.nodes
     pools = [k for k, node in enumerate(nodes) if isinstance(node.op, Pool)]
     bounds = [0, *pools, plan.end]
-    parts = [_merged(plan, start, stop) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+    parts = [_merged(plan, start, stop) for start, stop in pairwise(bounds)]
     own = list(dict.fromkeys(nodes[s.node].inputs[0] for steps in parts for s in steps if s.activation is not None))
     sizes = [math.prod(nodes[k].grid) for k in own]
     begins = dict(zip(own, np.cumsum([0, *sizes]).tolist(), strict=False))
@@ -88,7 +89,7 @@ def make_program(plan: Plan, equal: bool) -> Program:
     lasts: list[int] = []
     strides: list[tuple[int, int]] = []
     buffers = 1
-    for (start, stop), steps in zip(zip(bounds[:-1], bounds[1:], strict=True), parts, strict=True):
+    for (start, stop), steps in zip(pairwise(bounds), parts, strict=True):
         ends = nodes[stop].inputs[0]
         places = _buffers(steps, start, ends)
         far = _strides(steps, start, ends)
