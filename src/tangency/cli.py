@@ -157,7 +157,12 @@ def _explain_options(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     explain.add_argument("--store", type=Path, help="a folder for the Grams: they need not fit in memory, and are kept")
     explain.add_argument("--memory", help="what Gram tiles may take, e.g. 8GiB (default: 4GiB; on a GPU, what is free)")
     explain.set_defaults(run=_explain)
+    for command in (demo, explain, _reproduce_options(commands)):
+        command.add_argument("--json", action="store_true", help="figures for machines, on standard output")
+        command.add_argument("--quiet", action="store_true", help="no progress bar")
 
+
+def _reproduce_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
     reproduce = commands.add_parser(
         "reproduce",
         help="a published table, measured again: " + ", ".join(EXPERIMENTS),
@@ -182,9 +187,7 @@ def _explain_options(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     )
     _cntk_options(reproduce)
     reproduce.set_defaults(run=_reproduce)
-    for command in (demo, explain, reproduce):
-        command.add_argument("--json", action="store_true", help="figures for machines, on standard output")
-        command.add_argument("--quiet", action="store_true", help="no progress bar")
+    return reproduce
 
 
 def _cntk_options(reproduce: argparse.ArgumentParser) -> None:

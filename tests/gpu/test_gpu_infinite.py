@@ -184,3 +184,24 @@ def test_parallel_and_equal_inputs(errors: Errors) -> None:
     x = torch.cat([x, x, 2 * x, -x, x + 1e-9])
     kernel = tg.infinite_ntk(dense(nn.ReLU()))
     errors.below("infinite, parallel inputs", error(kernel(there(x)), kernel(x)), 1e-7)
+
+
+@pytest.mark.parametrize("name", [n for n in NETWORKS if n != "batch_norm"])
+def test_float32_on_the_device(name: str, errors: Errors) -> None:
+    """Against float64 on the CPU; with tf32 allowed, which must not be used."""
+    net, options, shape = NETWORKS[name]()
+    x = inputs(shape)
+    x = torch.cat([x, x[:1] + 1e-4])
+    want = tg.infinite_ntk(net, **options)(x)
+    kernel = tg.infinite_ntk(net.to(DEVICE) if isinstance(net, nn.Module) else net, dtype="float32", **options)
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    try:
+        got = kernel(there(x))
+        assert torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert got.dtype == torch.float32
+    errors.below("infinite kernels in float32", error(got.double(), want), 1e-5)
+    errors.below(
+        "infinite, float32, tiles", error(tg.compute(kernel, there(x), tile=2, progress=False).dense(), want), 1e-5
+    )
