@@ -72,7 +72,7 @@ def settings(
 ) -> Iterator[None]:
     """The library with some of its choices changed."""
     before = methods._FETCH, narrow.WIDE, narrow.FAST_SUMS, torch.backends.cudnn.benchmark, fused.forms
-    methods._FETCH = before[0] if fetch is None else fetch
+    methods._FETCH = before[0] if fetch is None else {"cpu": fetch, "cuda": fetch}
     narrow.WIDE = before[1] if wide is None else wide
     narrow.FAST_SUMS, torch.backends.cudnn.benchmark = fast, benchmark
     fused.forms = before[4] if form else lambda a, d: False

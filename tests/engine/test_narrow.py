@@ -162,7 +162,7 @@ def test_patches_by_their_pixels(
     equation = "ncp,mcp->nm" if trace else "ncp,mdp->ncmd"
     i, j = jacobian(model, x), jacobian(model, wide)
     for cost, taken in ((0, True), (1 << 40, False)):
-        monkeypatch.setattr(methods, "_FETCH", cost)
+        monkeypatch.setattr(methods, "_FETCH", {"cpu": cost, "cuda": cost})
         calls.clear()
         kernel = make(model, method="in place")
         torch.testing.assert_close(kernel(x), torch.einsum(equation, i, i), rtol=1e-9, atol=1e-9)

@@ -29,8 +29,8 @@ _RATES = {
     ("cuda", torch.float16): (5e14, 3e12),
 }
 _EIGHT_RATE = {"cuda": 1e15}  # flop/s of 8 bits, likewise; elsewhere they are no faster than more bits
-# Multiply–adds in whose time one number is fetched from a cache to be added (heuristic, alike on both devices).
-_FETCH = 48
+# Multiply–adds in whose time one number is fetched from a cache and added (measured on one core; estimated on a GPU).
+_FETCH = {"cpu": 110, "cuda": 48}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PairSizes:
     """A pair of blocks in numbers: n, m samples; c outputs; t, s positions; g groups of i × o weights.
 
     `pixels`: p·q pairs of pixels where patches can go by them, else 0; `taps` of a patch. `eight`: whether 8 bits are
-    asked for.
+    asked for. `fetch`: what fetching a number costs, in multiply–adds.
     """
 
     n: int
@@ -67,6 +67,7 @@ class PairSizes:
     pixels: int = 0
     taps: int = 1
     eight: bool = False
+    fetch: int = 0
 
     @staticmethod
     def of(x: OuterBlock, y: OuterBlock, trace: bool, eight: bool = False) -> "PairSizes":
@@ -80,13 +81,14 @@ class PairSizes:
         single = len(x.uses) == len(y.uses) == 1 and first.taps == second.taps
         pixels = first.pixels * second.pixels if single else 0
         eight = eight and x.dtype == torch.float16 and not x.indexed
-        return PairSizes(x.n, y.n, x.c, t, s, g, i, o, item, trace, x is y, x.indexed, pixels, first.taps, eight)
+        fetch = _FETCH.get(x.uses[0].d.device.type, _FETCH["cuda"])
+        return PairSizes(x.n, y.n, x.c, t, s, g, i, o, item, trace, x is y, x.indexed, pixels, first.taps, eight, fetch)
 
     @property
     def shifted(self) -> bool:
         """Whether products of patches cost less as sums over shifted products of pixels."""
         channels = self.i // self.taps
-        by_pixels = self.pixels * channels + _FETCH * self.taps * self.t * self.s
+        by_pixels = self.pixels * channels + self.fetch * self.taps * self.t * self.s
         return self.pixels > 0 and by_pixels < self.t * self.s * self.i
 
     @property
