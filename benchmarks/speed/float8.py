@@ -257,8 +257,9 @@ def whole(model: nn.Module, x: Tensor, profile: bool) -> dict[str, Any]:
     for name, make in KERNELS.items():
         want = brute_force(model, x[numbers].to(DEVICE), list(range(10)) if name == "trace" else [0])
         torch.cuda.empty_cache()
-        for label in ("float16, next block ahead", "float16", "float8"):
+        for label in ("float16, next block ahead", "float16, rows apart", "float16", "float8"):
             dtype, plan.AHEAD = label.split(",")[0], "ahead" in label
+            plan.TOGETHER["cuda"] = 1 if "," in label else 3
             kernel = make(model, dtype)
             torch.cuda.synchronize()
             start = time.perf_counter()
@@ -281,7 +282,7 @@ def whole(model: nn.Module, x: Tensor, profile: bool) -> dict[str, Any]:
             del blocks
             torch.cuda.empty_cache()
             say(f"  {name} {label}: " + ", ".join(f"{k} {v:.4g}" for k, v in row.items()))
-            if profile and not plan.AHEAD:
+            if profile and "," not in label:
                 row["kernels"] = top_kernels(partial(tg.compute, kernel, x, progress=False))
             result[f"{name}, {label}"] = row
     return result

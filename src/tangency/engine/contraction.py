@@ -8,7 +8,7 @@ Which form is taken for a layer is decided by its cost (`methods.py`). In 'float
 cotangents in place, are rounded once more, to 8 bits (`narrow.py`).
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,9 +63,9 @@ class TileSum:
                 left = self._rows(x.g, eight)
                 self.product(left, left if x is y else self._rows(y.g, eight), (x.scale, y.scale))
         elif isinstance(x, OuterBlock) and isinstance(y, OuterBlock) and x.kind == y.kind and x.slot == y.slot:
-            scale = None if x.scale is None or y.scale is None else (x.scale, y.scale)
+            scale = _scales_of(x, y)
             if choose_method(x, y, self.trace, method, eight=self.eight).method == "expand":
-                self._expand(x, y, scale)
+                expand([self], [x], y)
             else:
                 # Σ (a·a' + 1)(δ·δ') is both at once. Not with scaled factors: the 1 would have to be scaled as well.
                 along = x.bias if x.bias == y.bias and x.bias in present and scale is None else None
@@ -90,14 +90,6 @@ class TileSum:
         elif self.symmetric:
             k = (k + k.T) / 2
         return k if self.trace else k.view(self.n, self.c, self.m, self.d)
-
-    def _expand(self, x: OuterBlock, y: OuterBlock, scale: tuple[Tensor, Tensor] | None) -> None:
-        """K += ⟨G, G'⟩, the gradients formed slice by slice."""
-        eight = PairSizes.of(x, y, self.trace, self.eight).eight_expanded
-        for left, right in expanded(
-            x, y, trace=self.trace, differentiable=self.differentiable, workspace=self.workspace, eight=eight
-        ):
-            self.product(left, right, scale)
 
     def product(
         self, left: Tensor | Rounded, right: Tensor | Rounded, scale: tuple[Tensor, Tensor] | None = None
@@ -287,6 +279,43 @@ class TileSum:
             for i in range(rows.start, rows.stop, high):
                 for j in range(columns.start, columns.stop, wide):
                     yield slice(i, min(i + high, rows.stop)), slice(j, min(j + wide, columns.stop))
+
+
+def add_to_each(
+    sums: Sequence[TileSum],
+    xs: Sequence[GradientBlock],
+    y: GradientBlock,
+    method: str | None = None,
+    present: Collection[str] = (),
+) -> list[set[str]]:
+    """`TileSum.add` for several tiles of one column: what is formed of y serves them all."""
+    first = sums[0]
+    alike = [
+        isinstance(x, OuterBlock) and isinstance(y, OuterBlock) and not y.indexed and x.kind == y.kind
+        and x is not y and x.slot == y.slot and not one.differentiable
+        and choose_method(x, y, first.trace, method, eight=first.eight).method == "expand"
+        for one, x in zip(sums, xs, strict=True)
+    ]  # fmt: skip
+    factored = [x for x in xs if isinstance(x, OuterBlock)]
+    if all(alike) and isinstance(y, OuterBlock):
+        expand(sums, factored, y)
+        return [set() for _ in sums]
+    return [one.add(x, y, method, present) for one, x in zip(sums, xs, strict=True)]
+
+
+def expand(sums: Sequence[TileSum], xs: Sequence[OuterBlock], y: OuterBlock) -> None:
+    """K += ⟨G, G'⟩ for each tile, the gradients formed slice by slice."""
+    one = sums[0]
+    eight = PairSizes.of(xs[0], y, one.trace, one.eight).eight_expanded
+    scales = [_scales_of(x, y) for x in xs]
+    options = {"trace": one.trace, "differentiable": one.differentiable, "eight": eight}
+    for k, left, right in expanded(xs, y, workspace=one.workspace, **options):
+        sums[k].product(left, right, scales[k])
+
+
+def _scales_of(x: OuterBlock, y: OuterBlock) -> tuple[Tensor, Tensor] | None:
+    """What undoes the scaling of both sides' factors, where they were scaled."""
+    return None if x.scale is None or y.scale is None else (x.scale, y.scale)
 
 
 @dataclass(frozen=True)
