@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .._base.types import Float
@@ -34,6 +35,24 @@ class FactorForm(NamedTuple):
     # there are, and how many a patch has.
     pixels: int = 0
     taps: int = 1
+
+
+class Lattice(NamedTuple):
+    """The taps of a convolution in two dimensions: tap v of position y lies on pixel y·stride − before + v·gap."""
+
+    pixels: tuple[int, int]
+    positions: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    before: tuple[int, int]
+    gap: tuple[int, int]
+
+
+class Places(NamedTuple):
+    """On which pixel each tap of each position lies: [t, taps], −1 outside; and its rule, if in two dimensions."""
+
+    table: Tensor
+    lattice: Lattice | None
 
 
 class Lift(ABC):
@@ -61,8 +80,8 @@ class Lift(ABC):
         """Captured input [n, r, …] → what patches are made of [n, p, g, channels], where `form` has pixels."""
         raise NotImplementedError
 
-    def places(self, x: Tensor) -> Tensor:
-        """The number of the pixel that each tap of each position lies on, −1 outside: [t, taps]."""
+    def places(self, x: Tensor) -> Places:
+        """On which pixel each tap of each position lies."""
         raise NotImplementedError
 
     @property
@@ -398,6 +417,9 @@ def gradient(a: Tensor, d: Tensor) -> Tensor:
     n, c, t, g, _ = d.shape
     if a.dtype == torch.float16 and a.device.type == "cpu":  # faster in 32 bits, and rounded once
         return gradient(a.float(), d.float()).half()
+    if a.dtype == torch.float16 and (odd := -a.shape[3] % 8):  # matrix units want rows of 8: three channels, 27 entries
+        filled = gradient(F.pad(a, (0, odd)), d)
+        return filled.unflatten(2, (-1, a.shape[3] + odd))[..., : a.shape[3]].flatten(2)
     # One product per sample (and group) that reads the activations once for all outputs.
     deltas = d.permute(0, 3, 1, 4, 2).reshape(n * g, -1, t)
     return torch.bmm(deltas, a.reshape(n * g, t, -1)).view(n, g, c, -1).transpose(1, 2).flatten(2)

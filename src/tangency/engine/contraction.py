@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._base.memory import WORKSPACE
 from . import fused, narrow
-from .blocks import DenseBlock, GradientBlock, OuterBlock, matched
+from .blocks import DenseBlock, GradientBlock, OuterBlock, Places, matched
 from .expansion import expanded, rows_of
 from .methods import PairSizes, choose_method, dense_in_eight
 from .narrow import Rounded, matmul_eight, matmul_wide
@@ -152,8 +152,8 @@ class TileSum:
         factors = []
         for g in range(d.shape[3]):
             deltas = self._stacked(d[:, :, :, g])
-            rows = narrow.rounded(deltas.flatten(1)) if eight else None
             own = a if x.indexed else a[:, :, g].contiguous()
+            rows = narrow.rounded(deltas.flatten(1), _phase(own)) if eight else None
             factors.append(_Factors(own, deltas if rows is None else rows, d.shape[2], places))
         return factors
 
@@ -194,7 +194,7 @@ class TileSum:
             pixels, deltas = alike.view(n, -1, m, y.a.shape[1]), _deltas(x, y).view(n, t, m, s)
             return _put_back(fused.sum_shifted(pixels, deltas, x.places, y.places, constant), x, y)
         if x.places is not None and y.places is not None:
-            alike = fused.shifted(alike.view(n, -1, m, y.a.shape[1]), x.places, y.places).view(n * t, m * s)
+            alike = fused.shifted(alike.view(n, -1, m, y.a.shape[1]), x.places.table, y.places.table).view(n * t, m * s)
         if constant:
             alike = alike + constant
         if self.trace:
@@ -325,11 +325,21 @@ class _Factors:
     a: Tensor  # [n, t, i], row numbers [n, t], or pixels [n, p, channels]
     d: Tensor | Rounded  # [n, t, c·o] for a trace, else [n, c, t, o]; rounded, a row per sample
     t: int
-    places: Tensor | None  # [t, taps], where a holds pixels
+    places: Places | None  # where a holds pixels
 
     def rows(self, index: slice) -> "_Factors":
         """The factors of some of the samples."""
         return replace(self, a=self.a[index], d=self.d[index])
+
+
+def _phase(a: Tensor) -> Tensor:
+    """A number from 0 to 1 for each sample, by its activations.
+
+    Cotangents behind a last pooling are the same weights for all samples, but for those that a ReLU shuts off.
+    """
+    # Seven turns per factor of two: samples differ, and rounding of the activations does not show.
+    norm = torch.linalg.vector_norm(a, dim=(1, 2), dtype=torch.float32)
+    return torch.frac(7 * torch.log2(norm.clamp(1e-30, 1e30))).abs()
 
 
 def _deltas(x: _Factors, y: _Factors) -> Tensor:

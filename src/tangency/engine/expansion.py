@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._base.memory import WORKSPACE
-from . import narrow
+from . import fused, narrow
 from .blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock, gradient, matched
 from .narrow import Rounded
 
@@ -60,6 +60,7 @@ class _Side:
         self, x: OuterBlock, workspace: int | None, index: Tensor | None = None, rows: int | None = None
     ) -> None:
         self.x, self.a, self.rows, self.d = x, index, rows, x.d()
+        self.largest: Tensor | None = None  # what no gradient exceeds, once it was asked for
         self.step = x.n
         if index is None:
             t, g, i, _ = x.sizes()
@@ -70,8 +71,10 @@ class _Side:
 
     def formed(self, cut: tuple[slice, ...], trace: bool, eight: bool) -> Tensor | Rounded:
         """The rows for a slice of the cotangents."""
-        if eight and trace and self.a is not None and (rows := narrow.formed(self.a, self.d[cut])) is not None:
-            return rows
+        if eight and trace and self.a is not None and fused.forms(self.a, self.d[cut]):
+            if self.largest is None:
+                self.largest = narrow.bound(self.a, self.d)
+            return narrow.formed(self.a, self.d[cut], self.largest)
         g = rows_of(self.gradient(cut), trace)
         return narrow.rounded(g) if eight else g
 
