@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import tangency as tg
-from tangency.engine import fused, methods, narrow
+from tangency.engine import expansion, fused, methods, narrow
 
 F64 = torch.float64
 QUIET = pytest.mark.filterwarnings("ignore:dtype='float8' on cpu:tangency.PerformanceWarning")
@@ -137,6 +138,37 @@ def test_eight_bits_go_into_stores_and_through_derivatives(tmp_path: object) -> 
     kernel(y).sum().backward()  # what is differentiated keeps 32 bits
     assert y.grad is not None
     assert bool(y.grad.isfinite().all())
+
+
+@QUIET
+@pytest.mark.parametrize("dtype", ["float64", "float16", "float8"])
+@pytest.mark.parametrize("make", [tg.trace_ntk, tg.full_ntk])
+def test_rows_that_meet_a_column_together(make: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits as one by one, and gradients of the column are formed once."""
+    monkeypatch.setattr(narrow, "LEAST", 512)
+    model, x = cnn(), torch.randn(11, 3, 8, 8)
+    formed: list[int] = []
+    form = expansion._Side.formed
+
+    def counted(self: expansion._Side, *given: Any) -> Any:
+        formed.append(self.x.n)
+        return form(self, *given)
+
+    monkeypatch.setattr(expansion._Side, "formed", counted)
+    base = make(model, dtype=dtype, method="expand")
+    for kernel in (base, 2 * base, tg.cosine(base)):
+        blocks = [kernel.prepare(kernel.ready(v)) for v in x.split([3, 3, 1, 4])]
+        formed.clear()
+        together = kernel.pairs(blocks[:3], blocks[3], 1 << 16)
+        at_once = formed.count(4)
+        formed.clear()
+        for tile, a in zip(together, blocks[:3], strict=True):
+            assert torch.equal(tile, kernel.pair(a, blocks[3], 1 << 16))
+        assert 0 < 3 * at_once == formed.count(4)
+        # Among the rows may be the column itself.
+        own, other = kernel.pairs([blocks[3], blocks[0]], blocks[3])
+        assert torch.equal(own, kernel.pair(blocks[3], blocks[3]))
+        assert torch.equal(other, kernel.pair(blocks[0], blocks[3]))
 
 
 @pytest.mark.parametrize(
