@@ -169,27 +169,28 @@ def parts(model: nn.Module, x: Tensor) -> dict[str, Any]:
             result[f"{name}, prepare in {gigabytes} GiB"] = seconds
             say(f"  {name:6s} prepare {TILE} in {gigabytes} GiB {seconds * 1e3:8.1f} ms")
         say(f"  {name:6s} bytes of a sample (kept, transient): {kernel.footprint(kernel.ready(first))}")
-        sides = prepare(kernel, first), prepare(kernel, second)
+        held = {dtype: [prepare(make(model, dtype), v) for v in (first, second)] for dtype in ("float16", "float8")}
+        sides = held["float16"]
         size = kernel.prepared_diag(sides[0]).sqrt()[:, None] * kernel.prepared_diag(sides[1]).sqrt()
         want = None
         for label, (dtype, chosen) in VARIANTS.items():
-            other = make(model, dtype)
+            other, sides = make(model, dtype), held[dtype]
             with settings(**chosen):
                 seconds, tile = clock(partial(other.pair, *sides, 1 << 31)), other.pair(*sides, 1 << 31)
             want = tile if want is None else want
             gap = float(((tile - want) / size).abs().max())
             result[f"{name}, tile, {label}"] = {"seconds": seconds, "cosines_from_first": gap}
             say(f"  {name:6s} tile, {label:34s} {seconds * 1e3:8.1f} ms, cosines off the first by {gap:.1e}")
-        result[f"{name}, layers"] = layers(make, model, *sides)
-        del sides
+        result[f"{name}, layers"] = layers(make, model, held)
+        del held, sides
         torch.cuda.empty_cache()
     return result
 
 
-def layers(make: Callable[..., Any], model: nn.Module, a: Any, b: Any) -> dict[str, Any]:
+def layers(make: Callable[..., Any], model: nn.Module, held: dict[str, Any]) -> dict[str, Any]:
     """Milliseconds of each parameter in a tile."""
     rows = {}
-    for dtype in ("float16", "float8"):
+    for dtype, (a, b) in held.items():
         kernel = make(model, dtype)
         for name in a:
             ms = 1e3 * clock(partial(kernel.pair, {name: a[name]}, {name: b[name]}, 1 << 31), 1)

@@ -128,6 +128,38 @@ def test_costs_say_which_parameters_have_how_many_bits(monkeypatch: pytest.Monke
 
 
 @QUIET
+def test_formed_gradients_are_kept_in_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where gradients are smaller than their factors: many positions, few weights."""
+    monkeypatch.setattr(narrow, "LEAST", 512)
+    torch.manual_seed(0)
+    body = nn.Conv2d(4, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    model, x = nn.Sequential(*body, nn.Linear(64, 3)), torch.randn(7, 4, 12, 12)
+    j = jacobian(model.double(), x.double()).flatten(1)
+    want = j @ j.T
+    model.float()
+    kernel, half = (tg.trace_ntk(model, dtype=dtype) for dtype in ("float8", "float16"))
+    blocks = kernel.prepare(x)
+    assert blocks["0.weight"].g.dtype == torch.float8_e4m3fn
+    sixteen = half.prepare(x)
+    assert sum(sixteen[name].nbytes - block.nbytes for name, block in blocks.items()) == 7 * 3 * 16 * 36
+    assert kernel.footprint(x)[0] == half.footprint(x)[0] - 3 * 16 * 36
+    assert {r.parameter: (r.method, r.cost.precision) for r in kernel.costs(x).rows if r.cost}["0.weight"] == (
+        "formed",
+        "8 bits",
+    )
+    size = want.diagonal().sqrt()
+    for prepared in (blocks, kernel.prepare(x, memory=1)):  # at once, and a sample at a time
+        k = kernel.pair(prepared, prepared)
+        assert 1e-5 < float(((k - want) / (size[:, None] * size)).abs().max()) < 3e-3
+        torch.testing.assert_close(kernel.prepared_diag(prepared), want.diagonal().float(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(kernel.pair(blocks, sixteen), half(x), rtol=5e-3, atol=0)
+    some = kernel.prepare(x[2:4])
+    some["0.weight"].g.view(torch.uint8)[1, 0, 0] = 127  # NaN
+    with pytest.raises(tg.NonFiniteError, match="sample 1 is not finite at parameter 0.weight"):
+        kernel.diagnose(some)
+
+
+@QUIET
 def test_eight_bits_go_into_stores_and_through_derivatives(tmp_path: object) -> None:
     model, x = cnn(), torch.randn(5, 3, 8, 8)
     kernel = tg.trace_ntk(model, dtype="float8")

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._base.types import Float
+from .lattice import Places
 
 
 class FactorForm(NamedTuple):
@@ -35,24 +36,6 @@ class FactorForm(NamedTuple):
     # there are, and how many a patch has.
     pixels: int = 0
     taps: int = 1
-
-
-class Lattice(NamedTuple):
-    """The taps of a convolution in two dimensions: tap v of position y lies on pixel y·stride − before + v·gap."""
-
-    pixels: tuple[int, int]
-    positions: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    before: tuple[int, int]
-    gap: tuple[int, int]
-
-
-class Places(NamedTuple):
-    """On which pixel each tap of each position lies: [t, taps], −1 outside; and its rule, if in two dimensions."""
-
-    table: Tensor
-    lattice: Lattice | None
 
 
 class Lift(ABC):
@@ -186,10 +169,14 @@ class GradientBlock(ABC):
 
 @dataclass(frozen=True)
 class DenseBlock(GradientBlock):
-    """G itself. `scale` [n] is there when it was formed from factors that had been rescaled to fit 16 bits."""
+    """G itself. `scale` [n] is there when it was formed from factors that had been rescaled to fit 16 bits.
+
+    `norms`: ‖g_c‖², where G itself has been rounded to 8 bits.
+    """
 
     g: Float[Tensor, "n c p"]
     scale: Tensor | None = None
+    norms: Float[Tensor, "n c"] | None = None
 
     @property
     def n(self) -> int:
@@ -203,7 +190,8 @@ class DenseBlock(GradientBlock):
 
     def rows(self, index: slice) -> "DenseBlock":
         """The gradients of some of the samples."""
-        return DenseBlock(self.g[index], None if self.scale is None else self.scale[index])
+        scale, norms = (None if v is None else v[index] for v in (self.scale, self.norms))
+        return DenseBlock(self.g[index], scale, norms)
 
     def expand(self) -> Float[Tensor, "n c p"]:
         """The gradients; with their scale they are formed anew, in 32 bits."""
@@ -441,11 +429,8 @@ def put(target: GradientBlock | None, block: GradientBlock, start: int, n: int) 
     if isinstance(block, DenseBlock):
         whole = _zeros_like_rows(block.g, n) if target is None else target.tensors()[0]
         whole[rows] = block.g
-        scales = target.scale if isinstance(target, DenseBlock) else None
-        if block.scale is not None:
-            scales = block.scale.new_zeros(n) if scales is None else scales
-            scales[rows] = block.scale
-        return DenseBlock(whole, scales)
+        before = (target.scale, target.norms) if isinstance(target, DenseBlock) else (None, None)
+        return DenseBlock(whole, _filled(before[0], block.scale, rows, n), _filled(before[1], block.norms, rows, n))
     assert isinstance(block, OuterBlock)
     # Use by use: a loop that runs longer for these samples adds uses, in which the samples before have zeros.
     uses = list(target.uses) if isinstance(target, OuterBlock) else []
@@ -460,6 +445,14 @@ def put(target: GradientBlock | None, block: GradientBlock, start: int, n: int) 
         assert scale is not None
         scale[rows] = block.scale
     return replace(block, uses=tuple(uses), scale=scale)
+
+
+def _filled(whole: Tensor | None, part: Tensor | None, rows: slice, n: int) -> Tensor | None:
+    """Numbers of n samples with those of some of them written in, where there are such numbers."""
+    if part is not None:
+        whole = part.new_zeros(n, *part.shape[1:]) if whole is None else whole
+        whole[rows] = part
+    return whole
 
 
 def _likeness(block: GradientBlock) -> Hashable:

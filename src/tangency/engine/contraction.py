@@ -16,8 +16,9 @@ from torch import Tensor
 
 from .._base.memory import WORKSPACE
 from . import fused, narrow
-from .blocks import DenseBlock, GradientBlock, OuterBlock, Places, matched
+from .blocks import DenseBlock, GradientBlock, OuterBlock, matched
 from .expansion import expanded, rows_of
+from .lattice import Places
 from .methods import PairSizes, choose_method, dense_in_eight
 from .narrow import Rounded, matmul_eight, matmul_wide
 
@@ -39,7 +40,7 @@ class TileSum:
         eight: bool = False,
     ) -> None:
         like = x.tensors()[-1]
-        dtype = torch.float32 if like.dtype == torch.float16 else like.dtype
+        dtype = torch.float32 if like.dtype in (torch.float16, narrow.EIGHT) else like.dtype
         self.n, self.m, self.c, self.d = x.n, y.n, (1 if trace else x.c), (1 if trace else y.c)
         self.trace, self.symmetric = trace, x is y
         self.workspace = workspace or WORKSPACE[like.device.type]
@@ -56,10 +57,10 @@ class TileSum:
         that are thereby done with, of those `present`, are returned.
         """
         if isinstance(x, DenseBlock) and isinstance(y, DenseBlock):
-            if x.scale is None or y.scale is None:
+            if x.scale is None or y.scale is None or x.g.dtype != y.g.dtype:
                 self.product(self._wide(x.expand()), self._wide(y.expand()))
             else:
-                eight = self.eight and dense_in_eight(x, y, self.trace)
+                eight = self.eight and dense_in_eight(x, y)
                 left = self._rows(x.g, eight)
                 self.product(left, left if x is y else self._rows(y.g, eight), (x.scale, y.scale))
         elif isinstance(x, OuterBlock) and isinstance(y, OuterBlock) and x.kind == y.kind and x.slot == y.slot:
@@ -239,8 +240,11 @@ class TileSum:
         return rows_of(g, self.trace)
 
     def _rows(self, g: Tensor, eight: bool) -> Tensor | Rounded:
-        """`_wide`, rounded to 8 bits where these are asked for."""
-        return narrow.rounded(self._wide(g)) if eight else self._wide(g)
+        """`_wide`, rounded to 8 bits where these are asked for, unless they are already."""
+        rows = self._wide(g)
+        if rows.dtype == narrow.EIGHT:
+            return Rounded(rows, torch.ones(len(rows), device=rows.device))
+        return narrow.rounded(rows) if eight else rows
 
     def _scales(self, scale: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor:
         """What undoes the scaling of 16-bit factors, for a tile."""

@@ -152,7 +152,7 @@ def squared_norms(x: GradientBlock) -> Tensor:
     """‖g_c‖² per sample and output: [n, c]."""
     workspace = WORKSPACE[x.tensors()[-1].device.type]
     if isinstance(x, DenseBlock):
-        return x.expand().square().sum(2)
+        return x.expand().square().sum(2) if x.norms is None else x.norms
     if isinstance(x, OuterBlock) and not x.indexed:
         return _factored_norms(x, workspace)
     if isinstance(x, MixedBlock) and (pairs := matched(x, x)) is not None and len(pairs) == len(x.blocks):

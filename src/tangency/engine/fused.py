@@ -12,7 +12,7 @@ from torch.autograd.function import FunctionCtx
 
 from .._base import triton
 from .._base.memory import power_of_two
-from .blocks import Places
+from .lattice import Places
 
 # How `form_rows` cuts its work (heuristic; `benchmarks/speed/float8.py` tries others).
 FORM = {"BLOCK_O": 128, "BLOCK_I": 128, "num_warps": 8, "num_stages": 3}

@@ -94,7 +94,7 @@ class PairSizes:
     @property
     def eight_expanded(self) -> bool:
         """Whether rows of gradients are long enough for 8 bits."""
-        return self.eight and (self.c if self.trace else 1) * self.g * self.o * self.i >= narrow.LEAST
+        return self.eight and self.c * self.g * self.o * self.i >= narrow.LEAST
 
     @property
     def eight_in_place(self) -> bool:
@@ -156,7 +156,7 @@ def _estimate(method: str, z: PairSizes, device: str, dtype: torch.dtype) -> Cos
 
 
 def _in_words(dtype: torch.dtype) -> str:
-    return "16 bits" if dtype == torch.float16 else str(dtype).removeprefix("torch.")
+    return {torch.float16: "16 bits", narrow.EIGHT: "8 bits"}.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def choose_method(
@@ -184,17 +184,17 @@ def _cost_of_product(x: GradientBlock, y: GradientBlock, trace: bool, eight: boo
     rate = _RATES.get((device, tensor.dtype), _RATES["cpu", torch.float32])[0]
     moved = float(x.nbytes + (0 if x is y else y.nbytes))
     precision = _in_words(tensor.dtype)
-    if eight and dense_in_eight(x, y, trace):
+    if eight and dense_in_eight(x, y):
         rate, precision = _EIGHT_RATE.get(device, rate), "8 bits"
     method = "expand" if isinstance(x, MixedBlock) else "dense"
     return Cost(method, 2.0 * pairs * p, moved, 2.0 * pairs * p / rate, precision)
 
 
-def dense_in_eight(x: GradientBlock, y: GradientBlock, trace: bool) -> bool:
-    """Whether gradients that were formed in 16 bits are long enough for 8."""
+def dense_in_eight(x: GradientBlock, y: GradientBlock) -> bool:
+    """Whether gradients that were formed in 16 bits are long enough for 8, or have 8 already."""
     if not (isinstance(x, DenseBlock) and isinstance(y, DenseBlock)) or x.scale is None or y.scale is None:
         return False
-    return (x.c if trace else 1) * x.g.shape[2] >= narrow.LEAST
+    return x.c * x.g.shape[2] >= narrow.LEAST
 
 
 def check_method(method: object, parameters: Collection[str]) -> None:

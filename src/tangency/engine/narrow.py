@@ -16,8 +16,8 @@ from . import fused
 
 EIGHT = torch.float8_e4m3fn
 TOP = 448.0  # the largest number of e4m3
-# Entries of a row of gradients from which on 8 bits are used (heuristic). Of a ResNet18's convolutions each alone has
-# cosines off by 4e-4 (rms) in 8 bits, whatever its size; short rows average less and cost no time anyway.
+# Entries of a sample's gradient, all outputs, from which on 8 bits are used (heuristic). Of a ResNet18's convolutions
+# each alone has cosines off by 4e-4 (rms) in 8 bits, whatever its size; short ones average less and cost no time.
 LEAST = 1 << 15
 # Entries of a cotangent, all outputs together, from which on its products in place are worth rounding (heuristic):
 # with fewer it is memory that is waited for.

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import fused
-from .blocks import DenseBlock, FactorForm, GradientBlock, Lattice, Lift, OuterBlock, Places, Use
+from .blocks import DenseBlock, FactorForm, GradientBlock, Lift, OuterBlock, Use
+from .lattice import Lattice, Places
 
 
 class NoRule(Exception):  # a signal between capture and rules, never shown to users

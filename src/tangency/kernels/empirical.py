@@ -13,6 +13,7 @@ from ..engine.contraction import TileSum, add_to_each
 from ..engine.expansion import squared_norms
 from ..engine.features import Features, Jacobian
 from ..engine.methods import Method, choose_method
+from ..engine.narrow import EIGHT
 from ..errors import NonFiniteError
 from .costs import CostRow, Costs
 from .kernel import Kernel
@@ -70,6 +71,7 @@ class Empirical(Kernel):
         bad: list[tuple[int, str]] = []
         for name, block in a.items():
             for t in block.tensors():
+                t = t.float() if t.dtype == EIGHT else t
                 good = t.flatten(1).isfinite().all(1) if t.is_floating_point() else None
                 if good is not None and not bool(good.all()):
                     bad.append((int((~good).nonzero()[0]), name))
@@ -90,7 +92,7 @@ class Empirical(Kernel):
     def pairs(self, rows: Sequence[Blocks], b: Blocks, workspace: int | None = None) -> list[Tensor]:
         """As `Kernel.pairs`: gradients of b that must be formed are formed once for all rows."""
         # A tile is a sum in the order of its parameters: together go only those whose parameters are the same.
-        if any(a is b or a.keys() != rows[0].keys() for a in rows):
+        if len(rows) == 1 or any(a is b or a.keys() != rows[0].keys() for a in rows):
             return [self.pair(a, b, workspace) for a in rows]
         return self._tiles(rows, b, workspace)
 
