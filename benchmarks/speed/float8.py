@@ -31,6 +31,8 @@ from torch import Tensor, nn
 import tangency as tg
 from benchmarks.speed.scale import cifar, flops, matrix_rate, resnet
 from tangency.engine import fused, methods, narrow
+from tangency.engine.blocks import gradient
+from tangency.engine.rules import ConvRule, Windows
 from tangency.gram import plan, sweep
 from tangency.gram.plan import TilePlan
 
@@ -71,15 +73,15 @@ def settings(
     fetch: int | None = None, wide: int | None = None, fast: bool = False, form: bool = True, benchmark: bool = False
 ) -> Iterator[None]:
     """The library with some of its choices changed."""
-    before = methods._FETCH, narrow.WIDE, narrow.FAST_SUMS, torch.backends.cudnn.benchmark, fused.forms
-    methods._FETCH = before[0] if fetch is None else fetch
+    before = methods._FETCH, narrow.WIDE, narrow.FAST_SUMS, fused.forms
+    methods._FETCH = before[0] if fetch is None else {"cpu": fetch, "cuda": fetch}
     narrow.WIDE = before[1] if wide is None else wide
-    narrow.FAST_SUMS, torch.backends.cudnn.benchmark = fast, benchmark
-    fused.forms = before[4] if form else lambda a, d: False
+    narrow.FAST_SUMS = fast
+    fused.forms = before[3] if form else lambda a, d: False
     try:
         yield
     finally:
-        methods._FETCH, narrow.WIDE, narrow.FAST_SUMS, torch.backends.cudnn.benchmark, fused.forms = before
+        methods._FETCH, narrow.WIDE, narrow.FAST_SUMS, fused.forms = before
 
 
 def clock(f: Callable[[], Any], repeats: int = 2) -> float:
@@ -116,31 +118,44 @@ def alone() -> dict[str, float]:
     return result
 
 
-def passes(model: nn.Module, x: Tensor) -> dict[str, float]:
-    """One forward pass in 32 bits and one backward pass in tf32, in both memory orders, with and without trials."""
-    result, x = {}, x[:528].to(DEVICE)
-    conv = torch.backends.cudnn
-    for order in (torch.channels_last, torch.contiguous_format):
-        copy = resnet_like(model).to(memory_format=order)  # type: ignore[call-overload]
-        ordered = x.to(memory_format=order)
-        for trials in (False, True):
-            conv.benchmark, conv.allow_tf32 = trials, False
-            name = f"{str(order).removeprefix('torch.')}{', cudnn.benchmark' * trials}"
-            result[f"forward, {name}"] = 1e3 * clock(partial(copy, ordered))
-            out = copy(ordered)
-            conv.allow_tf32 = True
-            inputs = [v for v in copy.parameters() if v.dim() == 1][:1]
-            back = partial(torch.autograd.grad, out.sum(), inputs, retain_graph=True)
-            result[f"backward, {name}"] = 1e3 * clock(back)
-            conv.benchmark, conv.allow_tf32 = False, False
-    conv.allow_tf32 = True
-    for name, ms in result.items():
-        say(f"  528 images, {name:50s} {ms:8.1f} ms")
+def tuning() -> dict[str, float]:
+    """Microseconds per sample to form gradients in 8 bits, and nanoseconds per pair to sum over shifts."""
+    result, before = {}, dict(fused.FORM)
+    for t, rows, i in ((64, 2560, 2304), (256, 1280, 1152), (64, 256, 2304)):
+        a = torch.randn(256, 1, t, i, device=DEVICE).half()
+        d = torch.randn(256, t, 1, rows, device=DEVICE).half().transpose(1, 2)[:, :, :, None]
+        largest = narrow.bound(a, d)
+        for o, wide, warps, stages in (
+            (128, 128, 8, 3), (128, 128, 4, 3), (128, 128, 8, 1), (128, 128, 4, 1), (128, 256, 8, 2), (256, 128, 8, 2),
+            (64, 128, 4, 2), (64, 256, 4, 2), (128, 64, 4, 2),
+        ):  # fmt: skip
+            fused.FORM.update({"BLOCK_O": o, "BLOCK_I": wide, "num_warps": warps, "num_stages": stages})
+            name = f"form {rows} x {i}, t = {t}, us a sample: {o} x {wide}, {warps} warps, {stages} stages"
+            result[name] = 1e6 / 256 * clock(partial(narrow.formed, a, d, largest))
+        fused.FORM.update(before)
+        result[f"bound {rows} x {i}, t = {t}, us a sample"] = 1e6 / 256 * clock(partial(narrow.bound, a, d))
+        whole = partial(gradient, a, d)
+        result[f"form {rows} x {i}, t = {t}, us a sample, 16 bits"] = 1e6 / 256 * clock(whole)
+    rule = ConvRule(Windows((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 1))
+    places = rule.places(torch.empty(1, 1, 1, 4, 4, device=DEVICE))
+    p, d = (torch.randn(512, 16, 1024, 16, device=DEVICE) for _ in range(2))
+    pairs = 512 * 1024
+    result["sum over shifts, ns a pair"] = 1e9 / pairs * clock(partial(fused.sum_shifted, p, d, places, places))
+    flat = p.view(512 * 16, -1), d.view(512 * 16, -1), 512, 16, 1024, 16
+    result["sum of products, ns a pair"] = 1e9 / pairs * clock(partial(fused.sum_products, *flat))
+    for rows in (1856, 2048, 2112, 2304, 2432, 2560, 2688, 2816, 3072, 4032):
+        g = torch.randn(rows, 1 << 16, device=DEVICE).half()
+        q = narrow.rounded(g).q
+        flop = 2 * rows**2 * g.shape[1] / 1e12
+        result[f"{rows} rows, 16 bits, TFLOP/s"] = flop / clock(partial(narrow.matmul_wide, g, g.T))
+        result[f"{rows} rows, 8 bits, TFLOP/s"] = flop / clock(partial(narrow.matmul_eight, q, q))
+    for name, value in result.items():
+        say(f"  {name:75s} {value:9.4g}")
     return result
 
 
-def prepare(kernel: Any, x: Tensor) -> Any:
-    return kernel.prepare(kernel.ready(x))
+def prepare(kernel: Any, x: Tensor, memory: int | None = None) -> Any:
+    return kernel.prepare(kernel.ready(x), memory)
 
 
 def parts(model: nn.Module, x: Tensor) -> dict[str, Any]:
@@ -149,31 +164,33 @@ def parts(model: nn.Module, x: Tensor) -> dict[str, Any]:
     first, second = x[:TILE].to(DEVICE), x[TILE : 2 * TILE].to(DEVICE)
     for name, make in KERNELS.items():
         kernel = make(model, "float16")
-        for label, chosen in (("as it is", {}), ("cudnn.benchmark", {"benchmark": True})):
-            with settings(**chosen):
-                result[f"{name}, prepare, {label}"] = seconds = clock(partial(prepare, kernel, first))
-            say(f"  {name:6s} prepare {TILE}, {label:28s} {seconds * 1e3:8.1f} ms")
-        sides = prepare(kernel, first), prepare(kernel, second)
+        for gigabytes in (4, 8, 12, 24):
+            seconds = clock(partial(prepare, kernel, first, gigabytes << 30))
+            result[f"{name}, prepare in {gigabytes} GiB"] = seconds
+            say(f"  {name:6s} prepare {TILE} in {gigabytes} GiB {seconds * 1e3:8.1f} ms")
+        say(f"  {name:6s} bytes of a sample (kept, transient): {kernel.footprint(kernel.ready(first))}")
+        held = {dtype: [prepare(make(model, dtype), v) for v in (first, second)] for dtype in ("float16", "float8")}
+        sides = held["float16"]
         size = kernel.prepared_diag(sides[0]).sqrt()[:, None] * kernel.prepared_diag(sides[1]).sqrt()
         want = None
         for label, (dtype, chosen) in VARIANTS.items():
-            other = make(model, dtype)
+            other, sides = make(model, dtype), held[dtype]
             with settings(**chosen):
                 seconds, tile = clock(partial(other.pair, *sides, 1 << 31)), other.pair(*sides, 1 << 31)
             want = tile if want is None else want
             gap = float(((tile - want) / size).abs().max())
             result[f"{name}, tile, {label}"] = {"seconds": seconds, "cosines_from_first": gap}
             say(f"  {name:6s} tile, {label:34s} {seconds * 1e3:8.1f} ms, cosines off the first by {gap:.1e}")
-        result[f"{name}, layers"] = layers(make, model, *sides)
-        del sides
+        result[f"{name}, layers"] = layers(make, model, held)
+        del held, sides
         torch.cuda.empty_cache()
     return result
 
 
-def layers(make: Callable[..., Any], model: nn.Module, a: Any, b: Any) -> dict[str, Any]:
+def layers(make: Callable[..., Any], model: nn.Module, held: dict[str, Any]) -> dict[str, Any]:
     """Milliseconds of each parameter in a tile."""
     rows = {}
-    for dtype in ("float16", "float8"):
+    for dtype, (a, b) in held.items():
         kernel = make(model, dtype)
         for name in a:
             ms = 1e3 * clock(partial(kernel.pair, {name: a[name]}, {name: b[name]}, 1 << 31), 1)
@@ -257,8 +274,9 @@ def whole(model: nn.Module, x: Tensor, profile: bool) -> dict[str, Any]:
     for name, make in KERNELS.items():
         want = brute_force(model, x[numbers].to(DEVICE), list(range(10)) if name == "trace" else [0])
         torch.cuda.empty_cache()
-        for label in ("float16, next block ahead", "float16", "float8"):
+        for label in ("float16, next block ahead", "float16, rows apart", "float16", "float8"):
             dtype, plan.AHEAD = label.split(",")[0], "ahead" in label
+            plan.TOGETHER["cuda"] = 1 if "," in label else 3
             kernel = make(model, dtype)
             torch.cuda.synchronize()
             start = time.perf_counter()
@@ -281,7 +299,7 @@ def whole(model: nn.Module, x: Tensor, profile: bool) -> dict[str, Any]:
             del blocks
             torch.cuda.empty_cache()
             say(f"  {name} {label}: " + ", ".join(f"{k} {v:.4g}" for k, v in row.items()))
-            if profile and not plan.AHEAD:
+            if profile and "," not in label:
                 row["kernels"] = top_kernels(partial(tg.compute, kernel, x, progress=False))
             result[f"{name}, {label}"] = row
     return result
@@ -338,7 +356,7 @@ def main() -> None:
         if "parts" in args.only:
             keep("matrix_TFLOP_per_s", matrix_rate())
             keep("alone", alone())
-            keep("passes", passes(model, x))
+            keep("tuning", tuning())
             keep("parts", parts(model, x))
             say(f"({time.perf_counter() - begin:.0f} s)")
         if "whole" in args.only:

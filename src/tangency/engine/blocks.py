@@ -17,9 +17,11 @@ from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .._base.types import Float
+from .lattice import Places
 
 
 class FactorForm(NamedTuple):
@@ -61,8 +63,8 @@ class Lift(ABC):
         """Captured input [n, r, …] → what patches are made of [n, p, g, channels], where `form` has pixels."""
         raise NotImplementedError
 
-    def places(self, x: Tensor) -> Tensor:
-        """The number of the pixel that each tap of each position lies on, −1 outside: [t, taps]."""
+    def places(self, x: Tensor) -> Places:
+        """On which pixel each tap of each position lies."""
         raise NotImplementedError
 
     @property
@@ -167,10 +169,14 @@ class GradientBlock(ABC):
 
 @dataclass(frozen=True)
 class DenseBlock(GradientBlock):
-    """G itself. `scale` [n] is there when it was formed from factors that had been rescaled to fit 16 bits."""
+    """G itself. `scale` [n] is there when it was formed from factors that had been rescaled to fit 16 bits.
+
+    `norms`: ‖g_c‖², where G itself has been rounded to 8 bits.
+    """
 
     g: Float[Tensor, "n c p"]
     scale: Tensor | None = None
+    norms: Float[Tensor, "n c"] | None = None
 
     @property
     def n(self) -> int:
@@ -184,7 +190,8 @@ class DenseBlock(GradientBlock):
 
     def rows(self, index: slice) -> "DenseBlock":
         """The gradients of some of the samples."""
-        return DenseBlock(self.g[index], None if self.scale is None else self.scale[index])
+        scale, norms = (None if v is None else v[index] for v in (self.scale, self.norms))
+        return DenseBlock(self.g[index], scale, norms)
 
     def expand(self) -> Float[Tensor, "n c p"]:
         """The gradients; with their scale they are formed anew, in 32 bits."""
@@ -398,6 +405,9 @@ def gradient(a: Tensor, d: Tensor) -> Tensor:
     n, c, t, g, _ = d.shape
     if a.dtype == torch.float16 and a.device.type == "cpu":  # faster in 32 bits, and rounded once
         return gradient(a.float(), d.float()).half()
+    if a.dtype == torch.float16 and (odd := -a.shape[3] % 8):  # matrix units want rows of 8: three channels, 27 entries
+        filled = gradient(F.pad(a, (0, odd)), d)
+        return filled.unflatten(2, (-1, a.shape[3] + odd))[..., : a.shape[3]].flatten(2)
     # One product per sample (and group) that reads the activations once for all outputs.
     deltas = d.permute(0, 3, 1, 4, 2).reshape(n * g, -1, t)
     return torch.bmm(deltas, a.reshape(n * g, t, -1)).view(n, g, c, -1).transpose(1, 2).flatten(2)
@@ -419,11 +429,8 @@ def put(target: GradientBlock | None, block: GradientBlock, start: int, n: int) 
     if isinstance(block, DenseBlock):
         whole = _zeros_like_rows(block.g, n) if target is None else target.tensors()[0]
         whole[rows] = block.g
-        scales = target.scale if isinstance(target, DenseBlock) else None
-        if block.scale is not None:
-            scales = block.scale.new_zeros(n) if scales is None else scales
-            scales[rows] = block.scale
-        return DenseBlock(whole, scales)
+        before = (target.scale, target.norms) if isinstance(target, DenseBlock) else (None, None)
+        return DenseBlock(whole, _filled(before[0], block.scale, rows, n), _filled(before[1], block.norms, rows, n))
     assert isinstance(block, OuterBlock)
     # Use by use: a loop that runs longer for these samples adds uses, in which the samples before have zeros.
     uses = list(target.uses) if isinstance(target, OuterBlock) else []
@@ -438,6 +445,14 @@ def put(target: GradientBlock | None, block: GradientBlock, start: int, n: int) 
         assert scale is not None
         scale[rows] = block.scale
     return replace(block, uses=tuple(uses), scale=scale)
+
+
+def _filled(whole: Tensor | None, part: Tensor | None, rows: slice, n: int) -> Tensor | None:
+    """Numbers of n samples with those of some of them written in, where there are such numbers."""
+    if part is not None:
+        whole = part.new_zeros(n, *part.shape[1:]) if whole is None else whole
+        whole[rows] = part
+    return whole
 
 
 def _likeness(block: GradientBlock) -> Hashable:

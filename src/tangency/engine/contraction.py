@@ -8,7 +8,7 @@ Which form is taken for a layer is decided by its cost (`methods.py`). In 'float
 cotangents in place, are rounded once more, to 8 bits (`narrow.py`).
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,7 @@ from .._base.memory import WORKSPACE
 from . import fused, narrow
 from .blocks import DenseBlock, GradientBlock, OuterBlock, matched
 from .expansion import expanded, rows_of
+from .lattice import Places
 from .methods import PairSizes, choose_method, dense_in_eight
 from .narrow import Rounded, matmul_eight, matmul_wide
 
@@ -39,7 +40,7 @@ class TileSum:
         eight: bool = False,
     ) -> None:
         like = x.tensors()[-1]
-        dtype = torch.float32 if like.dtype == torch.float16 else like.dtype
+        dtype = torch.float32 if like.dtype in (torch.float16, narrow.EIGHT) else like.dtype
         self.n, self.m, self.c, self.d = x.n, y.n, (1 if trace else x.c), (1 if trace else y.c)
         self.trace, self.symmetric = trace, x is y
         self.workspace = workspace or WORKSPACE[like.device.type]
@@ -56,16 +57,16 @@ class TileSum:
         that are thereby done with, of those `present`, are returned.
         """
         if isinstance(x, DenseBlock) and isinstance(y, DenseBlock):
-            if x.scale is None or y.scale is None:
+            if x.scale is None or y.scale is None or x.g.dtype != y.g.dtype:
                 self.product(self._wide(x.expand()), self._wide(y.expand()))
             else:
-                eight = self.eight and dense_in_eight(x, y, self.trace)
+                eight = self.eight and dense_in_eight(x, y)
                 left = self._rows(x.g, eight)
                 self.product(left, left if x is y else self._rows(y.g, eight), (x.scale, y.scale))
         elif isinstance(x, OuterBlock) and isinstance(y, OuterBlock) and x.kind == y.kind and x.slot == y.slot:
-            scale = None if x.scale is None or y.scale is None else (x.scale, y.scale)
+            scale = _scales_of(x, y)
             if choose_method(x, y, self.trace, method, eight=self.eight).method == "expand":
-                self._expand(x, y, scale)
+                expand([self], [x], y)
             else:
                 # Σ (a·a' + 1)(δ·δ') is both at once. Not with scaled factors: the 1 would have to be scaled as well.
                 along = x.bias if x.bias == y.bias and x.bias in present and scale is None else None
@@ -90,14 +91,6 @@ class TileSum:
         elif self.symmetric:
             k = (k + k.T) / 2
         return k if self.trace else k.view(self.n, self.c, self.m, self.d)
-
-    def _expand(self, x: OuterBlock, y: OuterBlock, scale: tuple[Tensor, Tensor] | None) -> None:
-        """K += ⟨G, G'⟩, the gradients formed slice by slice."""
-        eight = PairSizes.of(x, y, self.trace, self.eight).eight_expanded
-        for left, right in expanded(
-            x, y, trace=self.trace, differentiable=self.differentiable, workspace=self.workspace, eight=eight
-        ):
-            self.product(left, right, scale)
 
     def product(
         self, left: Tensor | Rounded, right: Tensor | Rounded, scale: tuple[Tensor, Tensor] | None = None
@@ -160,8 +153,8 @@ class TileSum:
         factors = []
         for g in range(d.shape[3]):
             deltas = self._stacked(d[:, :, :, g])
-            rows = narrow.rounded(deltas.flatten(1)) if eight else None
             own = a if x.indexed else a[:, :, g].contiguous()
+            rows = narrow.rounded(deltas.flatten(1), _phase(own)) if eight else None
             factors.append(_Factors(own, deltas if rows is None else rows, d.shape[2], places))
         return factors
 
@@ -202,7 +195,7 @@ class TileSum:
             pixels, deltas = alike.view(n, -1, m, y.a.shape[1]), _deltas(x, y).view(n, t, m, s)
             return _put_back(fused.sum_shifted(pixels, deltas, x.places, y.places, constant), x, y)
         if x.places is not None and y.places is not None:
-            alike = fused.shifted(alike.view(n, -1, m, y.a.shape[1]), x.places, y.places).view(n * t, m * s)
+            alike = fused.shifted(alike.view(n, -1, m, y.a.shape[1]), x.places.table, y.places.table).view(n * t, m * s)
         if constant:
             alike = alike + constant
         if self.trace:
@@ -247,8 +240,11 @@ class TileSum:
         return rows_of(g, self.trace)
 
     def _rows(self, g: Tensor, eight: bool) -> Tensor | Rounded:
-        """`_wide`, rounded to 8 bits where these are asked for."""
-        return narrow.rounded(self._wide(g)) if eight else self._wide(g)
+        """`_wide`, rounded to 8 bits where these are asked for, unless they are already."""
+        rows = self._wide(g)
+        if rows.dtype == narrow.EIGHT:
+            return Rounded(rows, torch.ones(len(rows), device=rows.device))
+        return narrow.rounded(rows) if eight else rows
 
     def _scales(self, scale: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor:
         """What undoes the scaling of 16-bit factors, for a tile."""
@@ -289,6 +285,43 @@ class TileSum:
                     yield slice(i, min(i + high, rows.stop)), slice(j, min(j + wide, columns.stop))
 
 
+def add_to_each(
+    sums: Sequence[TileSum],
+    xs: Sequence[GradientBlock],
+    y: GradientBlock,
+    method: str | None = None,
+    present: Collection[str] = (),
+) -> list[set[str]]:
+    """`TileSum.add` for several tiles of one column: what is formed of y serves them all."""
+    first = sums[0]
+    alike = [
+        isinstance(x, OuterBlock) and isinstance(y, OuterBlock) and not y.indexed and x.kind == y.kind
+        and x is not y and x.slot == y.slot and not one.differentiable
+        and choose_method(x, y, first.trace, method, eight=first.eight).method == "expand"
+        for one, x in zip(sums, xs, strict=True)
+    ]  # fmt: skip
+    factored = [x for x in xs if isinstance(x, OuterBlock)]
+    if all(alike) and isinstance(y, OuterBlock):
+        expand(sums, factored, y)
+        return [set() for _ in sums]
+    return [one.add(x, y, method, present) for one, x in zip(sums, xs, strict=True)]
+
+
+def expand(sums: Sequence[TileSum], xs: Sequence[OuterBlock], y: OuterBlock) -> None:
+    """K += ⟨G, G'⟩ for each tile, the gradients formed slice by slice."""
+    one = sums[0]
+    eight = PairSizes.of(xs[0], y, one.trace, one.eight).eight_expanded
+    scales = [_scales_of(x, y) for x in xs]
+    options = {"trace": one.trace, "differentiable": one.differentiable, "eight": eight}
+    for k, left, right in expanded(xs, y, workspace=one.workspace, **options):
+        sums[k].product(left, right, scales[k])
+
+
+def _scales_of(x: OuterBlock, y: OuterBlock) -> tuple[Tensor, Tensor] | None:
+    """What undoes the scaling of both sides' factors, where they were scaled."""
+    return None if x.scale is None or y.scale is None else (x.scale, y.scale)
+
+
 @dataclass(frozen=True)
 class _Factors:
     """The factors of one group of a block, for products position by position."""
@@ -296,11 +329,21 @@ class _Factors:
     a: Tensor  # [n, t, i], row numbers [n, t], or pixels [n, p, channels]
     d: Tensor | Rounded  # [n, t, c·o] for a trace, else [n, c, t, o]; rounded, a row per sample
     t: int
-    places: Tensor | None  # [t, taps], where a holds pixels
+    places: Places | None  # where a holds pixels
 
     def rows(self, index: slice) -> "_Factors":
         """The factors of some of the samples."""
         return replace(self, a=self.a[index], d=self.d[index])
+
+
+def _phase(a: Tensor) -> Tensor:
+    """A number from 0 to 1 for each sample, by its activations.
+
+    Cotangents behind a last pooling are the same weights for all samples, but for those that a ReLU shuts off.
+    """
+    # Seven turns per factor of two: samples differ, and rounding of the activations does not show.
+    norm = torch.linalg.vector_norm(a, dim=(1, 2), dtype=torch.float32)
+    return torch.frac(7 * torch.log2(norm.clamp(1e-30, 1e30))).abs()
 
 
 def _deltas(x: _Factors, y: _Factors) -> Tensor:

@@ -3,13 +3,13 @@
 The other way to contract, position by position, needs no gradient formed: `contraction.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from .._base.memory import WORKSPACE
-from . import narrow
+from . import fused, narrow
 from .blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock, gradient, matched
 from .narrow import Rounded
 
@@ -19,28 +19,30 @@ CACHE, CHANNELS = 1 << 24, 64
 
 
 def expanded(
-    x: OuterBlock, y: OuterBlock, *, trace: bool, differentiable: bool, workspace: int, eight: bool = False
-) -> Iterator[tuple[Tensor | Rounded, Tensor | Rounded]]:
-    """Weight gradients of both sides, in slices of the output channels that fit the workspace: a row per sample for a
-    trace, else per (sample, output); rounded to 8 bits if `eight`.
+    xs: Sequence[OuterBlock], y: OuterBlock, *, trace: bool, differentiable: bool, workspace: int, eight: bool = False
+) -> Iterator[tuple[int, Tensor | Rounded, Tensor | Rounded]]:
+    """(k, left, right): weight gradients of block number k and of y, in slices of the output channels that fit the
+    workspace. A row per sample for a trace, else per (sample, output); rounded to 8 bits if `eight`.
 
-    For a trace slices may be cut between outputs, too. What is differentiated is not cut at all.
+    A slice of y is formed once for all blocks. For a trace slices may be cut between outputs, too. What is
+    differentiated is not cut at all. Of row numbers there is one block.
     """
-    room = None if differentiable else workspace
+    room, x = None if differentiable else workspace, xs[0]
     _, g, i, o = x.sizes()
     # A gradient of an embedding has few rows that are not zero: only those that occur on either side are formed.
     if x.indexed:
         a, b, rows = _compact(x.a(), y.a() if x is not y else None)
-        left = _Side(x, room, a, rows)
-        right = left if b is None else _Side(y, room, b, rows)
+        sides = [_Side(x, room, a, rows)]
+        right = sides[0] if b is None else _Side(y, room, b, rows)
         size = x.n * x.c * rows
     else:
-        left = _Side(x, room)
-        right = left if x is y else _Side(y, room)
-        size = max(x.n, y.n) * x.c * g * i
+        sides = [_Side(one, room) for one in xs]
+        right = sides[0] if x is y else _Side(y, room)
+        size = max(y.n, *(one.n for one in xs)) * x.c * g * i
     for cut in [(slice(None),)] if room is None else _slices(x, o, size, trace, room):
-        formed = left.formed(cut, trace, eight)
-        yield formed, formed if right is left else right.formed(cut, trace, eight)
+        column = right.formed(cut, trace, eight)
+        for k, side in enumerate(sides):
+            yield k, column if side is right else side.formed(cut, trace, eight), column
 
 
 def rows_of(g: Tensor, trace: bool) -> Tensor:
@@ -58,6 +60,7 @@ class _Side:
         self, x: OuterBlock, workspace: int | None, index: Tensor | None = None, rows: int | None = None
     ) -> None:
         self.x, self.a, self.rows, self.d = x, index, rows, x.d()
+        self.largest: Tensor | None = None  # what no gradient exceeds, once it was asked for
         self.step = x.n
         if index is None:
             t, g, i, _ = x.sizes()
@@ -68,8 +71,10 @@ class _Side:
 
     def formed(self, cut: tuple[slice, ...], trace: bool, eight: bool) -> Tensor | Rounded:
         """The rows for a slice of the cotangents."""
-        if eight and trace and self.a is not None and (rows := narrow.formed(self.a, self.d[cut])) is not None:
-            return rows
+        if eight and trace and self.a is not None and fused.forms(self.a, self.d[cut]):
+            if self.largest is None:
+                self.largest = narrow.bound(self.a, self.d)
+            return narrow.formed(self.a, self.d[cut], self.largest)
         g = rows_of(self.gradient(cut), trace)
         return narrow.rounded(g) if eight else g
 
@@ -147,7 +152,7 @@ def squared_norms(x: GradientBlock) -> Tensor:
     """‖g_c‖² per sample and output: [n, c]."""
     workspace = WORKSPACE[x.tensors()[-1].device.type]
     if isinstance(x, DenseBlock):
-        return x.expand().square().sum(2)
+        return x.expand().square().sum(2) if x.norms is None else x.norms
     if isinstance(x, OuterBlock) and not x.indexed:
         return _factored_norms(x, workspace)
     if isinstance(x, MixedBlock) and (pairs := matched(x, x)) is not None and len(pairs) == len(x.blocks):

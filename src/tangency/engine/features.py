@@ -21,6 +21,7 @@ from . import blocks
 from .blocks import GradientBlock
 from .capture import capture
 from .capture_plan import CapturePlan, Unfamiliar
+from .halving import kept_in_eight, quartered
 from .network import Network
 from .probe import probe
 from .rules import NoRule
@@ -123,9 +124,13 @@ class Jacobian(Features):
         """As `Features.footprint`, as the probe weighed it."""
         plan = self.plan(x)
         kept, transient = plan.kept, plan.transient
+        sizes = {name: p.numel() for name, p in self.network.model.named_parameters()}
         for name, size in plan.saved.items():
             if form(name):  # a micro-batch has its factors first
                 kept, transient = kept - size, transient + size
+                entries = sizes[name]
+                if self.network.eight and kept_in_eight(plan.c, entries):
+                    kept -= plan.c * entries  # of two bytes one
         return kept, transient
 
     def __call__(self, x: Inputs, memory: int | None = None, form: Form = every_parameter) -> dict[str, GradientBlock]:
@@ -182,7 +187,8 @@ class Jacobian(Features):
             # Gradients where they are smaller than their factors, for all batches alike, or tiles could not be paired.
             for name in plan.saved:
                 if name in part and form(name):
-                    part[name] = blocks.formed(part[name])
+                    formed = blocks.formed(part[name])
+                    part[name] = quartered(formed) if self.network.eight else formed
             if step >= n:
                 return part
             for name in list(part):

@@ -12,6 +12,10 @@ from torch.autograd.function import FunctionCtx
 
 from .._base import triton
 from .._base.memory import power_of_two
+from .lattice import Places
+
+# How `form_rows` cuts its work (heuristic; `benchmarks/speed/float8.py` tries others).
+FORM = {"BLOCK_O": 128, "BLOCK_I": 128, "num_warps": 8, "num_stages": 3}
 
 
 def _kernels(v: Tensor) -> ModuleType | None:
@@ -46,15 +50,17 @@ def sum_products(a: Tensor, d: Tensor, n: int, t: int, m: int, s: int) -> Tensor
     return out
 
 
-def round_rows(g: Tensor, q: Tensor, scale: Tensor, top: float) -> bool:
-    """Write rows of g [rows, k], scaled to `top`, into q and what undoes it into `scale`; False if nothing was done.
+def round_rows(g: Tensor, q: Tensor, scale: Tensor, sums: Tensor, top: Tensor) -> bool:
+    """Write rows of g [rows, k], scaled to `top` [rows], into q, what undoes it into `scale`, and into `sums` [rows, 2]
+    the rows' products with themselves and with what they were rounded to; False if nothing was done.
 
     `narrow.rounded` has its meaning in torch. One pass: a row is still in the cache when it is read again.
     """
     kernels = _kernels(g)
     if kernels is None or g.stride(1) != 1:
         return False
-    kernels.round_row[(len(g),)](g, q, scale, g.shape[1], q.shape[1], g.stride(0), top, BLOCK=8192, num_warps=8)
+    sizes = g.shape[1], q.shape[1], g.stride(0)
+    kernels.round_row[(len(g),)](g, q, scale, sums, top, *sizes, BLOCK=8192, num_warps=8)
     return True
 
 
@@ -68,36 +74,42 @@ def forms(a: Tensor, d: Tensor) -> bool:
 
 
 def form_rows(a: Tensor, d: Tensor, factor: Tensor, out: Tensor) -> Tensor:
-    """factor · Σ_t δ_t ⊗ a_t → out [n, c·o·i], from a [n, 1, t, i] and δ [n, c, t, 1, o], where `forms` says so."""
+    """factor · Σ_t δ_t ⊗ a_t → out [n, c·o·i], from a [n, 1, t, i] and δ [n, c, t, 1, o], where `forms` says so.
+
+    Returned are the rows' products with themselves and with what they were rounded to: [n, 2].
+    """
     kernels = _kernels(d)
     assert kernels is not None
     n, c, t, _, o = d.shape
     i, rows = a.shape[3], c * o
-    grid = (-(-rows // 128) * -(-i // 128), n)
     deep = 64 if t > 32 else 32 if t > 16 else 16
-    sizes = {"BLOCK_T": deep, "BLOCK_O": 128, "BLOCK_I": 128, "num_warps": 8, "num_stages": 3}
-    kernels.form[grid](d, a, factor, out, t, rows, i, d.stride(0), d.stride(2), a.stride(0), a.stride(2), **sizes)
-    return out
+    sizes = FORM | {"BLOCK_T": deep}
+    grid = (-(-rows // sizes["BLOCK_O"]) * -(-i // sizes["BLOCK_I"]), n)
+    sums = torch.empty(n, grid[0], 2, device=d.device)
+    strides = d.stride(0), d.stride(2), a.stride(0), a.stride(2)
+    kernels.form[grid](d, a, factor, out, sums, t, rows, i, *strides, **sizes)
+    return sums.sum(1)
 
 
-def sum_shifted(pixels: Tensor, deltas: Tensor, left: Tensor, right: Tensor, constant: float = 0.0) -> Tensor:
+def sum_shifted(pixels: Tensor, deltas: Tensor, left: Places, right: Places, constant: float = 0.0) -> Tensor:
     """Σ_{t,s} (Σ_u pixels[·, left[t, u], ·, right[s, u]] + constant) · deltas[·, t, ·, s] → [n, m].
 
-    `pixels` [n, p, m, q] and `deltas` [n, t, m, s], contiguous; tap u of position t lies on pixel left[t, u], or −1.
+    `pixels` [n, p, m, q] and `deltas` [n, t, m, s], contiguous; of two batches of one convolution.
     """
-    n, p, m, q = pixels.shape
-    (t, taps), s = left.shape, len(right)
+    n, _, m, s = deltas.shape
     kernels = _kernels(pixels) if pixels.dtype == torch.float32 else None
-    if kernels is None or s > 4096:
-        return (shifted(pixels, left, right) + constant).mul_(deltas).sum(3).sum(1)
+    if kernels is None or left.lattice is None or right.lattice is None or s > 4096 or left.table.shape[1] > 49:
+        return (shifted(pixels, left.table, right.table) + constant).mul_(deltas).sum(3).sum(1)
     out = torch.empty(n, m, dtype=torch.float32, device=pixels.device)
     wide = power_of_two(s)
-    columns = max(1, 1024 // wide)
+    # Each pixel is fetched for every tap, from the cache: few columns at a time, or they would not stay there.
+    columns = max(1, 256 // wide)
+    x, y = left.lattice, right.lattice
+    sizes = {"PX": x.pixels, "TX": x.positions, "PY": y.pixels, "TY": y.positions}
+    taps = {"KERNEL": y.kernel, "STRIDE": y.stride, "BEFORE": y.before, "GAP": y.gap}
+    two = {f"{name}{k}": v[k] for name, v in (sizes | taps).items() for k in range(2)}
     grid = (-(-m // columns), n)
-    rows, places = left.int().contiguous(), right.T.int().contiguous()  # the places of one tap side by side
-    kernels.sum_shifts[grid](
-        pixels, deltas, rows, places, out, constant, t, m, s, p, q, taps, WIDE=wide, COLUMNS=columns
-    )
+    kernels.sum_shifts[grid](pixels, deltas, out, constant, m, 0, WIDE=wide, COLUMNS=columns, **two)
     return out
 
 

@@ -1,10 +1,12 @@
-"""Factors in 16 bits, scaled so that neither they nor their products leave the range (65504 at most)."""
+"""Factors in 16 bits, scaled so that neither they nor their products leave the range (65504 at most), and formed
+gradients in 8."""
 
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from . import narrow
 from .blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock
 
 
@@ -32,6 +34,20 @@ def halved(block: GradientBlock, seed: float) -> tuple[GradientBlock, Tensor]:
     inputs = [(u.x * factor.view(-1, *[1] * (u.x.dim() - 1))).half() for u in block.uses]
     uses = tuple(replace(u, x=x, d=u.d.half()) for u, x in zip(block.uses, inputs, strict=True))
     return replace(block, uses=uses, scale=scale / factor), largest.max()
+
+
+def kept_in_eight(c: int, entries: int) -> bool:
+    """Whether formed gradients of a parameter are kept in 8 bits: those that are multiplied so, in multiples of 16."""
+    return entries % 16 == 0 and c * entries >= narrow.LEAST
+
+
+def quartered(block: GradientBlock) -> GradientBlock:
+    """Gradients that were formed in 16 bits in 8, with their norms as they were; any other block as it is."""
+    if not isinstance(block, DenseBlock) or block.scale is None or not kept_in_eight(block.c, block.g.shape[2]):
+        return block
+    rows = narrow.rounded(block.g.flatten(1))
+    norms = torch.linalg.vector_norm(block.g, dim=2, dtype=torch.float32) * block.scale[:, None]
+    return DenseBlock(rows.q.view(block.g.shape), block.scale * rows.scale, norms.square())
 
 
 def _largest(factors: list[Tensor]) -> Tensor:

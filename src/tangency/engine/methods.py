@@ -29,8 +29,8 @@ _RATES = {
     ("cuda", torch.float16): (5e14, 3e12),
 }
 _EIGHT_RATE = {"cuda": 1e15}  # flop/s of 8 bits, likewise; elsewhere they are no faster than more bits
-# Multiply–adds in whose time one number is fetched from a cache to be added (heuristic, alike on both devices).
-_FETCH = 48
+# Multiply–adds in whose time one number is fetched from a cache and added (measured on one core; estimated on a GPU).
+_FETCH = {"cpu": 110, "cuda": 48}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PairSizes:
     """A pair of blocks in numbers: n, m samples; c outputs; t, s positions; g groups of i × o weights.
 
     `pixels`: p·q pairs of pixels where patches can go by them, else 0; `taps` of a patch. `eight`: whether 8 bits are
-    asked for.
+    asked for. `fetch`: what fetching a number costs, in multiply–adds.
     """
 
     n: int
@@ -67,6 +67,7 @@ class PairSizes:
     pixels: int = 0
     taps: int = 1
     eight: bool = False
+    fetch: int = 0
 
     @staticmethod
     def of(x: OuterBlock, y: OuterBlock, trace: bool, eight: bool = False) -> "PairSizes":
@@ -80,19 +81,20 @@ class PairSizes:
         single = len(x.uses) == len(y.uses) == 1 and first.taps == second.taps
         pixels = first.pixels * second.pixels if single else 0
         eight = eight and x.dtype == torch.float16 and not x.indexed
-        return PairSizes(x.n, y.n, x.c, t, s, g, i, o, item, trace, x is y, x.indexed, pixels, first.taps, eight)
+        fetch = _FETCH.get(x.uses[0].d.device.type, _FETCH["cuda"])
+        return PairSizes(x.n, y.n, x.c, t, s, g, i, o, item, trace, x is y, x.indexed, pixels, first.taps, eight, fetch)
 
     @property
     def shifted(self) -> bool:
         """Whether products of patches cost less as sums over shifted products of pixels."""
         channels = self.i // self.taps
-        by_pixels = self.pixels * channels + _FETCH * self.taps * self.t * self.s
+        by_pixels = self.pixels * channels + self.fetch * self.taps * self.t * self.s
         return self.pixels > 0 and by_pixels < self.t * self.s * self.i
 
     @property
     def eight_expanded(self) -> bool:
         """Whether rows of gradients are long enough for 8 bits."""
-        return self.eight and (self.c if self.trace else 1) * self.g * self.o * self.i >= narrow.LEAST
+        return self.eight and self.c * self.g * self.o * self.i >= narrow.LEAST
 
     @property
     def eight_in_place(self) -> bool:
@@ -154,7 +156,7 @@ def _estimate(method: str, z: PairSizes, device: str, dtype: torch.dtype) -> Cos
 
 
 def _in_words(dtype: torch.dtype) -> str:
-    return "16 bits" if dtype == torch.float16 else str(dtype).removeprefix("torch.")
+    return {torch.float16: "16 bits", narrow.EIGHT: "8 bits"}.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def choose_method(
@@ -182,17 +184,17 @@ def _cost_of_product(x: GradientBlock, y: GradientBlock, trace: bool, eight: boo
     rate = _RATES.get((device, tensor.dtype), _RATES["cpu", torch.float32])[0]
     moved = float(x.nbytes + (0 if x is y else y.nbytes))
     precision = _in_words(tensor.dtype)
-    if eight and dense_in_eight(x, y, trace):
+    if eight and dense_in_eight(x, y):
         rate, precision = _EIGHT_RATE.get(device, rate), "8 bits"
     method = "expand" if isinstance(x, MixedBlock) else "dense"
     return Cost(method, 2.0 * pairs * p, moved, 2.0 * pairs * p / rate, precision)
 
 
-def dense_in_eight(x: GradientBlock, y: GradientBlock, trace: bool) -> bool:
-    """Whether gradients that were formed in 16 bits are long enough for 8."""
+def dense_in_eight(x: GradientBlock, y: GradientBlock) -> bool:
+    """Whether gradients that were formed in 16 bits are long enough for 8, or have 8 already."""
     if not (isinstance(x, DenseBlock) and isinstance(y, DenseBlock)) or x.scale is None or y.scale is None:
         return False
-    return (x.c if trace else 1) * x.g.shape[2] >= narrow.LEAST
+    return x.c * x.g.shape[2] >= narrow.LEAST
 
 
 def check_method(method: object, parameters: Collection[str]) -> None:

@@ -16,8 +16,8 @@ from . import fused
 
 EIGHT = torch.float8_e4m3fn
 TOP = 448.0  # the largest number of e4m3
-# Entries of a row of gradients from which on 8 bits are used (heuristic). Of a ResNet18's convolutions each alone has
-# cosines off by 4e-4 (rms) in 8 bits, whatever its size; short rows average less and cost no time anyway.
+# Entries of a sample's gradient, all outputs, from which on 8 bits are used (heuristic). Of a ResNet18's convolutions
+# each alone has cosines off by 4e-4 (rms) in 8 bits, whatever its size; short ones average less and cost no time.
 LEAST = 1 << 15
 # Entries of a cotangent, all outputs together, from which on its products in place are worth rounding (heuristic):
 # with fewer it is memory that is waited for.
@@ -51,41 +51,55 @@ def available(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def rounded(g: Tensor) -> Rounded:
-    """Rows [rows, k] in 8 bits, each scaled so that its largest entry becomes 448."""
+def rounded(g: Tensor, phase: Tensor | None = None) -> Rounded:
+    """Rows [rows, k] in 8 bits, each scaled so that its largest entry becomes 448, or 448/2^phase.
+
+    Numbers are denser towards zero, so that rounding makes more of them larger than smaller: rows come out too long, by
+    about a thousandth. Each scale is corrected for that, such that a row's product with itself unrounded is right.
+
+    `phase` [rows], from 0 to 1, is for rows that may be the same numbers for many samples: rounded alike, their errors
+    would be alike too and add up in products. With scales that differ they do not.
+    """
     rows, k = g.shape
     q = torch.empty(rows, -(-k // 16) * 16, dtype=EIGHT, device=g.device)
     scale = torch.empty(rows, dtype=torch.float32, device=g.device)
-    if fused.round_rows(g, q, scale, TOP):
-        return Rounded(q, scale)
+    sums = torch.empty(rows, 2, dtype=torch.float32, device=g.device)
+    top = torch.full((rows,), TOP, device=g.device) if phase is None else TOP * torch.exp2(-phase.float())
+    if fused.round_rows(g, q, scale, sums, top):
+        return Rounded(q, scale * _correction(sums))
     step = max(1, _PIECE // k)
     for start in range(0, rows, step):
-        few = g[start : start + step].float()
+        some = slice(start, start + step)
+        few = g[some].float()
         largest = torch.linalg.vector_norm(few, torch.inf, 1)
         # Of a row of zeros no scale can be told; 1 does no harm.
-        scale[start : start + step] = unit = torch.where(largest == 0, 1.0, largest / TOP)
-        q[start : start + step] = F.pad(few / unit[:, None], (0, q.shape[1] - k)).to(EIGHT)
-    return Rounded(q, scale)
+        scale[some] = torch.where(largest == 0, 1.0, largest / top[some])
+        few = F.pad(few / scale[some, None], (0, q.shape[1] - k))
+        q[some] = few.to(EIGHT)
+        sums[some] = torch.stack([few.square().sum(1), (few * q[some].float()).sum(1)], 1)
+    return Rounded(q, scale * _correction(sums))
 
 
-def formed(a: Tensor, d: Tensor) -> Rounded | None:
+def _correction(sums: Tensor) -> Tensor:
+    """g·g / g·q per row, from both [rows, 2]; 1 where there is nothing."""
+    return torch.where(sums[:, 1] == 0, 1.0, sums[:, 0] / sums[:, 1])
+
+
+def formed(a: Tensor, d: Tensor, largest: Tensor) -> Rounded:
     """Σ_t δ_t ⊗ a_t as rows [n, c·o·i] in 8 bits, from a [n, 1, t, i] and δ [n, c, t, 1, o], in one pass over memory.
 
-    The largest entry is not known before the row is there. By Cauchy and Schwarz it is at most max‖δ_o‖·max‖a_i‖, norms
-    over the positions: some times too large, which costs a part of the range of e4m3 and no digits. None where there is
-    no kernel for it; `rounded` of the gradients does the same, in three passes.
+    For factors that `fused.forms`; `rounded` of the gradients does the same in three passes. `largest` [n]: what no
+    entry exceeds. Some times too large, it costs a part of the range of e4m3 and no digits.
     """
-    if not fused.forms(a, d):
-        return None
-    bound = _largest_norm(a, 2) * _largest_norm(d, 2)
-    scale = torch.where(bound == 0, 1.0, bound / TOP)
+    scale = torch.where(largest == 0, 1.0, largest / TOP)
     q = torch.empty(len(d), d.shape[1] * d.shape[4] * a.shape[3], dtype=EIGHT, device=d.device)
-    return Rounded(fused.form_rows(a, d, 1 / scale, q), scale)
+    return Rounded(q, scale * _correction(fused.form_rows(a, d, 1 / scale, q)))
 
 
-def _largest_norm(v: Tensor, positions: int) -> Tensor:
-    """The largest norm over the positions, per sample: [n]."""
-    return torch.linalg.vector_norm(v, dim=positions, dtype=torch.float32).flatten(1).amax(1)
+def bound(a: Tensor, d: Tensor) -> Tensor:
+    """What no entry of Σ_t δ_t ⊗ a_t exceeds, by Cauchy and Schwarz: max‖δ_o‖·max‖a_i‖, norms over positions: [n]."""
+    largest = [torch.linalg.vector_norm(v, dim=2, dtype=torch.float32).flatten(1).amax(1) for v in (a, d)]
+    return largest[0] * largest[1]
 
 
 def matmul_eight(a: Tensor, b: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ model folded into the batch dimension. Which call has which rule is said in `rea
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import fused
 from .blocks import DenseBlock, FactorForm, GradientBlock, Lift, OuterBlock, Use
+from .lattice import Lattice, Places
 
 
 class NoRule(Exception):  # a signal between capture and rules, never shown to users
@@ -209,11 +210,18 @@ class ConvRule(FactoredRule):
         """[n, 1, C, *S] → [n, p, g, C/g]."""
         return x[:, 0].unflatten(1, (self.windows.groups, -1)).flatten(3).permute(0, 3, 1, 2)
 
-    def places(self, x: Tensor) -> Tensor:
+    def places(self, x: Tensor) -> Places:
         """Pixels numbered from 1, in patches of their own: 0 is what lies outside."""
-        space = x.shape[3:]
+        w, space = self.windows, x.shape[3:]
         numbers = torch.arange(1, math.prod(space) + 1, device=x.device, dtype=torch.float64).view(1, 1, *space)
-        return replace(self.windows, groups=1).patches(numbers)[0, :, 0].long() - 1
+        table = replace(w, groups=1).patches(numbers)[0, :, 0].long() - 1
+        if len(space) != 2:
+            return Places(table, None)
+        reach = [g * (k - 1) + 1 for g, k in zip(w.dilation, w.kernel, strict=True)]
+        rest = zip(space, w.padding, reach, w.stride, strict=True)
+        positions = [(size + sum(pad) - r) // step + 1 for size, pad, r, step in rest]
+        before = [pad[0] for pad in w.padding]
+        return Places(table, Lattice(*(_two(v) for v in (space, positions, w.kernel, w.stride, before, w.dilation))))
 
     @property
     def taps(self) -> int | None:
@@ -439,6 +447,11 @@ def _wide(d: Tensor) -> Tensor:
 def _sum(d: Tensor, *dims: int) -> Tensor:
     """Sums of 16-bit cotangents are taken and kept in 32 bits."""
     return d.sum(dims, dtype=torch.float32 if d.dtype == torch.float16 else None)
+
+
+def _two(sizes: Sequence[int]) -> tuple[int, int]:
+    first, second = sizes
+    return first, second
 
 
 def _positions(d: Tensor, dims: int, groups: int) -> Tensor:

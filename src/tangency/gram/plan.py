@@ -19,8 +19,11 @@ HELD, SMALL = {"cpu": 1, "cuda": 3}, 1024
 # Whether a GPU makes the next column block while the present one is contracted. It gains nothing where the contraction
 # fills the card, and the memory of a second block makes tiles larger, which then need not be formed as often.
 AHEAD = False
-# Buffers of `workspace` bytes that a contraction holds at its peak (measured).
-BUFFERS = {"cpu": 8, "cuda": 5}
+# Row blocks that meet a column block at once, so that gradients of its samples are formed once for all of them, at the
+# price of their activations, unfolded, side by side (heuristic).
+TOGETHER = {"cpu": 1, "cuda": 3}
+# Buffers of `workspace` bytes that a contraction holds at its peak (measured; on a GPU two more for `TOGETHER`).
+BUFFERS = {"cpu": 8, "cuda": 7}
 # The part of a budget that is ours to plan with; the rest is for allocators and libraries (heuristic).
 USABLE = {"cpu": 0.8, "cuda": 0.9}
 # Tiles that lie about at once: the one being made, those being copied and written, and what writing takes (heuristic).

@@ -112,6 +112,7 @@ class Sweep:
         self._columns_side = 0 if cut.symmetric else 1
         cuda = kernel.device is not None and kernel.device.type == "cuda"
         self._side = SideStream(kernel.device) if cuda and plan.AHEAD else None
+        self._together = plan.TOGETHER["cuda" if cuda else "cpu"]
         sweeps = -(-cut.grid[0] // cut.group)
         # A block on the host pays off only if several sweeps will meet it.
         self._host = Host(kernel.device, uses=sweeps // 2) if cuda and sweeps > 2 else None
@@ -130,10 +131,13 @@ class Sweep:
             self._host.forget_below(min(task.rows) + self.cut.group)
         for j, rows in task.columns:
             b = self.rows[j] if j in held else next(passing)
-            for i in rows:
-                tile = self.maker.pair(self.rows[i], b, self.cut.workspace)
-                check_tile(tile, length(self.cut.block(i)), length(self.cut.block(j, self._columns_side)))
-                yield i, j, tile
+            for k in range(0, len(rows), self._together):
+                few = rows[k : k + self._together]
+                tiles = self.maker.pairs([self.rows[i] for i in few], b, self.cut.workspace)
+                for i in few:
+                    tile = tiles.pop(0)
+                    check_tile(tile, length(self.cut.block(i)), length(self.cut.block(j, self._columns_side)))
+                    yield i, j, tile
             del b  # the next one is made in its place
         passing.close()
 

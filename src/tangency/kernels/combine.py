@@ -37,9 +37,16 @@ class CosineKernel(Combined):
 
     def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
         """The kernel's tile by the norms, exactly 1 where a sample meets itself."""
+        return self._by_norms(self.kernel.pair(a[0], b[0], workspace), a, b)
+
+    def pairs(self, rows: Sequence[Prepared], b: Prepared, workspace: int | None = None) -> list[Tensor]:
+        """Likewise, of the kernel's tiles."""
+        tiles = self.kernel.pairs([a[0] for a in rows], b[0], workspace)
+        return [self._by_norms(k, a, b) for k, a in zip(tiles, rows, strict=True)]
+
+    def _by_norms(self, k: Tensor, a: Prepared, b: Prepared) -> Tensor:
         same = a is b
         left, right = a[1], b[1]
-        k = self.kernel.pair(a[0], a[0] if same else b[0], workspace)
         # By the product of the norms, not one after the other: symmetric to the last bit.
         k = k / (left.view(*left.shape, *[1] * right.dim()) * right)
         if same:

@@ -1,6 +1,6 @@
 """Kernels of finite networks: inner products of per-sample features, one block per parameter."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,10 +9,11 @@ from torch import Tensor
 from .._base.fingerprint import architecture, describe, digest
 from .._base.types import Inputs, Spec
 from ..engine.blocks import DenseBlock, GradientBlock, OuterBlock
-from ..engine.contraction import TileSum
+from ..engine.contraction import TileSum, add_to_each
 from ..engine.expansion import squared_norms
 from ..engine.features import Features, Jacobian
 from ..engine.methods import Method, choose_method
+from ..engine.narrow import EIGHT
 from ..errors import NonFiniteError
 from .costs import CostRow, Costs
 from .kernel import Kernel
@@ -70,6 +71,7 @@ class Empirical(Kernel):
         bad: list[tuple[int, str]] = []
         for name, block in a.items():
             for t in block.tensors():
+                t = t.float() if t.dtype == EIGHT else t
                 good = t.flatten(1).isfinite().all(1) if t.is_floating_point() else None
                 if good is not None and not bool(good.all()):
                     bad.append((int((~good).nonzero()[0]), name))
@@ -85,32 +87,41 @@ class Empirical(Kernel):
 
     def pair(self, a: Blocks, b: Blocks, workspace: int | None = None) -> Tensor:
         """As `Kernel.pair`: the parameters' products, summed. Differentiable if the features are."""
-        first, second = next(iter(a.values())), next(iter(b.values()))
+        return self._tiles([a], b, workspace)[0]
+
+    def pairs(self, rows: Sequence[Blocks], b: Blocks, workspace: int | None = None) -> list[Tensor]:
+        """As `Kernel.pairs`: gradients of b that must be formed are formed once for all rows."""
+        # A tile is a sum in the order of its parameters: together go only those whose parameters are the same.
+        if len(rows) == 1 or any(a is b or a.keys() != rows[0].keys() for a in rows):
+            return [self.pair(a, b, workspace) for a in rows]
+        return self._tiles(rows, b, workspace)
+
+    def _tiles(self, rows: Sequence[Blocks], b: Blocks, workspace: int | None) -> list[Tensor]:
+        network, second = self.feature_map.network, next(iter(b.values()))
         differentiable = torch.is_grad_enabled() and any(
-            t.requires_grad for side in (a, b) for block in side.values() for t in block.tensors()
+            t.requires_grad for side in (*rows, b) for block in side.values() for t in block.tensors()
         )
-        forced = {name: self._forced(name) for name in a}
-        network = self.feature_map.network
-        total = TileSum(
-            first,
-            first if a is b else second,
-            trace=self.trace,
-            differentiable=differentiable,
-            workspace=workspace,
-            eight=network.eight,
-        )
+        sums = []
+        for a in rows:
+            first = next(iter(a.values()))
+            options = {"trace": self.trace, "differentiable": differentiable, "eight": network.eight}
+            sums.append(TileSum(first, first if a is b else second, workspace=workspace, **options))
+        names = rows[0].keys() & b.keys()
         with network.modes(), torch.set_grad_enabled(differentiable):
             # A weight's product brings its bias along. A parameter that one of the batches does not reach adds nothing.
-            done: set[str] = set()
-            for name in a:
-                if name in b and name not in done:
-                    done |= total.add(a[name], b[name], forced[name], a.keys() & b.keys())
-            tile = total.result()
-            if network.eight and a is b and not differentiable:
+            done: list[set[str]] = [set() for _ in rows]
+            for name in rows[0]:
+                left = [k for k in range(len(rows)) if name in names and name not in done[k]]
+                blocks = [rows[k][name] for k in left]
+                along = add_to_each([sums[k] for k in left], blocks, b[name], self._forced(name), names) if left else []
+                for k, brought in zip(left, along, strict=True):
+                    done[k] |= brought
+            tiles = [one.result() for one in sums]
+            if network.eight and rows[0] is b and not differentiable:
                 # Rounding to 8 bits adds up in a square, where it has one sign, and cosines divide by these.
-                size = self.prepared_diag(a).flatten()
-                tile.view(len(size), len(size)).diagonal().copy_(size)
-            return tile
+                size = self.prepared_diag(b).flatten()
+                tiles[0].view(len(size), len(size)).diagonal().copy_(size)
+            return tiles
 
     def parts(self, x1: Inputs, x2: Inputs | None = None) -> dict[str, Tensor]:
         """As `Kernel.parts`: the Gram matrix of each parameter (or layer), zero where the outputs do not use it."""

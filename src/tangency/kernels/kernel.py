@@ -1,6 +1,7 @@
 """The contract of kernels: what each must bring, and what follows from that, sums and multiples of kernels too."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -76,6 +77,10 @@ class Kernel(ABC):
         """Everything that decides the numbers, as JSON values; its name under "kernel"."""
 
     # What follows.
+
+    def pairs(self, rows: Sequence[Prepared], b: Prepared, workspace: int | None = None) -> list[Tensor]:
+        """The tiles of several batches with b, the same as by `pair`; for where work on b can serve them all."""
+        return [self.pair(a, b, workspace) for a in rows]
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         """x checked and cast, before any expensive work; `name` is what errors call it. What is ready stays so."""
@@ -339,6 +344,10 @@ class ScaleKernel(Combined):
     def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
         """`factor` times the kernel's tile."""
         return self.kernel.pair(a, b, workspace) * self.factor
+
+    def pairs(self, rows: Sequence[Prepared], b: Prepared, workspace: int | None = None) -> list[Tensor]:
+        """`factor` times the kernel's tiles."""
+        return [tile * self.factor for tile in self.kernel.pairs(rows, b, workspace)]
 
     def diagnose(self, a: Prepared) -> None:
         """As the kernel itself."""
