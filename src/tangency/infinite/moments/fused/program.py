@@ -79,7 +79,7 @@ def make_program(plan: Plan, equal: bool) -> Program:
     """The tables of a plan; `equal`: for equal positions alone in the end."""
     nodes = plan.nodes
     pools = [k for k, node in enumerate(nodes) if isinstance(node.op, Pool)]
-    bounds = [0, *pools, plan.end]
+    bounds = [0, *pools, plan.last]
     parts = [_merged(plan, start, stop) for start, stop in pairwise(bounds)]
     own = list(dict.fromkeys(nodes[s.node].inputs[0] for steps in parts for s in steps if s.activation is not None))
     sizes = [math.prod(nodes[k].grid) for k in own]
