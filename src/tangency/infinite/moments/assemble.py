@@ -33,7 +33,7 @@ class PreparedBatch:
 
 
 def prepared_side(recursion: Recursion, side: Side, fuse: bool = True) -> Side:
-    """The side with its own moments where a layer reads them; `fuse`: by the fused recursion, if it takes the network."""
+    """The side with its own moments where a layer reads them; `fuse`: by the fused recursion where it can be."""
     fused = find_fused(recursion, side) if fuse and not recursion.batchwise else None
     if fused is None:
         return with_own_moments(recursion, side)
@@ -192,7 +192,10 @@ def _meet(
     if close is None:
         return met
     # Few pairs are that near, so they go one by one, and operations keep their gap.
-    few = Pairs(pairs.a.rows(close[0]), pairs.b.rows(close[-1]), zipped=True, gaps=True)
+    left, right = pairs.a.rows(close[0]), pairs.b.rows(close[-1])
+    if fused is not None:  # with variances of the plain recursion's own: equal patches agree with them to the last bit
+        left, right = (with_own_moments(recursion, Side(v.known, v.size, v.energy)) for v in (left, right))
+    few = Pairs(left, right, zipped=True, gaps=True)
     again = propagate(recursion, few, recursion.cross, tangent)
     assert again is not None
     ntk = None if met.ntk is None or again.ntk is None else met.ntk.index_put(close, again.ntk)

@@ -1,6 +1,6 @@
 """Which networks go through the fused recursion, up to where: images, convolutions, activations, sums, mean pooling."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -9,7 +9,7 @@ from ...activations.dual import Rectifier
 from ...activations.duals import Erf, Gelu, Identity
 from ..core import Activation, Grid, Input, RandomAffine
 from ..ops import Add, Rescale
-from ..positions import Pool, Total, Trace, Window
+from ..positions import Pool, Regrid, Total, Trace, Window
 from ..recursion import Node, Recursion
 
 DUALS = (Rectifier, Erf, Gelu, Identity)
@@ -34,14 +34,14 @@ class Plan:
     @property
     def flat(self) -> bool:
         """Whether equal positions alone count (Flatten), not all pairs of them."""
-        return isinstance(self.nodes[-1].op, Trace)
+        return not isinstance(self.nodes[-1].op, Total)
 
 
 @lru_cache(maxsize=64)
 def find_plan(recursion: Recursion) -> Plan | str:
     """The plan of a network, or the reason why it has none, as a clause: "max pooling is not among them"."""
     nodes = recursion.nodes
-    end = next((k for k, node in enumerate(nodes) if isinstance(node.op, Total | Trace) and not node.grid), None)
+    end = next((k for k, node in enumerate(nodes) if _ends(node, nodes)), None)
     if end is None:
         return "its positions are neither averaged nor flattened in the end"
     if not isinstance(nodes[0].op, Input) or len(nodes[0].grid) != 2:
@@ -62,12 +62,18 @@ def find_plan(recursion: Recursion) -> Plan | str:
     return Plan(nodes[: end + 1])
 
 
+def _ends(node: Node, nodes: Sequence[Node]) -> bool:
+    """Whether positions end here: averaged, flattened, or one alone that is left behind a pooling."""
+    single = isinstance(node.op, Regrid) and nodes[node.inputs[0]].grid == (1, 1)
+    return not node.grid and (single or isinstance(node.op, Total | Trace))
+
+
 def _misfit(node: Node, grids: Iterable[Grid]) -> str | None:
     """Why an operation does not fit; None if it does."""
     op, before = node.op, next(iter(grids))
     if isinstance(op, RandomAffine | Rescale | Add):
         return None
-    if isinstance(op, Total | Trace):
+    if isinstance(op, Total | Trace) or (isinstance(op, Regrid) and not node.grid):
         return "it joins one axis of positions and leaves the other" if node.grid else None
     if isinstance(op, Activation):
         if not isinstance(op.dual, DUALS):

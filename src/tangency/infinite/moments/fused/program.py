@@ -1,8 +1,8 @@
 """A plan as tables of numbers, which a compiled loop can follow: steps, stages between poolings, classes of offsets.
 
 A step is `activation(affine(window(field)))`, or a sum of two fields in place of the window, over the field of one
-class of offsets. A stage is what lies between two poolings: within it classes of offsets never meet. At a pair of positions
-(s, t = s + d) of a grid, `s` counts from max(0, −d) on, so that the field of a class begins at 0 on each axis and has
+class of offsets. A stage is what lies between two poolings: within it classes of offsets never meet. At positions
+(s, t = s + d), `s` counts from max(0, −d) on, so that the field of a class begins at 0 on each axis and has
 n − |d| places; a window of stride σ then reads the places σy + δ of the class σd before it, and zero beyond the ends.
 """
 
