@@ -272,6 +272,8 @@ class _Tile:
         square = block.narrow(half, 0, rows)
         flat = square.reshape(square.shape[:half].numel(), -1)
         # Rounding of a matrix product may differ between (i, j) and (j, i).
-        flat = flat.triu() + flat.triu(1).T
+        # (torch.where and not triu, which wakes all threads for any size)
+        index = torch.arange(len(flat), device=flat.device)
+        flat = torch.where(index.unsqueeze(1) <= index, flat, flat.T)
         rest = block.narrow(half, rows, block.shape[half] - rows)
         return torch.cat([flat.reshape(square.shape), rest], half)

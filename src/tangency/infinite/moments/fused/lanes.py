@@ -18,7 +18,7 @@ from .program import CLASSES_Y, ENTRY_H, ENTRY_W, HEIGHT, WIDTH, Program, make_p
 # Steps over places in one call of the compiled loop, about a tenth of a second (heuristic): Ctrl-C waits for its end.
 CALL = 4e7
 # Steps over places below which a second thread costs more than it saves (heuristic).
-SMALL = 1e5
+SMALL = 1e6
 # Bytes of the variances of one side that are laid out at a time (heuristic).
 LAID_OUT = 1 << 24
 # Bytes that all threads together hold (heuristic): poolings inside large images leave much, and then fewer threads run.
@@ -154,13 +154,12 @@ class _Run:
                     return
                 call(span)
 
-        if threads == 1:
-            work()
-            return
-        with ThreadPoolExecutor(threads) as pool:
-            running = [pool.submit(work) for _ in range(threads)]
+        # This thread is one of them: a small job would else wait for another to start.
+        with ThreadPoolExecutor(max(1, threads - 1)) as pool:
+            others = [pool.submit(work) for _ in range(threads - 1)]
             try:
-                for one in running:
+                work()
+                for one in others:
                     one.result()
             except BaseException:  # Ctrl-C: each thread ends with the call that it is in
                 stop.set()
