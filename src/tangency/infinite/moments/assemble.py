@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .core import Input, Moments, Need, Pairs, Side
+from .core import Moments, Need, Pairs, Side
 from .fused.choose import Fused, find_fused
 from .recursion import Recursion, portions, propagate, with_own_moments
 
@@ -183,10 +183,9 @@ def _meet(
         met = propagate(recursion, pairs, recursion.cross, tangent, inputs=inputs)
     else:
         plan, half = fused.plan, itself is not None
-        start = fused.backend.fused_moments(plan, pairs.a, pairs.b, tangent, half)
+        start, products = fused.backend.fused_moments(plan, pairs.a, pairs.b, tangent, half)
         met = propagate(recursion, pairs, recursion.cross, tangent, start=(plan.end, start))
-        if inputs is not None:
-            inputs.append(_input_products(recursion, pairs))
+        inputs = None if inputs is None else [products]
     assert met is not None
     close = _find_near(inputs, pairs, itself) if inputs else None
     if close is None:
@@ -200,14 +199,6 @@ def _meet(
     assert again is not None
     ntk = None if met.ntk is None or again.ntk is None else met.ntk.index_put(close, again.ntk)
     return Moments(met.cov.index_put(close, again.cov), ntk, met.grid)
-
-
-def _input_products(recursion: Recursion, pairs: Pairs) -> Tensor:
-    """The mean over positions and channels of the products of two images [n, m]."""
-    source = recursion.nodes[0].op
-    assert isinstance(source, Input)
-    x, y = (side.known[source.slot].flatten(0, -2) for side in (pairs.a, pairs.b))
-    return x.T @ y / len(x)
 
 
 def _find_near(products: Sequence[Tensor], pairs: Pairs, itself: Tensor | None) -> tuple[Tensor, ...] | None:

@@ -9,14 +9,14 @@ import torch
 from ...activations.dual import recording
 from ..core import Moments, Side
 from ..recursion import Recursion
-from .plan import Plan, find_plan
+from .plan import Met, Plan, find_plan
 
 
 class Backend(Protocol):
     """What computes a plan: samples last on each side, as everywhere."""
 
-    def fused_moments(self, plan: Plan, a: Side, b: Side, tangent: bool, half: bool) -> Moments:
-        """The moments of all pairs [n, m] where the plan ends; `half`: both sides are one, and (j, i) is (i, j)."""
+    def fused_moments(self, plan: Plan, a: Side, b: Side, tangent: bool, half: bool) -> Met:
+        """All pairs [n, m]; `half`: both sides are one, and (j, i) is (i, j)."""
 
     def fused_own(self, plan: Plan, side: Side, tangent: bool) -> Moments:
         """The moments of each sample with itself [n] where the plan ends."""

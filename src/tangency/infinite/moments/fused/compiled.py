@@ -334,7 +334,7 @@ def _pack(source, index, into):
 
 
 @_inner()
-def _stage(g, span, tables, room, lanes, numbers, poly, tangent, learn, out_c, out_k):
+def _stage(g, span, tables, room, lanes, numbers, poly, tangent, learn, out_c, out_k, out_x):
     """The classes of one stage for LANES pairs; `span`: which, by rows and columns, each from and to."""
     table, constants, stages, lists, scales = tables
     c, k, rows, store_c, store_k = room
@@ -351,9 +351,10 @@ def _stage(g, span, tables, room, lanes, numbers, poly, tangent, learn, out_c, o
             dy, dx = dys[a], dxs[b]
             in_y, in_x = dy * info[STRIDE_Y], dx * info[STRIDE_X]
             if g == 0:
-                _products(
-                    x1, x2, in_y, in_x, info, len(x1) // (info[ENTRY_H] * info[ENTRY_W] * LANES), c, k, tangent, numbers
-                )
+                channels = len(x1) // (info[ENTRY_H] * info[ENTRY_W] * LANES)
+                _products(x1, x2, in_y, in_x, info, channels, c, k, tangent, numbers)
+                if in_y == 0 and in_x == 0 and not learn:
+                    _total(c, 0, info[ENTRY_H], info[ENTRY_W], rows[2], out_x)
             else:
                 height, n = info[ENTRY_H] - abs(in_y), (info[ENTRY_W] - abs(in_x)) * LANES
                 scale = scales[g - 1]
@@ -377,12 +378,13 @@ def _stage(g, span, tables, room, lanes, numbers, poly, tangent, learn, out_c, o
 
 
 @_outer
-def run_blocks(span, tables, room, lanes, sides, pairs, numbers, poly, tangent, learn, out_c, out_k):
+def run_blocks(span, tables, room, lanes, sides, pairs, numbers, poly, tangent, learn, out_c, out_k, out_x):
     """Blocks of LANES pairs through the program; `span`: blocks, and rows of the last stage's classes, from and to.
 
     `sides`: inputs and variances of both sides, a sample a row. `pairs`: which samples meet. The sums over each row of
-    classes go to `out_c` and `out_k` [blocks, rows, LANES]. `learn`: both sides are one, each sample meets itself, and
-    the variances that activations read are found and written to the left side.
+    classes go to `out_c` and `out_k` [blocks, rows, LANES], those of the inputs' products at equal positions to `out_x`.
+    `learn`: both sides are one, each sample meets itself, and the variances that activations read are found and written
+    to the left side.
     """
     begin, end, lo, hi = span
     first, second = pairs
@@ -410,7 +412,9 @@ def run_blocks(span, tables, room, lanes, sides, pairs, numbers, poly, tangent, 
                 part = (lo if g == last else 0, hi if g == last else stages[g][CLASSES_Y], 0, stages[g][CLASSES_X])
             else:
                 continue
-            _stage(g, part, tables, room, lanes, numbers, poly, tangent, alone, out_c[block], out_k[block])
+            _stage(
+                g, part, tables, room, lanes, numbers, poly, tangent, alone, out_c[block], out_k[block], out_x[block]
+            )
         if learn:
             for lane in range(LANES):
                 for n in range(own1.shape[1]):

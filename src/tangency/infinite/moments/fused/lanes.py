@@ -12,7 +12,7 @@ import torch
 from ..core import Moments, Side
 from .arctan import coefficients
 from .compiled import HALO, LANES, run_blocks
-from .plan import Plan
+from .plan import Met, Plan
 from .program import CLASSES_Y, ENTRY_H, ENTRY_W, HEIGHT, WIDTH, Program, make_program
 
 # Steps over places in one call of the compiled loop, about a tenth of a second (heuristic): Ctrl-C waits for its end.
@@ -28,8 +28,8 @@ LINE = 64  # bytes of a cache line
 Laid = tuple[np.ndarray, np.ndarray]  # a side's inputs and variances, a sample a row
 
 
-def fused_moments(plan: Plan, a: Side, b: Side, tangent: bool, half: bool) -> Moments:
-    """The moments of all pairs [n, m] where the plan ends; `half`: both sides are one, and (j, i) is (i, j)."""
+def fused_moments(plan: Plan, a: Side, b: Side, tangent: bool, half: bool) -> Met:
+    """All pairs [n, m]; `half`: both sides are one, and (j, i) is (i, j)."""
     second, first = np.tril_indices(a.size) if half else (v.ravel() for v in np.indices((b.size, a.size)))
     # Columns in groups that share their lanes, row after row: what is laid out for them serves all rows.
     order = np.lexsort((second, first, second // LANES))
@@ -44,13 +44,14 @@ def fused_moments(plan: Plan, a: Side, b: Side, tangent: bool, half: bool) -> Mo
         if half:
             matrix[second, first] = v
         matrices.append(torch.from_numpy(matrix))
-    return Moments(matrices[0], matrices[1] if tangent else None, ())
+    products, cov, *ntk = matrices
+    return Met(Moments(cov, ntk[0] if ntk else None, ()), products)
 
 
 def fused_own(plan: Plan, side: Side, tangent: bool) -> Moments:
     """The moments of each sample with itself [n] where the plan ends."""
     index, laid = np.arange(side.size), _laid_out(plan, side)
-    cov, *ntk = _Run(make_program(plan, plan.flat), laid, laid, index, index, tangent)()
+    _, cov, *ntk = _Run(make_program(plan, plan.flat), laid, laid, index, index, tangent)()
     return Moments(torch.from_numpy(cov), torch.from_numpy(ntk[0]) if ntk else None, ())
 
 
@@ -116,15 +117,17 @@ class _Run:
         # Each row of classes has sums of its own, so that they do not depend on how the rows are spread over calls.
         self.rows, self.dtype = int(program.stages[-1][CLASSES_Y]), left[0].dtype
         self.out = [np.zeros((self.blocks, self.rows, LANES)) for _ in range(2)]
+        self.products = np.zeros((self.blocks, LANES))
 
     def __call__(self) -> list[np.ndarray]:
-        """The covariances (and tangent kernels) of the pairs where the plan ends."""
+        """The inputs' mean products of the pairs, and the covariances (and tangent kernels) where the plan ends."""
         small = self.program.work * self.blocks * LANES < SMALL
         room = sum(math.prod(shape) for shape in self._rooms()) * self.dtype.itemsize
         most = min(torch.get_num_threads(), len(list(self._calls())), ROOM // max(1, room))
         self._spread(1 if small else max(1, most))
-        scale = self.program.scales[-1]
-        return [(v.sum(1).reshape(-1)[: self.count] * scale).astype(self.dtype) for v in self.out[: 1 + self.tangent]]
+        scale, (height, width) = self.program.scales[-1], self.program.stages[0][[ENTRY_H, ENTRY_W]]
+        found = [self.products / (height * width), *(v.sum(1) * scale for v in self.out[: 1 + self.tangent])]
+        return [v.reshape(-1)[: self.count].astype(self.dtype) for v in found]
 
     def _calls(self) -> Iterator[Span]:
         """Blocks, and rows of classes of the last stage, for each call of the compiled loop."""
@@ -185,7 +188,19 @@ class _Run:
         numbers = (0.0, math.pi / 2, math.pi, np.finfo(dtype).tiny, 1.0, 0.5 / math.pi, 0.25, p.channels)
         typed, poly = tuple(dtype.type(v) for v in numbers), coefficients(dtype)
         room, lanes = tuple(rooms[:5]), tuple(rooms[5:])
-        given = (tables, room, lanes, sides, self.pairs, typed, poly, self.tangent, self.learn, *self.out)
+        given = (
+            tables,
+            room,
+            lanes,
+            sides,
+            self.pairs,
+            typed,
+            poly,
+            self.tangent,
+            self.learn,
+            *self.out,
+            self.products,
+        )
         return lambda span: run_blocks(span, *given)
 
 

@@ -4,10 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
+
+from torch import Tensor
 
 from ...activations.dual import Rectifier
 from ...activations.duals import Erf, Gelu, Identity
-from ..core import Activation, Grid, Input, RandomAffine
+from ..core import Activation, Grid, Input, Moments, RandomAffine
 from ..ops import Add, Rescale
 from ..positions import Pool, Regrid, Total, Trace, Window
 from ..recursion import Node, Recursion
@@ -35,6 +38,13 @@ class Plan:
     def flat(self) -> bool:
         """Whether equal positions alone count (Flatten), not all pairs of them."""
         return not isinstance(self.nodes[-1].op, Total)
+
+
+class Met(NamedTuple):
+    """Two sides met: the moments where a plan ends, and the mean over positions and channels of the inputs' products."""
+
+    moments: Moments
+    products: Tensor
 
 
 @lru_cache(maxsize=64)
