@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-
 SPENT = 2.0  # seconds: cases of milliseconds are repeated until so many have gone
 
 
@@ -44,7 +43,8 @@ def resident(field: str) -> int:
 def measured(run: Callable[[], Any], args: argparse.Namespace, **more: Any) -> None:
     """Time `run`, warm, and its peak memory; write report and kernel."""
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before, times, k = resident("VmRSS"), [], None
+    times: list[float] = []
+    before, k = resident("VmRSS"), None
     while len(times) < args.repeats or sum(times) < SPENT:
         k = None
         start = time.perf_counter()

@@ -61,18 +61,14 @@ def gram_tile(
     device = a.side.energy.device
     tile, index = _Tile(recursion, n, m, want, a.side.energy), torch.arange(max(n, m), device=device)
     fused = find_fused(recursion, a.side, b.side) if fuse else None
-    if fused is not None:
-        for i, j in _squares(fused.backend.rows_at_a_time(fused.plan, workspace), n, m, same):
-            itself = index[i].unsqueeze(1) == index[j] if same and i.start == j.start else None
-            met = _meet(recursion, Pairs(a.side.rows(i), b.side.rows(j)), tangent, itself, fused)
-            tile.put_block(i, j, met, mirror=same)
-        if same and not recursion.exact_diagonal:
-            tile.put_pairs(index[:n], index[:n], own_moments(a, tangent))
-        return tile.values
     # Pairs one by one copy both samples' inputs for each pair, which is dear where inputs are wide.
     inputs = sum(v.numel() for v in a.side.known.values())
-    small = same and not recursion.featured and inputs <= NARROW * n * recursion.cell
-    for i, j in _blocks(recursion.cell, n, m, workspace, same, small, device.type):
+    small = fused is None and same and not recursion.featured and inputs <= NARROW * n * recursion.cell
+    if fused is None:
+        blocks = _blocks(recursion.cell, n, m, workspace, same, small, device.type)
+    else:
+        blocks = _squares(fused.backend.rows_at_a_time(fused.plan, workspace), n, m, same)
+    for i, j in blocks:
         if small and i.start == j.start:  # each pair of the square once, one by one
             first, second = torch.triu_indices(i.stop - i.start, i.stop - i.start, device=device) + i.start
             pairs = Pairs(a.side.rows(first), a.side.rows(second), zipped=True)
@@ -80,25 +76,22 @@ def gram_tile(
             j = slice(i.stop, j.stop)
         if j.start < j.stop:
             itself = index[i].unsqueeze(1) == index[j] if same and i.start == j.start else None
-            met = _meet(recursion, Pairs(a.side.rows(i), b.side.rows(j)), tangent, itself)
+            met = _meet(recursion, Pairs(a.side.rows(i), b.side.rows(j)), tangent, itself, fused)
             tile.put_block(i, j, met, mirror=same)
     # Each sample with itself, computed alone: among others its angle was rounded.
     if same and not recursion.exact_diagonal:
-        tile.put_pairs(index[:n], index[:n], own_moments(a, tangent))
+        tile.put_pairs(index[:n], index[:n], own_moments(a, tangent, fuse))
     return tile.values
 
 
 def own_moments(a: PreparedBatch, tangent: bool, fuse: bool = True) -> Moments:
     """The output's moments of each sample with itself; `fuse` as above, where all pairs of positions count."""
-    whole = any(
-        need == Need.WHOLE and node.grid for need, node in zip(a.recursion.cross, a.recursion.nodes, strict=True)
-    )
+    needs = zip(a.recursion.cross, a.recursion.nodes, strict=True)
+    whole = any(need == Need.WHOLE and node.grid for need, node in needs)
     fused = find_fused(a.recursion, a.side) if fuse and whole else None
     if fused is not None:
-        start, pairs = (
-            fused.backend.fused_own(fused.plan, a.side, tangent),
-            Pairs(a.side, a.side, zipped=True, same=True),
-        )
+        start = fused.backend.fused_own(fused.plan, a.side, tangent)
+        pairs = Pairs(a.side, a.side, zipped=True, same=True)
         alone = propagate(a.recursion, pairs, a.recursion.cross, tangent, start=(fused.plan.end, start))
         assert alone is not None
         return alone

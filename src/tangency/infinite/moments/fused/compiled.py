@@ -382,7 +382,7 @@ def run_blocks(span, tables, room, lanes, sides, pairs, numbers, poly, tangent, 
     """Blocks of LANES pairs through the program; `span`: blocks, and rows of the last stage's classes, from and to.
 
     `sides`: inputs and variances of both sides, a sample a row. `pairs`: which samples meet. The sums over each row of
-    classes go to `out_c` and `out_k` [blocks, rows, LANES], those of the inputs' products at equal positions to `out_x`.
+    classes go to `out_c` and `out_k` [blocks, rows, LANES], those of the inputs' products to `out_x`.
     `learn`: both sides are one, each sample meets itself, and the variances that activations read are found and written
     to the left side.
     """

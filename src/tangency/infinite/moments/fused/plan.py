@@ -41,7 +41,7 @@ class Plan:
 
 
 class Met(NamedTuple):
-    """Two sides met: the moments where a plan ends, and the mean over positions and channels of the inputs' products."""
+    """Two sides: the moments where a plan ends, and the mean over positions and channels of the inputs' products."""
 
     moments: Moments
     products: Tensor
