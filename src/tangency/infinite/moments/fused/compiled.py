@@ -234,20 +234,19 @@ def _step(spec, own, d_y, d_x, c, k, left, right, rows, numbers, poly, tangent, 
                 if tangent:
                     _across(padded_k, wide, spec, row_k)
             _affine(row_c, row_k, n, own, tangent)
+        place = spec[OWN] + (y + max(0, -dy)) * spec[WIDTH] + max(0, -dx)
+        p, q = np.uint64(place * LANES), np.uint64((place + dy * spec[WIDTH] + dx) * LANES)
+        if learn and spec[OWN] >= 0:
+            for i in range(np.uint64(n)):
+                left[p + i] = row_c[i]
+                right[q + i] = row_c[i]
         if code == 0:
             for i in range(n):
                 c[out, y, i] = row_c[i]
             if tangent:
                 for i in range(n):
                     k[out, y, i] = row_k[i]
-            continue
-        place = spec[OWN] + (y + max(0, -dy)) * spec[WIDTH] + max(0, -dx)
-        p, q = np.uint64(place * LANES), np.uint64((place + dy * spec[WIDTH] + dx) * LANES)
-        if learn:
-            for i in range(np.uint64(n)):
-                left[p + i] = row_c[i]
-                right[q + i] = row_c[i]
-        if code == ARC:
+        elif code == ARC:
             _arc(row_c, row_k, left, right, p, q, c, k, out, y, n, act, numbers, poly, tangent)
         elif code == ERF:
             _erf(row_c, row_k, left, right, p, q, c, k, out, y, n, act, numbers, poly, tangent)

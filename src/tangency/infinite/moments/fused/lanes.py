@@ -86,11 +86,12 @@ def _laid_out(plan: Plan, side: Side) -> Laid:
 
 
 def rows_at_a_time(plan: Plan, workspace: int | None) -> int:
-    """How many samples of a side are laid out at a time: copies of their variances take a part of what is allowed."""
+    """How many samples of a side at a time: copies of their variances, and the sums of pairs, take what is allowed."""
     program = make_program(plan, plan.flat)
-    one = 8 * (sum(math.prod(plan.nodes[k].grid) for k in program.own) + program.channels * math.prod(plan.grid))
-    room = LAID_OUT if workspace is None else min(LAID_OUT, workspace // 4)
-    return max(LANES, room // one // LANES * LANES)
+    sample = 8 * (sum(math.prod(plan.nodes[k].grid) for k in program.own) + program.channels * math.prod(plan.grid))
+    pair = 16 * int(program.stages[-1][CLASSES_Y]) + 64  # sums over each row of classes; indices
+    room = LAID_OUT if workspace is None else min(LAID_OUT, workspace // 8)
+    return max(LANES, min(room // sample, math.isqrt(4 * room // pair)) // LANES * LANES)
 
 
 Span = tuple[int, int, int, int]  # of blocks and of rows of classes, each from and to

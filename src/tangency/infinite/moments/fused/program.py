@@ -192,7 +192,7 @@ def _strides(steps: Sequence[_Step], start: int, end: int) -> dict[int, tuple[in
 
 def _row(plan: Plan, s: _Step, places: dict[int, int], far: tuple[int, int], begins: dict[int, int]) -> list[int]:
     size, stride = ((1, 1), (1, 1)) if s.window is None else (s.window.size, s.window.stride)
-    own = begins[plan.nodes[s.node].inputs[0]] if s.activation is not None else 0
+    own = begins[plan.nodes[s.node].inputs[0]] if s.activation is not None else -1
     second = places[s.inputs[1]] if len(s.inputs) > 1 else -1
     first, grids = places[s.inputs[0]], (*plan.nodes[s.inputs[0]].grid, *plan.nodes[s.node].grid)
     return [first, second, places[s.node], *size, *stride, _code(s.activation), own, *grids, *far]
