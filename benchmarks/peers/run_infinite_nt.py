@@ -19,7 +19,8 @@ def network(case: str) -> Any:
     if case == "fc":
         hidden = [layer for _ in range(3) for layer in (stax.Dense(8, 2**0.5), stax.Relu())]
         return stax.serial(*hidden, stax.Dense(1, 2**0.5))[2]
-    convs = [layer for _ in range(5) for layer in (stax.Conv(8, (3, 3), padding="SAME", W_std=2**0.5), stax.Relu())]
+    _, depth, _ = wide.form(case)
+    convs = [layer for _ in range(depth) for layer in (stax.Conv(8, (3, 3), padding="SAME", W_std=2**0.5), stax.Relu())]
     head = stax.Flatten() if case.startswith("flat") else stax.GlobalAvgPool()
     return stax.serial(*convs, head, stax.Dense(1, 2**0.5))[2]
 

@@ -9,11 +9,21 @@ from typing import Any
 
 import numpy as np
 
+SPENT = 2.0  # seconds: cases of milliseconds are repeated until so many have gone
+
+
+def form(case: str) -> tuple[int, int, int]:
+    """Images' size, convolutions and images of a case: "pool16" (5 convolutions, 32 images), "pool32d10" (6 images)."""
+    size, _, depth = case[4:].partition("d")
+    return int(size), int(depth or 5), 6 if depth else 32
+
 
 def inputs(case: str) -> np.ndarray:
     """Vectors, or images [n, channels, height, width]."""
-    shape = (5000, 784) if case == "fc" else (32, 3, int(case[4:]), int(case[4:]))
-    return np.random.default_rng(0).standard_normal(shape)
+    if case == "fc":
+        return np.random.default_rng(0).standard_normal((5000, 784))
+    size, _, count = form(case)
+    return np.random.default_rng(0).standard_normal((count, 3, size, size))
 
 
 def options() -> argparse.Namespace:
@@ -33,8 +43,9 @@ def resident(field: str) -> int:
 def measured(run: Callable[[], Any], args: argparse.Namespace, **more: Any) -> None:
     """Time `run`, warm, and its peak memory; write report and kernel."""
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before, times, k = resident("VmRSS"), [], None
-    for _ in range(args.repeats):
+    times: list[float] = []
+    before, k = resident("VmRSS"), None
+    while len(times) < args.repeats or sum(times) < SPENT:
         k = None
         start = time.perf_counter()
         k = run()

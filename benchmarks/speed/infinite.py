@@ -3,8 +3,9 @@
     .venv/bin/python -m benchmarks.speed.infinite [--cases fc,flat8,…] [--repeats 5]
 
 Each runs in a process of its own on the same inputs; time is the least over repeats, memory the process's peak while
-the kernel is computed less what it held before (inputs, compiled code). Writes results/infinite.json and prints a
-table. The first run makes .venv-peers.
+the kernel is computed less what it held before (inputs, compiled code). With the extra "compiled" (numba) images take
+the compiled recursion; the record says whether it was there. Writes results/infinite.json and prints a table. The first
+run makes .venv-peers.
 """
 
 import argparse
@@ -22,6 +23,9 @@ CASES = {
     "pool8": "CNN, 5 conv layers + GlobalAvgPool, 8×8×3, N = 32",
     "flat16": "CNN, 5 conv layers + Flatten, 16×16×3, N = 32",
     "pool16": "CNN, 5 conv layers + GlobalAvgPool, 16×16×3, N = 32",
+    "pool16d10": "CNN, 10 conv layers + GlobalAvgPool, 16×16×3, N = 6",
+    "pool32d5": "CNN, 5 conv layers + GlobalAvgPool, 32×32×3, N = 6",
+    "pool32d10": "CNN, 10 conv layers + GlobalAvgPool, 32×32×3, N = 6",
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .core import Input, Moments, Need, Pairs, Side
+from .core import Moments, Need, Pairs, Side
 from .fused.choose import Fused, find_fused
 from .recursion import SINGLES, Recursion, portions, propagate, with_own_moments
 
@@ -64,18 +64,14 @@ def gram_tile(
     tile, index = _Tile(recursion, n, m, want, a.side.energy), torch.arange(max(n, m), device=device)
     alone = a.side.exact is not None or not recursion.exact_diagonal
     fused = find_fused(recursion, a.side, b.side) if fuse else None
-    if fused is not None:
-        for i, j in _squares(fused.backend.rows_at_a_time(fused.plan, workspace), n, m, same):
-            itself = index[i].unsqueeze(1) == index[j] if same and i.start == j.start else None
-            met = _meet(recursion, Pairs(a.side.rows(i), b.side.rows(j)), tangent, itself, fused)
-            tile.put_block(i, j, met, mirror=same)
-        if same and (alone or not fused.backend.exact):
-            tile.put_pairs(index[:n], index[:n], own_moments(a, tangent))
-        return tile.values
     # Pairs one by one copy both samples' inputs for each pair, which is dear where inputs are wide.
     inputs = sum(v.numel() for v in a.side.known.values())
-    small = same and not recursion.featured and inputs <= NARROW * n * recursion.cell
-    for i, j in _blocks(recursion.cell, n, m, workspace, same, small, device.type):
+    small = fused is None and same and not recursion.featured and inputs <= NARROW * n * recursion.cell
+    if fused is None:
+        blocks = _blocks(recursion.cell, n, m, workspace, same, small, device.type)
+    else:
+        blocks = _squares(fused.backend.rows_at_a_time(fused.plan, workspace), n, m, same)
+    for i, j in blocks:
         if small and i.start == j.start:  # each pair of the square once, one by one
             first, second = torch.triu_indices(i.stop - i.start, i.stop - i.start, device=device) + i.start
             pairs = Pairs(a.side.rows(first), a.side.rows(second), zipped=True)
@@ -83,11 +79,11 @@ def gram_tile(
             j = slice(i.stop, j.stop)
         if j.start < j.stop:
             itself = index[i].unsqueeze(1) == index[j] if same and i.start == j.start else None
-            met = _meet(recursion, Pairs(a.side.rows(i), b.side.rows(j)), tangent, itself)
+            met = _meet(recursion, Pairs(a.side.rows(i), b.side.rows(j)), tangent, itself, fused)
             tile.put_block(i, j, met, mirror=same)
     # Each sample with itself, computed alone: among others its angle was rounded.
-    if same and alone:
-        tile.put_pairs(index[:n], index[:n], own_moments(a, tangent))
+    if same and (alone or (fused is not None and not fused.backend.exact)):
+        tile.put_pairs(index[:n], index[:n], own_moments(a, tangent, fuse))
     return tile.values
 
 
@@ -199,15 +195,14 @@ def _meet(
         met = propagate(recursion, pairs, recursion.cross, tangent, inputs=inputs)
     else:
         plan, half = fused.plan, itself is not None
-        start = fused.backend.fused_moments(plan, pairs.a, pairs.b, tangent, half)
+        start, products = fused.backend.fused_moments(plan, pairs.a, pairs.b, tangent, half)
         met = propagate(recursion, pairs, recursion.cross, tangent, start=(plan.end, start))
-        if inputs is not None:
-            inputs.append(_input_products(recursion, pairs))
+        inputs = None if inputs is None else [products]
     assert met is not None
     close = _find_near(inputs, pairs, itself) if inputs else None
     if close is None:
         return met
-    again = _met_again(recursion, pairs, close, tangent, None if recursion.exact_near else fused)
+    again = _met_again(recursion, pairs, close, tangent, fused)
     ntk = None if met.ntk is None or again.ntk is None else _put(met.ntk, close, again.ntk)
     return Moments(_put(met.cov, close, again.cov), ntk, met.grid, met.whole)
 
@@ -216,10 +211,13 @@ def _met_again(
     recursion: Recursion, pairs: Pairs, close: tuple[Tensor, ...], tangent: bool, fused: Fused | None
 ) -> Moments:
     """The output's moments of pairs that nearly coincide: one by one in float64, and operations keep their gap."""
-    step = max(1, SINGLES // (8 * (_held(recursion, fused))))
-    parts = []
+    anew = fused is not None and recursion.exact_near
+    fused, parts = None if recursion.exact_near else fused, []
+    step = max(1, SINGLES // (8 * _held(recursion, fused)))
     for k in range(0, len(close[0]), step):
         a, b = pairs.a.exact_rows(close[0][k : k + step]), pairs.b.exact_rows(close[-1][k : k + step])
+        if anew:  # variances of the plain recursion's own: equal patches agree with them to the last bit
+            a, b = (with_own_moments(recursion, replace(side, own={})) for side in (a, b))
         parts.append(_one_by_one(recursion, Pairs(a, b, zipped=True, gaps=recursion.exact_near), tangent, fused))
     return _joined(parts)
 
@@ -229,14 +227,6 @@ def _put(v: Tensor, close: tuple[Tensor, ...], again: Tensor) -> Tensor:
     last = tuple(range(-len(close), 0))
     front = v.movedim(last, tuple(range(len(close))))
     return front.index_put(close, again.movedim(-1, 0).to(v)).movedim(tuple(range(len(close))), last)
-
-
-def _input_products(recursion: Recursion, pairs: Pairs) -> Tensor:
-    """The mean over positions and channels of the products of two images [n, m]."""
-    source = recursion.nodes[0].op
-    assert isinstance(source, Input)
-    x, y = (side.known[source.slot].flatten(0, -2) for side in (pairs.a, pairs.b))
-    return x.T @ y / len(x)
 
 
 def _find_near(products: Sequence[Tensor], pairs: Pairs, itself: Tensor | None) -> tuple[Tensor, ...] | None:
@@ -301,6 +291,8 @@ class _Tile:
         square = block.narrow(half, 0, rows)
         flat = square.reshape(square.shape[:half].numel(), -1)
         # Rounding of a matrix product may differ between (i, j) and (j, i).
-        flat = flat.triu() + flat.triu(1).T
+        # (torch.where and not triu, which wakes all threads for any size)
+        index = torch.arange(len(flat), device=flat.device)
+        flat = torch.where(index.unsqueeze(1) <= index, flat, flat.T)
         rest = block.narrow(half, rows, block.shape[half] - rows)
         return torch.cat([flat.reshape(square.shape), rest], half)

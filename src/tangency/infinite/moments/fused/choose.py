@@ -14,7 +14,7 @@ from ..positions import Window
 from ..recursion import Recursion
 from .cuda import make_program
 from .gpu import GpuBackend, why_not
-from .plan import Plan, find_plan
+from .plan import Met, Plan, find_plan
 
 
 class Backend(Protocol):
@@ -22,8 +22,8 @@ class Backend(Protocol):
 
     exact: bool  # whether a sample with itself comes out as in the plain recursion, its angle exactly 0
 
-    def fused_moments(self, plan: Plan, a: Side, b: Side, tangent: bool, half: bool) -> Moments:
-        """The moments of all pairs [n, m] where the plan ends; `half`: both sides are one, and (j, i) is (i, j)."""
+    def fused_moments(self, plan: Plan, a: Side, b: Side, tangent: bool, half: bool) -> Met:
+        """All pairs [n, m]; `half`: both sides are one, and (j, i) is (i, j)."""
 
     def fused_pairs(self, plan: Plan, a: Side, b: Side, tangent: bool) -> Moments:
         """The moments where the plan ends of samples that meet one by one [n]."""

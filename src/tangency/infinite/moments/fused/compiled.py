@@ -1,7 +1,7 @@
 """The fused recursion on a CPU, compiled by numba: lanes of pairs through all steps, one class of offsets at a time.
 
 LANES pairs of samples go together: they are the last axis of every field, so each loop is over a multiple of a
-register's width, whatever the images' size. A class's field of a few pairs stays in the cache while all steps go over it.
+register's width, whatever the images' size. A class's field of some pairs stays in the cache through all steps.
 
 Products and sums that decide whether two equal patches stay equal to the last bit (affine maps, windows, pq − c²) are
 made in one order and never fused; only the polynomial of the arc tangent is. Rows are not sliced in the innermost
@@ -65,19 +65,20 @@ HALO = 3  # zeros before and behind a row: half of the widest window
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _compiled(fastmath: bool | set[str] = False) -> Callable[[F], F]:
-    """numba's compiler without the GIL, kept on disk where there is a place for it."""
-
-    def wrap(function: F) -> F:
-        try:
-            return njit(cache=True, nogil=True, error_model="numpy", fastmath=fastmath)(function)
-        except RuntimeError:  # no folder can be written to
-            return njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
-
-    return wrap
+def _inner(fastmath: bool | set[str] = False) -> Callable[[F], F]:
+    """numba's compiler for what only compiled code calls."""
+    return njit(error_model="numpy", fastmath=fastmath, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
-@_compiled(fastmath={"contract"})
+def _outer(function: F) -> F:
+    """The same for what Python calls: without the GIL, and kept on disk where there is a place for it."""
+    try:
+        return njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # no folder can be written to
+        return njit(nogil=True, error_model="numpy")(function)
+
+
+@_inner(fastmath={"contract"})
 def _over(z, poly):
     """The polynomial, by Horner's rule with fused products."""
     r = poly[len(poly) - 1]
@@ -86,7 +87,7 @@ def _over(z, poly):
     return r
 
 
-@_compiled()
+@_inner()
 def _angle(x, y, tiny, half_pi, poly):
     """atan(x/y) for x, y ≥ 0; 0 where both are."""
     t = min(x, y) / max(max(x, y), tiny)
@@ -94,7 +95,7 @@ def _angle(x, y, tiny, half_pi, poly):
     return half_pi - angle if x > y else angle
 
 
-@_compiled()
+@_inner()
 def _arc(c, k, left, right, p, q, out_c, out_k, out, y, n, own, numbers, poly, tangent):
     """The arc-cosine pair of order 1 and 0, as `activations/dual.py` has it; `own`: a, f, the slope at
     rest."""
@@ -114,7 +115,7 @@ def _arc(c, k, left, right, p, q, out_c, out_k, out, y, n, own, numbers, poly, t
             out_k[out, y, i] = k[i] * (rest if dead else slope)
 
 
-@_compiled()
+@_inner()
 def _erf(c, k, left, right, p, q, out_c, out_k, out, y, n, own, numbers, poly, tangent):
     """By the arc sine of the scaled correlation; `own`: 2b², 2a²/π, the constant's square, 4(ab)²/π."""
     zero, half_pi, one, tiny = numbers[0], numbers[1], numbers[4], numbers[3]
@@ -129,7 +130,7 @@ def _erf(c, k, left, right, p, q, out_c, out_k, out, y, n, own, numbers, poly, t
             out_k[out, y, i] = k[i] * (steep / s)
 
 
-@_compiled()
+@_inner()
 def _gelu(c, k, left, right, p, q, out_c, out_k, out, y, n, own, numbers, poly, tangent):
     """In closed form, as `activations/duals.py` has it."""
     zero, half_pi, tiny, one, turn, quarter = numbers[0], numbers[1], numbers[3], numbers[4], numbers[5], numbers[6]
@@ -147,7 +148,7 @@ def _gelu(c, k, left, right, p, q, out_c, out_k, out, y, n, own, numbers, poly, 
             out_k[out, y, i] = k[i] * ((one / square + a + b) * over + share)
 
 
-@_compiled()
+@_inner()
 def _down(v, b, y, h, w, spec, zero, mid):
     """The sum over a window's rows, at one row of its outputs: the middle first, then from the first on."""
     ky, n, centre = spec[KY], w * LANES, y * spec[SY]
@@ -166,7 +167,7 @@ def _down(v, b, y, h, w, spec, zero, mid):
         mid[n + i] = zero
 
 
-@_compiled()
+@_inner()
 def _across(padded, wide, spec, row):
     """The sum over a window's columns, in the same order."""
     half, stride = spec[KX] // 2, spec[SX] * LANES
@@ -181,7 +182,7 @@ def _across(padded, wide, spec, row):
                 row[x * LANES + lane] = value if first else row[x * LANES + lane] + value
 
 
-@_compiled()
+@_inner()
 def _across_affine(padded_c, padded_k, n, own, row_c, row_k, tangent):
     """`_across` three columns and `_affine` in one go: most layers."""
     w_var, b_var, w_rate, b_rate = own[W_VAR], own[B_VAR], own[W_RATE], own[B_RATE]
@@ -194,7 +195,7 @@ def _across_affine(padded_c, padded_k, n, own, row_c, row_k, tangent):
             row_k[i] = (total * w_rate + b_rate) + around * w_var
 
 
-@_compiled()
+@_inner()
 def _affine(c, k, n, own, tangent):
     """The weights and biases of a layer, in place."""
     w_var, b_var, w_rate, b_rate = own[W_VAR], own[B_VAR], own[W_RATE], own[B_RATE]
@@ -205,7 +206,7 @@ def _affine(c, k, n, own, tangent):
             k[i] = (before * w_rate + b_rate) + k[i] * w_var
 
 
-@_compiled()
+@_inner()
 def _step(spec, own, d_y, d_x, c, k, left, right, rows, numbers, poly, tangent, learn):
     """One step over the field of a class. `learn`: samples meet themselves, and what an activation reads is kept."""
     dy, dx, zero = spec[RY] * d_y, spec[RX] * d_x, numbers[0]
@@ -233,20 +234,19 @@ def _step(spec, own, d_y, d_x, c, k, left, right, rows, numbers, poly, tangent, 
                 if tangent:
                     _across(padded_k, wide, spec, row_k)
             _affine(row_c, row_k, n, own, tangent)
+        place = spec[OWN] + (y + max(0, -dy)) * spec[WIDTH] + max(0, -dx)
+        p, q = np.uint64(place * LANES), np.uint64((place + dy * spec[WIDTH] + dx) * LANES)
+        if learn and spec[OWN] >= 0:
+            for i in range(np.uint64(n)):
+                left[p + i] = row_c[i]
+                right[q + i] = row_c[i]
         if code == 0:
             for i in range(n):
                 c[out, y, i] = row_c[i]
             if tangent:
                 for i in range(n):
                     k[out, y, i] = row_k[i]
-            continue
-        place = spec[OWN] + (y + max(0, -dy)) * spec[WIDTH] + max(0, -dx)
-        p, q = np.uint64(place * LANES), np.uint64((place + dy * spec[WIDTH] + dx) * LANES)
-        if learn:
-            for i in range(np.uint64(n)):
-                left[p + i] = row_c[i]
-                right[q + i] = row_c[i]
-        if code == ARC:
+        elif code == ARC:
             _arc(row_c, row_k, left, right, p, q, c, k, out, y, n, act, numbers, poly, tangent)
         elif code == ERF:
             _erf(row_c, row_k, left, right, p, q, c, k, out, y, n, act, numbers, poly, tangent)
@@ -254,7 +254,7 @@ def _step(spec, own, d_y, d_x, c, k, left, right, rows, numbers, poly, tangent, 
             _gelu(row_c, row_k, left, right, p, q, c, k, out, y, n, act, numbers, poly, tangent)
 
 
-@_compiled()
+@_inner()
 def _products(x1, x2, d_y, d_x, info, channels, c, k, tangent, numbers):
     """The inputs' mean product over channels, one after the other; nothing is trained yet."""
     height, wide, pixels = info[ENTRY_H], info[ENTRY_W], info[ENTRY_H] * info[ENTRY_W]
@@ -277,7 +277,7 @@ def _products(x1, x2, d_y, d_x, info, channels, c, k, tangent, numbers):
                 k[0, y, i] = zero
 
 
-@_compiled()
+@_inner()
 def _load(store, pitch, top, first, height, n, scale, v):
     """The field of a class out of what a pooling left."""
     for y in range(height):
@@ -286,7 +286,7 @@ def _load(store, pitch, top, first, height, n, scale, v):
             v[0, y, i] = row[i] * scale
 
 
-@_compiled()
+@_inner()
 def _pool(v, b, height, wide, rows, columns, store, pitch):
     """Add the field of a class to the windows of a pooling."""
     for y in range(height):
@@ -300,7 +300,7 @@ def _pool(v, b, height, wide, rows, columns, store, pitch):
                 into[lane] += v[b, y, x * LANES + lane]
 
 
-@_compiled()
+@_inner()
 def _total(v, b, height, wide, row, out):
     """Add the sum over the field of a class, lane by lane: over rows, then in float64 over columns."""
     n = wide * LANES
@@ -314,7 +314,7 @@ def _total(v, b, height, wide, row, out):
             out[lane] += row[x * LANES + lane]
 
 
-@_compiled()
+@_inner()
 def _pack(source, index, into):
     """The rows of LANES samples side by side."""
     first = index[0]
@@ -332,8 +332,8 @@ def _pack(source, index, into):
                 into[i * LANES + lane] = source[index[lane], i]
 
 
-@_compiled()
-def _stage(g, span, tables, room, lanes, numbers, poly, tangent, learn, out_c, out_k):
+@_inner()
+def _stage(g, span, tables, room, lanes, numbers, poly, tangent, learn, out_c, out_k, out_x):
     """The classes of one stage for LANES pairs; `span`: which, by rows and columns, each from and to."""
     table, constants, stages, lists, scales = tables
     c, k, rows, store_c, store_k = room
@@ -350,9 +350,10 @@ def _stage(g, span, tables, room, lanes, numbers, poly, tangent, learn, out_c, o
             dy, dx = dys[a], dxs[b]
             in_y, in_x = dy * info[STRIDE_Y], dx * info[STRIDE_X]
             if g == 0:
-                _products(
-                    x1, x2, in_y, in_x, info, len(x1) // (info[ENTRY_H] * info[ENTRY_W] * LANES), c, k, tangent, numbers
-                )
+                channels = len(x1) // (info[ENTRY_H] * info[ENTRY_W] * LANES)
+                _products(x1, x2, in_y, in_x, info, channels, c, k, tangent, numbers)
+                if in_y == 0 and in_x == 0 and not learn:
+                    _total(c, 0, info[ENTRY_H], info[ENTRY_W], rows[2], out_x)
             else:
                 height, n = info[ENTRY_H] - abs(in_y), (info[ENTRY_W] - abs(in_x)) * LANES
                 scale = scales[g - 1]
@@ -375,13 +376,14 @@ def _stage(g, span, tables, room, lanes, numbers, poly, tangent, learn, out_c, o
                     _total(k, last, height, wide, rows[2], out_k[a])
 
 
-@_compiled()
-def run_blocks(span, tables, room, lanes, sides, pairs, numbers, poly, tangent, learn, out_c, out_k):
+@_outer
+def run_blocks(span, tables, room, lanes, sides, pairs, numbers, poly, tangent, learn, out_c, out_k, out_x):
     """Blocks of LANES pairs through the program; `span`: blocks, and rows of the last stage's classes, from and to.
 
     `sides`: inputs and variances of both sides, a sample a row. `pairs`: which samples meet. The sums over each row of
-    classes go to `out_c` and `out_k` [blocks, rows, LANES]. `learn`: both sides are one, each sample meets itself, and
-    the variances that activations read are found and written to the left side.
+    classes go to `out_c` and `out_k` [blocks, rows, LANES], those of the inputs' products to `out_x`.
+    `learn`: both sides are one, each sample meets itself, and the variances that activations read are found and written
+    to the left side.
     """
     begin, end, lo, hi = span
     first, second = pairs
@@ -409,7 +411,9 @@ def run_blocks(span, tables, room, lanes, sides, pairs, numbers, poly, tangent, 
                 part = (lo if g == last else 0, hi if g == last else stages[g][CLASSES_Y], 0, stages[g][CLASSES_X])
             else:
                 continue
-            _stage(g, part, tables, room, lanes, numbers, poly, tangent, alone, out_c[block], out_k[block])
+            _stage(
+                g, part, tables, room, lanes, numbers, poly, tangent, alone, out_c[block], out_k[block], out_x[block]
+            )
         if learn:
             for lane in range(LANES):
                 for n in range(own1.shape[1]):

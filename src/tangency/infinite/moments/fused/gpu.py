@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import Moments, Side
+from ..core import Input, Moments, Side
 from ..recursion import Recursion, with_own_moments
 from .cuda import ROOM, Device, Run, make_program, start
-from .plan import Plan
+from .plan import Met, Plan
 from .source import Kernel
 
 Compiled = Any  # torch's own type for it is private
@@ -81,7 +81,7 @@ class GpuBackend:
     def _room(self) -> int:
         return min(ROOM, torch.cuda.mem_get_info(self.device)[0] // 4) if self.device.type == "cuda" else ROOM
 
-    def fused_moments(self, plan: Plan, a: Side, b: Side, tangent: bool, half: bool) -> Moments:
+    def fused_moments(self, plan: Plan, a: Side, b: Side, tangent: bool, half: bool) -> Met:
         """The moments of all pairs [n, m] where the plan ends; `half`: both sides are one, and (j, i) is (i, j)."""
         if half:
             left, right = torch.triu_indices(a.size, a.size, device=self.device)
@@ -98,7 +98,11 @@ class GpuBackend:
                 out[right, left] = v.to(out)
             return out
 
-        return Moments(matrix(met.cov), None if met.ntk is None else matrix(met.ntk), ())
+        moments = Moments(matrix(met.cov), None if met.ntk is None else matrix(met.ntk), ())
+        source = plan.nodes[0].op
+        assert isinstance(source, Input)
+        x, y = (side.known[source.slot].flatten(0, -2) for side in (a, b))
+        return Met(moments, x.T @ y / len(x))
 
     def fused_pairs(self, plan: Plan, a: Side, b: Side, tangent: bool) -> Moments:
         """The moments where the plan ends of samples that meet one by one [n]."""

@@ -12,13 +12,13 @@ import torch
 from ..core import Moments, Side
 from .arctan import coefficients
 from .compiled import HALO, LANES, run_blocks
-from .plan import Plan
+from .plan import Met, Plan
 from .program import CLASSES_Y, ENTRY_H, ENTRY_W, HEIGHT, WIDTH, Program, make_program
 
 # Steps over places in one call of the compiled loop, about a tenth of a second (heuristic): Ctrl-C waits for its end.
 CALL = 4e7
 # Steps over places below which a second thread costs more than it saves (heuristic).
-SMALL = 1e5
+SMALL = 1e6
 # Bytes of the variances of one side that are laid out at a time (heuristic).
 LAID_OUT = 1 << 24
 # Bytes that all threads together hold (heuristic): poolings inside large images leave much, and then fewer threads run.
@@ -28,8 +28,8 @@ LINE = 64  # bytes of a cache line
 Laid = tuple[np.ndarray, np.ndarray]  # a side's inputs and variances, a sample a row
 
 
-def fused_moments(plan: Plan, a: Side, b: Side, tangent: bool, half: bool) -> Moments:
-    """The moments of all pairs [n, m] where the plan ends; `half`: both sides are one, and (j, i) is (i, j)."""
+def fused_moments(plan: Plan, a: Side, b: Side, tangent: bool, half: bool) -> Met:
+    """All pairs [n, m]; `half`: both sides are one, and (j, i) is (i, j)."""
     second, first = np.tril_indices(a.size) if half else (v.ravel() for v in np.indices((b.size, a.size)))
     # Columns in groups that share their lanes, row after row: what is laid out for them serves all rows.
     order = np.lexsort((second, first, second // LANES))
@@ -44,7 +44,8 @@ def fused_moments(plan: Plan, a: Side, b: Side, tangent: bool, half: bool) -> Mo
         if half:
             matrix[second, first] = v
         matrices.append(torch.from_numpy(matrix))
-    return Moments(matrices[0], matrices[1] if tangent else None, ())
+    products, cov, *ntk = matrices
+    return Met(Moments(cov, ntk[0] if ntk else None, ()), products)
 
 
 exact = True  # a sample meets its equal at an angle of exactly 0
@@ -54,7 +55,7 @@ def fused_pairs(plan: Plan, a: Side, b: Side, tangent: bool) -> Moments:
     """The moments where the plan ends of samples that meet one by one [n]."""
     index, left = np.arange(a.size), _laid_out(plan, a)
     right = left if b is a else _laid_out(plan, b)
-    cov, *ntk = _Run(make_program(plan, plan.flat), left, right, index, index, tangent)()
+    _, cov, *ntk = _Run(make_program(plan, plan.flat), left, right, index, index, tangent)()
     return Moments(torch.from_numpy(cov), torch.from_numpy(ntk[0]) if ntk else None, ())
 
 
@@ -89,11 +90,12 @@ def _laid_out(plan: Plan, side: Side) -> Laid:
 
 
 def rows_at_a_time(plan: Plan, workspace: int | None) -> int:
-    """How many samples of a side are laid out at a time: copies of their variances take a part of what is allowed."""
+    """How many samples of a side at a time: copies of their variances, and the sums of pairs, take what is allowed."""
     program = make_program(plan, plan.flat)
-    one = 8 * (sum(math.prod(plan.nodes[k].grid) for k in program.own) + program.channels * math.prod(plan.grid))
-    room = LAID_OUT if workspace is None else min(LAID_OUT, workspace // 4)
-    return max(LANES, room // one // LANES * LANES)
+    sample = 8 * (sum(math.prod(plan.nodes[k].grid) for k in program.own) + program.channels * math.prod(plan.grid))
+    pair = 16 * int(program.stages[-1][CLASSES_Y]) + 64  # sums over each row of classes; indices
+    room = LAID_OUT if workspace is None else min(LAID_OUT, workspace // 8)
+    return max(LANES, min(room // sample, math.isqrt(4 * room // pair)) // LANES * LANES)
 
 
 Span = tuple[int, int, int, int]  # of blocks and of rows of classes, each from and to
@@ -120,15 +122,17 @@ class _Run:
         # Each row of classes has sums of its own, so that they do not depend on how the rows are spread over calls.
         self.rows, self.dtype = int(program.stages[-1][CLASSES_Y]), left[0].dtype
         self.out = [np.zeros((self.blocks, self.rows, LANES)) for _ in range(2)]
+        self.products = np.zeros((self.blocks, LANES))
 
     def __call__(self) -> list[np.ndarray]:
-        """The covariances (and tangent kernels) of the pairs where the plan ends."""
+        """The inputs' mean products of the pairs, and the covariances (and tangent kernels) where the plan ends."""
         small = self.program.work * self.blocks * LANES < SMALL
         room = sum(math.prod(shape) for shape in self._rooms()) * self.dtype.itemsize
         most = min(torch.get_num_threads(), len(list(self._calls())), ROOM // max(1, room))
         self._spread(1 if small else max(1, most))
-        scale = self.program.scales[-1]
-        return [(v.sum(1).reshape(-1)[: self.count] * scale).astype(self.dtype) for v in self.out[: 1 + self.tangent]]
+        scale, (height, width) = self.program.scales[-1], self.program.stages[0][[ENTRY_H, ENTRY_W]]
+        found = [self.products / (height * width), *(v.sum(1) * scale for v in self.out[: 1 + self.tangent])]
+        return [v.reshape(-1)[: self.count].astype(self.dtype) for v in found]
 
     def _calls(self) -> Iterator[Span]:
         """Blocks, and rows of classes of the last stage, for each call of the compiled loop."""
@@ -158,13 +162,12 @@ class _Run:
                     return
                 call(span)
 
-        if threads == 1:
-            work()
-            return
-        with ThreadPoolExecutor(threads) as pool:
-            running = [pool.submit(work) for _ in range(threads)]
+        # This thread is one of them: a small job would else wait for another to start.
+        with ThreadPoolExecutor(max(1, threads - 1)) as pool:
+            others = [pool.submit(work) for _ in range(threads - 1)]
             try:
-                for one in running:
+                work()
+                for one in others:
                     one.result()
             except BaseException:  # Ctrl-C: each thread ends with the call that it is in
                 stop.set()
@@ -190,7 +193,19 @@ class _Run:
         numbers = (0.0, math.pi / 2, math.pi, np.finfo(dtype).tiny, 1.0, 0.5 / math.pi, 0.25, p.channels)
         typed, poly = tuple(dtype.type(v) for v in numbers), coefficients(dtype)
         room, lanes = tuple(rooms[:5]), tuple(rooms[5:])
-        given = (tables, room, lanes, sides, self.pairs, typed, poly, self.tangent, self.learn, *self.out)
+        given = (
+            tables,
+            room,
+            lanes,
+            sides,
+            self.pairs,
+            typed,
+            poly,
+            self.tangent,
+            self.learn,
+            *self.out,
+            self.products,
+        )
         return lambda span: run_blocks(span, *given)
 
 

@@ -4,10 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
+
+from torch import Tensor
 
 from ...activations.dual import Rectifier
 from ...activations.duals import Erf, Gelu, Identity
-from ..core import Activation, Grid, Input, RandomAffine
+from ..core import Activation, Grid, Input, Moments, RandomAffine
 from ..ops import Add, Rescale
 from ..positions import Pool, Regrid, Total, Trace, Window
 from ..recursion import Node, Recursion
@@ -38,7 +41,14 @@ class Plan:
     @property
     def flat(self) -> bool:
         """Whether equal positions alone count (Flatten), not all pairs of them."""
-        return isinstance(self.nodes[-1].op, Trace)
+        return not isinstance(self.nodes[-1].op, Total)
+
+
+class Met(NamedTuple):
+    """Two sides: the moments where a plan ends, and the mean over positions and channels of the inputs' products."""
+
+    moments: Moments
+    products: Tensor
 
 
 @lru_cache(maxsize=64)
@@ -83,7 +93,7 @@ def _misfit(node: Node, grids: Iterable[Grid]) -> str | None:
     op, before = node.op, next(iter(grids))
     if isinstance(op, RandomAffine | Rescale | Add):
         return None
-    if isinstance(op, Total | Trace):
+    if isinstance(op, Total | Trace) or (isinstance(op, Regrid) and not node.grid):
         return "it joins one axis of positions and leaves the other" if node.grid else None
     if isinstance(op, Activation):
         if not isinstance(op.dual, DUALS):

@@ -1,8 +1,8 @@
 """A plan as tables of numbers, which a compiled loop can follow: steps, stages between poolings, classes of offsets.
 
 A step is `activation(affine(window(field)))`, or a sum of two fields in place of the window, over the field of one
-class of offsets. A stage is what lies between two poolings: within it classes of offsets never meet. At a pair of positions
-(s, t = s + d) of a grid, `s` counts from max(0, −d) on, so that the field of a class begins at 0 on each axis and has
+class of offsets. A stage is what lies between two poolings: within it classes of offsets never meet. At positions
+(s, t = s + d), `s` counts from max(0, −d) on, so that the field of a class begins at 0 on each axis and has
 n − |d| places; a window of stride σ then reads the places σy + δ of the class σd before it, and zero beyond the ends.
 """
 
@@ -192,7 +192,7 @@ def _strides(steps: Sequence[_Step], start: int, end: int) -> dict[int, tuple[in
 
 def _row(plan: Plan, s: _Step, places: dict[int, int], far: tuple[int, int], begins: dict[int, int]) -> list[int]:
     size, stride = ((1, 1), (1, 1)) if s.window is None else (s.window.size, s.window.stride)
-    own = begins[plan.nodes[s.node].inputs[0]] if s.activation is not None else 0
+    own = begins[plan.nodes[s.node].inputs[0]] if s.activation is not None else -1
     second = places[s.inputs[1]] if len(s.inputs) > 1 else -1
     first, grids = places[s.inputs[0]], (*plan.nodes[s.inputs[0]].grid, *plan.nodes[s.node].grid)
     return [first, second, places[s.node], *size, *stride, _code(s.activation), own, *grids, *far]
