@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import tangency as tg
 from tangency.engine import expansion, fused, methods, narrow
+from tangency.engine.rules import Windows
 
 F64 = torch.float64
 QUIET = pytest.mark.filterwarnings("ignore:dtype='float8' on cpu:tangency.PerformanceWarning")
@@ -253,3 +254,22 @@ def test_pixels_are_taken_where_they_are_cheaper() -> None:
     assert flops[1, 3] == 2 * 256 * (512 + 9 + 8)
     assert flops[2, 3] == 2 * 16 * (9 * 512 + 8)
     assert flops[1, 1] == 2 * 256 * (512 + 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(("channels", "groups"), [(8, 1), (16, 2), (4, 1), (6, 1), (12, 2)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_patches_are_copied_several_channels_at_a_time(
+    dtype: torch.dtype, channels: int, groups: int, first: int
+) -> None:
+    """Whatever lies in memory as it may: the patches are those of `unfold`."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(4, channels + 1, 5, 6, generator=draw).to(dtype).contiguous(memory_format=torch.channels_last)
+    windows = Windows((3, 2), (1, 2), ((1, 1), (0, 1)), (1, 1), groups)
+    for some in (x[:, first : first + channels], x[1:, :channels].contiguous(memory_format=torch.channels_last)):
+        padded = nn.functional.pad(some.float(), (0, 1, 1, 1))
+        want = nn.functional.unfold(padded, (3, 2), stride=(1, 2))  # [n, (channels, taps), t]
+        want = want.view(len(some), groups, channels // groups, 6, -1).permute(0, 4, 1, 3, 2).flatten(3)
+        got = windows.patches(some)
+        assert got.dtype == dtype
+        assert torch.equal(got.float(), want)
