@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import tangency as tg
-from tangency.engine import expansion, fused, methods, narrow
+from tangency.engine import expansion, features, fused, methods, narrow
+from tangency.engine.capture import capture
 from tangency.engine.rules import Windows
 
 F64 = torch.float64
@@ -158,6 +159,42 @@ def test_formed_gradients_are_kept_in_eight_bits(monkeypatch: pytest.MonkeyPatch
     some["0.weight"].g.view(torch.uint8)[1, 0, 0] = 127  # NaN
     with pytest.raises(tg.NonFiniteError, match="sample 1 is not finite at parameter 0.weight"):
         kernel.diagnose(some)
+
+
+def test_cotangents_beyond_16_bits_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe's samples say nothing of one whose gradient is 10⁴ times as large; it is noticed after all passes."""
+    torch.manual_seed(0)
+
+    class Steep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.tanh(self.first(x))) * x[:, :1].exp()
+
+    model, x = Steep(), torch.randn(6, 4)
+    x[4, 0] = 9
+    j = jacobian(model.double(), x.double()).flatten(1)
+    model.float()
+    passes: list[int] = []
+    kernel = tg.trace_ntk(model, dtype="float16")
+    kernel.prepare(x[:2])  # plans are made of these
+
+    def counted(*given: Any, **named: Any) -> Any:
+        passes.append(len(given[2]))
+        return capture(*given, **named)
+
+    monkeypatch.setattr(features, "capture", counted)
+    (plan,) = kernel.feature_map.plans.values()
+    prepared = kernel.prepare(x, memory=2 * (plan.kept + plan.transient))
+    assert passes == [2, 2, 2, 2, 2, 2]
+    got, want = kernel.pair(prepared, prepared), j @ j.T
+    size = want.diagonal().sqrt()
+    assert float(((got - want) / (size[:, None] * size)).abs().max()) < 1e-3
+    passes.clear()
+    kernel.prepare(x[:4], memory=2 * (plan.kept + plan.transient))
+    assert passes == [2, 2]
 
 
 @QUIET
