@@ -2,7 +2,7 @@
 
 Run on the GPU machine:
 
-    PYTHONPATH=src python3 -m benchmarks.speed.float8 --out float8.json [--samples 12672] [--full trace-float8 …] [--data DIR]
+    PYTHONPATH=src python3 -m benchmarks.speed.float8 --out FILE [--samples 12672] [--full trace-float8 …] [--data DIR]
 
 With --data (the folder of `benchmarks/speed/scale.py`) the images are CIFAR-10's, else made: a smooth picture per class
 with noise. The network is trained on them for some seconds first. Four parts, each printed when it is there:
