@@ -2,7 +2,7 @@
 
 Run on the GPU machine:
 
-    PYTHONPATH=src python3 -m benchmarks.speed.float8 --out float8.json [--samples 12672] [--full] [--data DIR]
+    PYTHONPATH=src python3 -m benchmarks.speed.float8 --out FILE [--samples 12672] [--full trace-float8 …] [--data DIR]
 
 With --data (the folder of `benchmarks/speed/scale.py`) the images are CIFAR-10's, else made: a smooth picture per class
 with noise. The network is trained on them for some seconds first. Four parts, each printed when it is there:
@@ -305,16 +305,16 @@ def whole(model: nn.Module, x: Tensor, profile: bool) -> dict[str, Any]:
     return result
 
 
-def full(model: nn.Module, x: Tensor, folder: str) -> dict[str, Any]:
-    """60,000 samples into a store, in both precisions."""
+def full(model: nn.Module, x: Tensor, folder: str, jobs: list[str]) -> dict[str, Any]:
+    """60,000 samples into a store."""
     result = {}
-    for name, make in KERNELS.items():
-        for dtype in ("float16", "float8"):
-            start = time.perf_counter()
-            tg.compute(make(model, dtype), x, store=f"{folder}/{name}-{dtype}", progress=False)
-            torch.cuda.synchronize()
-            result[f"{name}, {dtype}"] = seconds = time.perf_counter() - start
-            say(f"  {name} {dtype}, {len(x)} samples: {seconds:.1f} s")
+    for job in jobs:
+        name, dtype = job.split("-")
+        start = time.perf_counter()
+        tg.compute(KERNELS[name](model, dtype), x, store=f"{folder}/{job}", progress=False)
+        torch.cuda.synchronize()
+        result[job] = seconds = time.perf_counter() - start
+        say(f"  {job}, {len(x)} samples: {seconds:.1f} s")
     return result
 
 
@@ -322,6 +322,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "trace": lambda model, dtype: tg.trace_ntk(model, dtype=dtype),
     "logit": lambda model, dtype: tg.head_ntk(model, 0, dtype=dtype),
 }
+JOBS = [f"{name}-{dtype}" for name in KERNELS for dtype in ("float16", "float8")]
 
 
 def main() -> None:
@@ -331,9 +332,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="cifar0.npy …, as benchmarks/speed/scale.py has them")
     parser.add_argument("--only", nargs="*", choices=["parts", "whole"], default=["parts", "whole"])
     parser.add_argument("--no-profile", action="store_true")
-    parser.add_argument("--full", action="store_true", help="60,000 samples as well: some ten minutes")
+    parser.add_argument(
+        "--full", nargs="*", choices=JOBS, help="60,000 samples as well, these or all: 1 to 6 minutes each"
+    )
     args = parser.parse_args()
-    begin, n = time.perf_counter(), 60000 if args.full else args.samples
+    begin, n = time.perf_counter(), args.samples if args.full is None else 60000
     x, labels = cifar(args.data, n) if args.data else images(n)
     with tempfile.TemporaryDirectory() as folder:
         model = resnet(x, labels, Path(folder) / "resnet.pt", epochs=4 if n < 20000 else 1)
@@ -362,8 +365,8 @@ def main() -> None:
         if "whole" in args.only:
             keep("whole", whole(model, x[: args.samples], not args.no_profile))
             say(f"({time.perf_counter() - begin:.0f} s)")
-        if args.full:
-            keep("full", full(model, x, folder))
+        if args.full is not None:
+            keep("full", full(model, x, folder, args.full or JOBS))
 
 
 if __name__ == "__main__":

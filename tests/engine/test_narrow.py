@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import tangency as tg
-from tangency.engine import expansion, fused, methods, narrow
+from tangency.engine import expansion, features, fused, methods, narrow
+from tangency.engine.capture import capture
+from tangency.engine.rules import Windows
 
 F64 = torch.float64
 QUIET = pytest.mark.filterwarnings("ignore:dtype='float8' on cpu:tangency.PerformanceWarning")
@@ -159,6 +161,42 @@ def test_formed_gradients_are_kept_in_eight_bits(monkeypatch: pytest.MonkeyPatch
         kernel.diagnose(some)
 
 
+def test_cotangents_beyond_16_bits_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe's samples say nothing of one whose gradient is 10⁴ times as large; it is noticed after all passes."""
+    torch.manual_seed(0)
+
+    class Steep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.tanh(self.first(x))) * x[:, :1].exp()
+
+    model, x = Steep(), torch.randn(6, 4)
+    x[4, 0] = 9
+    j = jacobian(model.double(), x.double()).flatten(1)
+    model.float()
+    passes: list[int] = []
+    kernel = tg.trace_ntk(model, dtype="float16")
+    kernel.prepare(x[:2])  # plans are made of these
+
+    def counted(*given: Any, **named: Any) -> Any:
+        passes.append(len(given[2]))
+        return capture(*given, **named)
+
+    monkeypatch.setattr(features, "capture", counted)
+    (plan,) = kernel.feature_map.plans.values()
+    prepared = kernel.prepare(x, memory=2 * (plan.kept + plan.transient))
+    assert passes == [2, 2, 2, 2, 2, 2]
+    got, want = kernel.pair(prepared, prepared), j @ j.T
+    size = want.diagonal().sqrt()
+    assert float(((got - want) / (size[:, None] * size)).abs().max()) < 1e-3
+    passes.clear()
+    kernel.prepare(x[:4], memory=2 * (plan.kept + plan.transient))
+    assert passes == [2, 2]
+
+
 @QUIET
 def test_eight_bits_go_into_stores_and_through_derivatives(tmp_path: object) -> None:
     model, x = cnn(), torch.randn(5, 3, 8, 8)
@@ -253,3 +291,22 @@ def test_pixels_are_taken_where_they_are_cheaper() -> None:
     assert flops[1, 3] == 2 * 256 * (512 + 9 + 8)
     assert flops[2, 3] == 2 * 16 * (9 * 512 + 8)
     assert flops[1, 1] == 2 * 256 * (512 + 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(("channels", "groups"), [(8, 1), (16, 2), (4, 1), (6, 1), (12, 2)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_patches_are_copied_several_channels_at_a_time(
+    dtype: torch.dtype, channels: int, groups: int, first: int
+) -> None:
+    """Whatever lies in memory as it may: the patches are those of `unfold`."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(4, channels + 1, 5, 6, generator=draw).to(dtype).contiguous(memory_format=torch.channels_last)
+    windows = Windows((3, 2), (1, 2), ((1, 1), (0, 1)), (1, 1), groups)
+    for some in (x[:, first : first + channels], x[1:, :channels].contiguous(memory_format=torch.channels_last)):
+        padded = nn.functional.pad(some.float(), (0, 1, 1, 1))
+        want = nn.functional.unfold(padded, (3, 2), stride=(1, 2))  # [n, (channels, taps), t]
+        want = want.view(len(some), groups, channels // groups, 6, -1).permute(0, 4, 1, 3, 2).flatten(3)
+        got = windows.patches(some)
+        assert got.dtype == dtype
+        assert torch.equal(got.float(), want)

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 import tangency as tg
 from tangency.engine import fused, methods, narrow
-from tangency.engine.blocks import Lattice, Places, gradient
+from tangency.engine.blocks import gradient
+from tangency.engine.lattice import Lattice, Places
 
 pytestmark = [pytest.mark.gpu, *(pytest.mark.filterwarnings(q) for q in QUIET)]
 

@@ -27,16 +27,26 @@ from .weights import Weight, pull_back
 
 
 def capture(
-    network: Network, state: Params, x: Inputs, plan: CapturePlan, *, differentiable: bool = False, exact: bool = False
+    network: Network,
+    state: Params,
+    x: Inputs,
+    plan: CapturePlan,
+    *,
+    differentiable: bool = False,
+    exact: bool = False,
+    largest: list[Tensor] | None = None,
 ) -> dict[str, GradientBlock]:
     """The blocks of one micro-batch. `exact` keeps 32 bits where the precision asks for 16.
+
+    Cotangents that leave the range of 16 bits are taken again, smaller. With `largest`, to which the largest one is
+    added, they are not, and a GPU need not be waited for: whoever gives it looks, and calls again without.
 
     One sample goes twice: torch's batch norm in evaluation mode has a wrong derivative for a batch of one whose
     gradient is transposed, and plans are made for two.
     """
     if tree.size(x) == 1:
         twice = tree.transform(lambda v: torch.cat([v, v]), x)
-        doubled = capture(network, state, twice, plan, differentiable=differentiable, exact=exact)
+        doubled = capture(network, state, twice, plan, differentiable=differentiable, exact=exact, largest=largest)
         return {k: b.rows(slice(0, 1)) for k, b in doubled.items()}
     half = network.half and not exact and not differentiable
     captured: dict[str, GradientBlock] = {}
@@ -47,8 +57,11 @@ def capture(
             break
         halves = {k: halved(b, seed) for k, b in captured.items()}
         captured = {k: b for k, (b, _) in halves.items()}
-        largest = float(torch.stack([top for _, top in halves.values()]).max()) if halves else 0.0
-        if largest < float("inf") or seed < 2.0**-24:
+        top = torch.stack([top for _, top in halves.values()]).max() if halves else torch.zeros(())
+        if largest is not None:
+            largest.append(top)
+            break
+        if float(top) < float("inf") or seed < 2.0**-24:
             break
         seed /= 64  # a cotangent left the range of 16 bits: start lower
     if plan.fallback:

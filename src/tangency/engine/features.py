@@ -11,11 +11,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from .._base import tree
 from .._base.memory import batch_budget
 from .._base.misfit import FAILURES, in_words, misfit
-from .._base.types import Inputs
+from .._base.types import Inputs, Params
 from ..errors import ModelError, NonFiniteError, PerformanceWarning
 from . import blocks
 from .blocks import GradientBlock
@@ -178,10 +179,23 @@ class Jacobian(Features):
         step = -(-n // -(-n // step))
         if differentiable:
             return capture(self.network, state, x, plan, differentiable=True)
-        whole: dict[str, GradientBlock] = {}
+        # While a GPU is at work on a micro-batch, the next one is begun: it is asked once, at the end, whether all went
+        # well. If not, all are made again one by one, each as it needs it.
+        largest: list[Tensor] = []
+        whole = self._put_together(x, plan, form, state, step, largest)
+        if largest and not float(torch.stack([v.to(largest[0]) for v in largest]).max()) < float("inf"):
+            whole = self._put_together(x, plan, form, state, step, None)
+        return {name: whole[name] for name in self.network.trainable if name in whole}
+
+    def _put_together(
+        self, x: Inputs, plan: CapturePlan, form: Form, state: Params, step: int, largest: list[Tensor] | None
+    ) -> dict[str, GradientBlock]:
+        """The blocks of x from micro-batches of `step` samples; `largest` as in `capture`."""
+        n, whole = tree.size(x), dict[str, GradientBlock]()
         for start in range(0, n, step):
+            some = x if step >= n else tree.take(x, slice(start, start + step))
             try:
-                part = capture(self.network, state, x if step >= n else tree.take(x, slice(start, start + step)), plan)
+                part = capture(self.network, state, some, plan, largest=largest)
             except NonFiniteError as e:
                 raise e.shifted(start) from None
             # Gradients where they are smaller than their factors, for all batches alike, or tiles could not be paired.
@@ -193,4 +207,4 @@ class Jacobian(Features):
                 return part
             for name in list(part):
                 whole[name] = blocks.put(whole.get(name), part.pop(name), start, n)
-        return {name: whole[name] for name in self.network.trainable if name in whole}
+        return whole

@@ -15,7 +15,7 @@ from .._base.memory import power_of_two
 from .lattice import Places
 
 # How `form_rows` cuts its work (heuristic; `benchmarks/speed/float8.py` tries others).
-FORM = {"BLOCK_O": 128, "BLOCK_I": 128, "num_warps": 8, "num_stages": 3}
+FORM = {"BLOCK_O": 128, "BLOCK_I": 128, "num_warps": 4, "num_stages": 3}
 
 
 def _kernels(v: Tensor) -> ModuleType | None:

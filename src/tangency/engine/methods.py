@@ -29,8 +29,8 @@ _RATES = {
     ("cuda", torch.float16): (5e14, 3e12),
 }
 _EIGHT_RATE = {"cuda": 1e15}  # flop/s of 8 bits, likewise; elsewhere they are no faster than more bits
-# Multiply–adds in whose time one number is fetched from a cache and added (measured on one core; estimated on a GPU).
-_FETCH = {"cpu": 110, "cuda": 48}
+# Multiply–adds in whose time one number is fetched from a cache and added (heuristic; measured: two cores, one H200).
+_FETCH = {"cpu": 300, "cuda": 48}
 
 
 @dataclass(frozen=True)

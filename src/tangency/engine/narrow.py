@@ -46,7 +46,7 @@ class Rounded:
 @cache
 def available(device: torch.device) -> bool:
     """Whether a device multiplies numbers of 8 bits itself."""
-    if device.type != "cuda" or not hasattr(torch, "_scaled_mm"):
+    if device.type != "cuda" or torch.version.hip is not None:  # AMD's cards have an e4m3 of their own
         return False
     return torch.cuda.get_device_capability(device) >= (8, 9)
 
