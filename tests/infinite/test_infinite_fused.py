@@ -286,7 +286,7 @@ class OneAxis(nn.Module):
         (nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular"), *stack(8, nn.ReLU())), "circular"),
         (stack(3, nn.ReLU(), nn.AvgPool2d(3, 1)), "do not divide"),
         (nn.Sequential(conv(3), nn.ReLU()), "neither averaged nor flattened"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 1)), "neither averaged nor flattened"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 1)), "no images"),
     ],
 )
 def test_who_has_no_plan_and_why(net, why):

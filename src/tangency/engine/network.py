@@ -7,10 +7,9 @@ a module (caches, counters, weights made by hooks, a replaced submodule) is take
 """
 
 import random
-import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import is_
 from threading import RLock
@@ -20,16 +19,15 @@ from weakref import ref
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .._base import checks, tree
 from .._base.types import Float, Inputs, Params, PickedOutputs, Trainable
 from ..errors import InputError, ModelError
 from .heads import Head, Readout, head_arity
+from .modes import numerical_modes
 from .recorder import Recorder
 
 TURN = RLock()  # a model, or a part that two models share, is lent to one thread at a time
-_SWITCHES = RLock()  # tf32 and cuDNN are switched for the whole process, so by one thread at a time
 _CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set})
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 # How parameters and inputs are kept in each precision. 'tf32', 'float16' and 'float8' round inside of products only.
@@ -282,46 +280,12 @@ class Network:
 
         The caller's autocast is off (one inside the model is not), and so is the compiling of compiled parts.
         """
-        device = next(self.model.parameters()).device.type
-        # On a CPU there is nothing to switch, and no lock to wait for.
-        cuda = device == "cuda"
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = None
-        with ExitStack() as stack:
-            if cuda:
-                stack.enter_context(_SWITCHES)
-            if differentiable:
-                # The fused attention kernels have no second derivatives.
-                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            if cuda and any(isinstance(m, nn.RNNBase) for m in self.model.modules()):
-                # cuDNN's recurrent layers have no backward pass in evaluation mode; torch's own do.
-                stack.enter_context(cudnn.flags(enabled=False))
-            for kind in {device, "cpu"}:
-                if torch.is_autocast_enabled(kind):
-                    stack.enter_context(torch.autocast(kind, enabled=False))
-            # Something may be compiled; importing dynamo only to turn it off would take seconds.
-            if "torch._dynamo" in sys.modules:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            try:
-                if cuda:
-                    before = (matmul.allow_tf32, cudnn.allow_tf32)
-                    matmul.allow_tf32 = cudnn.allow_tf32 = (self.half or self.precision == "tf32") and not exact
-                yield
-            finally:
-                if before is not None:
-                    matmul.allow_tf32, cudnn.allow_tf32 = before
-
-
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Products of float32 numbers in float32, for as long as the context lasts: no autocast, and on a GPU no tf32."""
-    matmul = torch.backends.cuda.matmul
-    with torch.autocast(device.type, enabled=False), ExitStack() as stack:
-        if device.type == "cuda":
-            stack.enter_context(_SWITCHES)
-            stack.callback(setattr, matmul, "allow_tf32", matmul.allow_tf32)
-            matmul.allow_tf32 = False
-        yield
+        device = next(self.model.parameters()).device
+        # cuDNN's recurrent layers have no backward pass in evaluation mode; torch's own do.
+        without_cudnn = any(isinstance(m, nn.RNNBase) for m in self.model.modules())
+        tf32 = (self.half or self.precision == "tf32") and not exact
+        with numerical_modes(device, tf32=tf32, differentiable=differentiable, without_cudnn=without_cudnn):
+            yield
 
 
 @dataclass(frozen=True)

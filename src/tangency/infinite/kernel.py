@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._base import checks, tree
 from .._base.types import Inputs, Spec
-from ..engine.network import full_precision
+from ..engine.modes import numerical_modes
 from ..errors import InputError, ModelError, NonFiniteError
 from ..kernels.kernel import Kernel, all_finite
 from .layers.basic import Layer
@@ -88,7 +88,7 @@ class Infinite(Kernel):
         if self.dtype != torch.float64 and not recursion.batchwise:
             # Own moments by the very operations of the pairs, not those of float64 rounded: then equal patches have
             # equal moments to the last bit, and the angle 0 instead of √ε (measured: errors of 1e-7 instead of 3e-5).
-            with full_precision(energy.device):
+            with numerical_modes(energy.device):
                 side = prepared_side(recursion, side.rounded(self.dtype))
         return PreparedBatch(recursion, side)
 
@@ -111,7 +111,7 @@ class Infinite(Kernel):
     def _tiles(
         self, a: PreparedBatch, b: PreparedBatch, want: Sequence[str], workspace: int | None
     ) -> dict[str, Tensor]:
-        with full_precision(a.side.energy.device):
+        with numerical_modes(a.side.energy.device):
             tiles = gram_tile(a, b, want, workspace)
         return {name: v.to(self.dtype) for name, v in tiles.items()}  # BatchNorm's are in float64 whatever was asked
 
