@@ -11,9 +11,9 @@ from torch import Tensor
 from .._base.memory import WORKSPACE
 from .blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock, gradient, matched
 
-# On a CPU, gradients are formed in slices that stay in the cache until they are multiplied (heuristic: bytes, and the
-# least number of channels for which forming them is still efficient).
-CACHE, CHANNELS = 1 << 24, 64
+# On a CPU, gradients are formed in slices that stay in the cache until they are multiplied (heuristic: bytes), of no
+# fewer channels than are formed efficiently (heuristic: most of the work is multiplying, or else it is forming).
+CACHE, CHANNELS, CHANNELS_FORMED = 1 << 23, 64, 256
 
 
 def expanded(
@@ -21,7 +21,8 @@ def expanded(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Weight gradients [n, c, …] of both sides, in slices of the output channels that fit the workspace.
 
-    For a trace slices may be cut between outputs, too. What is differentiated is not cut at all.
+    For a trace slices may be cut between outputs, too. What is differentiated is not cut at all. Each slice takes the
+    place of the one before, so that memory is not paged in anew for every one: use it before asking for the next.
     """
     room = None if differentiable else workspace
     _, g, i, o = x.sizes()
@@ -50,7 +51,8 @@ class _Side:
         self, x: OuterBlock, workspace: int | None, index: Tensor | None = None, rows: int | None = None
     ) -> None:
         self.x, self.a, self.rows, self.d = x, index, rows, x.d()
-        self.step = x.n
+        self.step, self.reused = x.n, workspace is not None
+        self.slice: Tensor | None = None
         if index is None:
             t, g, i, _ = x.sizes()
             size = t * g * i * x.uses[0].x.element_size()
@@ -60,13 +62,29 @@ class _Side:
 
     def gradient(self, cut: tuple[slice, ...]) -> Tensor:
         """[n, c, g·o·i] for a slice of the cotangents."""
+        d = self.d[cut]
+        if self.rows is not None:
+            assert self.a is not None
+            return _scattered(self.a, d, self.rows)
+        if not self.reused:
+            return gradient(_by_group(self.x) if self.a is None else self.a, d)
+        out = self._room(d)
         if self.a is not None:
-            return _gradient(self.a, self.d[cut], self.rows)
-        pieces = []
-        for start in range(0, self.x.n, self.step):
-            few = slice(start, start + self.step)
-            pieces.append(_gradient(_by_group(self.x.rows(few)), self.d[few][cut]))
-        return torch.cat(pieces)
+            return gradient(self.a, d, out)
+        made = [
+            gradient(_by_group(self.x.rows(few)), d[few], out[few])
+            for few in (slice(start, start + self.step) for start in range(0, self.x.n, self.step))
+        ]
+        # Written side by side, unless `gradient` had to copy them.
+        return out.view(self.x.n, d.shape[1], -1) if made[0].data_ptr() == out.data_ptr() else torch.cat(made)
+
+    def _room(self, d: Tensor) -> Tensor:
+        """Memory for the gradients of these cotangents, the same for all slices: the first is the largest."""
+        n, c, _, g, o = d.shape
+        shape = (n, c * g * o * self.x.sizes()[2])
+        if self.slice is None:
+            self.slice = d.new_empty(shape)
+        return self.slice.flatten()[: shape[0] * shape[1]].view(shape)
 
 
 def _by_group(x: OuterBlock) -> Tensor:
@@ -84,7 +102,8 @@ def _slices(x: OuterBlock, o: int, size: int, trace: bool, workspace: int) -> It
     item = 4 if d.dtype == torch.float16 and not d.is_cuda else d.element_size()  # a CPU multiplies in 32 bits
     fit = workspace // max(1, size * item)  # channels of all outputs
     if not d.is_cuda:
-        fit = min(fit, max(CACHE // max(1, size * item), -(-CHANNELS // (x.c if trace else 1))))
+        least = CHANNELS_FORMED if not x.indexed and x.sizes()[0] > x.n else CHANNELS
+        fit = min(fit, max(CACHE // max(1, size * item), -(-least // (x.c if trace else 1))))
     if fit >= o:
         yield (every,)
         return
@@ -107,13 +126,11 @@ def _even(o: int, fit: int) -> int:
     return o if step >= o else min(fit, -(-step // 64) * 64) if fit >= 64 else step
 
 
-def _gradient(a: Tensor, d: Tensor, rows: int | None = None) -> Tensor:
-    """Σ_t δ_t ⊗ a_t for a slice of output channels: [n, c, g·o·i]."""
+def _scattered(index: Tensor, d: Tensor, rows: int) -> Tensor:
+    """Σ_t δ_t in row index_t for a slice of output channels: [n, c, rows·o]."""
     n, c, t, _, o = d.shape
-    if rows is not None:  # row numbers
-        out = d.new_zeros(n, c, rows + 1, o)
-        return out.scatter_add(2, a[:, None, :, None].expand(n, c, t, o), d[:, :, :, 0])[:, :, :rows].flatten(2)
-    return gradient(a, d)
+    out = d.new_zeros(n, c, rows + 1, o)
+    return out.scatter_add(2, index[:, None, :, None].expand(n, c, t, o), d[:, :, :, 0])[:, :, :rows].flatten(2)
 
 
 def _compact(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
