@@ -27,6 +27,8 @@ VERIFIED = [name for name in FINISHED if "features" not in name]
 KNOWN = json.loads((make_stores.HERE / "environment.json").read_text())
 # Bits depend on torch and on the processor's instructions; elsewhere numbers may differ by rounding.
 ALIKE = make_stores.environment() == KNOWN
+# Then the upper half of a symmetric tile was computed and mirrored, today the lower one: alike up to rounding only.
+MIRRORED = {"full"}
 
 
 @pytest.fixture
@@ -59,9 +61,9 @@ def _opened(store: Path) -> Tensor:
     return tg.open_gram(str(store)).dense()
 
 
-def _same(a: Tensor, b: Tensor) -> None:
+def _same(a: Tensor, b: Tensor, bits: bool = ALIKE) -> None:
     assert a.dtype == b.dtype
-    if ALIKE:
+    if bits:
         assert torch.equal(a, b)
     else:
         torch.testing.assert_close(a, b)
@@ -74,7 +76,8 @@ def _files(store: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", FINISHED)
 def test_a_finished_store_holds_what_is_computed_today(stores: Path, name: str) -> None:
     today = make_stores.STORES[name].into(None)
-    _same(_opened(stores / name), today if isinstance(today, Tensor) else today.dense())
+    value = today if isinstance(today, Tensor) else today.dense()
+    _same(_opened(stores / name), value, ALIKE and name not in MIRRORED)
 
 
 @pytest.mark.parametrize("name", FINISHED)
@@ -117,7 +120,7 @@ def test_the_command_accepts_them(
     said = capsys.readouterr().out
     assert f"{count} of {count} finished tiles match their checksums" in said
     assert f"{count} tiles computed again" in said
-    if ALIKE:
+    if ALIKE and name not in MIRRORED:
         assert f"{count} equal bit for bit" in said
 
 

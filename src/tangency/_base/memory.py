@@ -1,13 +1,14 @@
 """How much memory there is, how much of it we take where the user says nothing, and sizes rounded to powers of two."""
 
 import os
+from functools import cache
 
 import torch
 
 # What is taken where the user gives no budget, in bytes; all of them heuristics. (How many numbers one loop of an
 # algorithm holds at a time stands beside the loop.)
 GRAM_ON_CPU = 4 << 30  # for computing a Gram
-BATCH_ON_CPU = 1 << 28  # for what one micro-batch keeps
+BATCH_ON_CPU = 1 << 29  # for what one micro-batch keeps
 WORKSPACE = {"cpu": 1 << 28, "cuda": 1 << 32}  # for each large temporary of a contraction
 TILE_WORKSPACE = {"cpu": 1 << 28, "cuda": 1 << 31}  # the same in a run of tiles, at most
 TILE_CAPTURE = 3 << 33  # for making a block of a run of tiles, at most
@@ -35,8 +36,18 @@ def gram_budget(device: torch.device) -> int:
 
 
 def batch_budget(device: torch.device) -> int:
-    """Bytes for one micro-batch: a third of what a GPU has free, 256 MiB on a CPU."""
+    """Bytes for one micro-batch: a third of what a GPU has free, 512 MiB on a CPU."""
     return free_memory(device) // 3 if device.type == "cuda" else BATCH_ON_CPU
+
+
+@cache
+def keep_memory() -> None:
+    """Let malloc keep what is freed: else every temporary is paged in anew, at about the cost of its arithmetic.
+
+    glibc returns blocks above a limit to the system at once, and raises the limit when one is freed (mallopt(3),
+    M_MMAP_THRESHOLD); 31 MB is just below what it takes note of. Nothing is touched, so nothing is used.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def power_of_two(v: int) -> int:

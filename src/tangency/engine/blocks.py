@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -400,9 +401,12 @@ def saved_by_forming(block: OuterBlock) -> int:
     return block.nbytes // block.n - block.c * g * o * i * block.uses[0].d.element_size()
 
 
-def gradient(a: Tensor, d: Tensor) -> Tensor:
-    """Σ_t δ_t ⊗ a_t from a [n, g, t, i] and δ [n, c, t, g, o]: [n, c, g·o·i]."""
-    n, c, t, g, _ = d.shape
+def gradient(a: Tensor, d: Tensor, out: Tensor | None = None) -> Tensor:
+    """Σ_t δ_t ⊗ a_t from a [n, g, t, i] and δ [n, c, t, g, o]: [n, c, g·o·i], in the memory of `out` if it is given.
+
+    `out` holds n·c·g·o·i numbers; where there are groups, or 16-bit factors on a CPU, they are copied once more.
+    """
+    n, c, t, g, o = d.shape
     if a.dtype == torch.float16 and a.device.type == "cpu":  # faster in 32 bits, and rounded once
         return gradient(a.float(), d.float()).half()
     if a.dtype == torch.float16 and (odd := -a.shape[3] % 8):  # matrix units want rows of 8: three channels, 27 entries
@@ -410,7 +414,8 @@ def gradient(a: Tensor, d: Tensor) -> Tensor:
         return filled.unflatten(2, (-1, a.shape[3] + odd))[..., : a.shape[3]].flatten(2)
     # One product per sample (and group) that reads the activations once for all outputs.
     deltas = d.permute(0, 3, 1, 4, 2).reshape(n * g, -1, t)
-    return torch.bmm(deltas, a.reshape(n * g, t, -1)).view(n, g, c, -1).transpose(1, 2).flatten(2)
+    room = None if out is None else out.view(n * g, c * o, -1)
+    return torch.bmm(deltas, a.reshape(n * g, t, -1), out=room).view(n, g, c, -1).transpose(1, 2).flatten(2)
 
 
 def put(target: GradientBlock | None, block: GradientBlock, start: int, n: int) -> GradientBlock:
@@ -478,8 +483,16 @@ def _zeros_like_rows(v: Tensor, n: int) -> Tensor:
     # Contractions want channels and outputs to be neighbours in memory, as `capture` has laid them out.
     strides = v.stride()
     order = [0, *sorted(range(1, v.dim()), key=lambda k: -strides[k])]
-    zeros = v.new_zeros(n, *(v.shape[k] for k in order[1:]))
+    zeros = _zeros(v, (n, *(v.shape[k] for k in order[1:])))
     return zeros.permute([order.index(k) for k in range(v.dim())])
+
+
+def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Zeros of this shape. On a CPU they come from the system, which writes them only where they are looked at."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    memory = np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8)
+    return torch.from_numpy(memory).view(like.dtype).view(shape)
 
 
 def _join(factors: list[Tensor], dim: int) -> Tensor:

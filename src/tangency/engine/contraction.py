@@ -2,7 +2,7 @@
 
 Every method ends in one of two forms: products L Rᵀ of matrices whose rows are samples (`TileSum.product`), or
 Σ_{t,s} (a·a')(δ·δ') over positions (`TileSum.in_place`). `TileSum` adds them up and, when both sides are the same
-samples, computes the upper half only.
+samples, computes the lower half only.
 
 Which form is taken for a layer is decided by its cost (`methods.py`). In 'float8' long rows of gradients, and wide
 cotangents in place, are rounded once more, to 8 bits (`narrow.py`).
@@ -24,6 +24,9 @@ from .narrow import Rounded, matmul_eight, matmul_wide
 
 # Position-by-position products on a CPU are cut to this many bytes, so that they stay in its cache (heuristic).
 _CACHED_TILE = 1 << 23
+# A symmetric tile is computed in strips from its diagonal down. On a CPU each is a multiple of so many columns wide,
+# which products are fastest at, and there are at most so many (heuristic: narrower ones save more, but run slower).
+_COLUMNS, _STRIPS = 48, 8
 
 
 class TileSum:
@@ -80,14 +83,14 @@ class TileSum:
         return set()
 
     def result(self) -> Tensor:
-        """The tile; of a symmetric one the lower half is the mirrored upper half, exactly."""
+        """The tile; of a symmetric one the upper half is the mirrored lower half, exactly."""
         k = self.value
         if self.symmetric and not self.differentiable:
-            # Below the strips nothing was computed; of the squares on the diagonal, both halves, alike up to rounding.
-            for rows, _ in self._tiles():
-                r = slice(rows.start * self.c, rows.stop * self.c)
-                k[r.stop :, r] = k[r, r.stop :].T
-                k[r, r] = torch.triu(k[r, r]) + torch.triu(k[r, r], 1).T
+            # Above the strips nothing was computed; of the squares on the diagonal, both halves, alike up to rounding.
+            for _, columns in self._tiles():
+                q = slice(columns.start * self.c, columns.stop * self.c)
+                k[q, q.stop :] = k[q.stop :, q].T
+                k[q, q] = torch.tril(k[q, q]) + torch.tril(k[q, q], -1).T
         elif self.symmetric:
             k = (k + k.T) / 2
         return k if self.trace else k.view(self.n, self.c, self.m, self.d)
@@ -134,16 +137,18 @@ class TileSum:
         if self.differentiable or step >= max(self.n, self.m):
             left = self._factors(x, shift, eight)
             right = left if x is y else self._factors(y, shift, eight)
-            self._in_place(left, right, self._tiles(), scale, constant)
+            self._in_place(left, right, self._tiles(x.sizes()[0]), scale, constant)
             return
-        # Factors of a few samples at a time; those of the columns are formed again for every strip of rows.
-        for i in range(0, self.n, step):
-            rows = slice(i, min(i + step, self.n))
-            left = self._factors(x.rows(rows), shift, eight)
-            for j in range(i if self.symmetric else 0, self.m, step):
-                columns = slice(j, min(j + step, self.m))
-                right = left if self.symmetric and i == j else self._factors(y.rows(columns), shift, eight)
-                self._in_place(left, right, [(rows, columns)], scale, constant, rows.start, columns.start)
+        # Factors of a few samples at a time; those of the rows are formed again for every strip of columns.
+        for j in range(0, self.m, step):
+            columns = slice(j, min(j + step, self.m))
+            right = self._factors(y.rows(columns), shift, eight)
+            for i in range(j if self.symmetric else 0, self.n, step):
+                rows = slice(i, min(i + step, self.n))
+                square = self.symmetric and i == j
+                left = right if square else self._factors(x.rows(rows), shift, eight)
+                tiles = self._strips(rows, x.sizes()[0]) if square else [(rows, columns)]
+                self._in_place(left, right, tiles, scale, constant, rows.start, columns.start)
 
     def _factors(self, x: OuterBlock, shift: bool, eight: bool) -> list["_Factors"]:
         """The factors of each group, patches as pixels if `shift`, cotangents rounded if `eight`."""
@@ -223,11 +228,11 @@ class TileSum:
         step = max(1, min(self.n, self.m, self.workspace // max(1, 2 * size)))
         if self.differentiable:
             step = max(self.n, self.m)
-        for i in range(0, self.n, step):
-            left = self._wide(x.rows(slice(i, i + step)).expand())
-            for j in range(i if self.symmetric else 0, self.m, step):
+        for j in range(0, self.m, step):
+            right = self._wide(y.rows(slice(j, j + step)).expand())
+            for i in range(j if self.symmetric else 0, self.n, step):
                 same = self.symmetric and i == j
-                right = left if same else self._wide(y.rows(slice(j, j + step)).expand())
+                left = right if same else self._wide(x.rows(slice(i, i + step)).expand())
                 part = left @ right.T
                 if self.differentiable:
                     self.value = self.value + part
@@ -255,16 +260,22 @@ class TileSum:
         """Samples → rows and columns of the tile, which has c and d of them for each."""
         return slice(rows.start * self.c, rows.stop * self.c), slice(columns.start * self.d, columns.stop * self.d)
 
-    def _tiles(self) -> Iterator[tuple[slice, slice]]:
-        """Row strips from the diagonal to the right where the tile is symmetric, else the whole."""
-        if not self.symmetric or self.differentiable:
-            yield slice(0, self.n), slice(0, self.m)
-            return
-        # Narrower strips save more of the lower half, but products of few rows run slower (heuristic).
-        count = max(1, min(8, self.n // (1024 if self._cuda else 64)))
-        strip = -(-self.n // count)
-        for start in range(0, self.n, strip):
-            yield slice(start, min(start + strip, self.n)), slice(start, self.n)
+    def _tiles(self, positions: int = 1) -> Iterable[tuple[slice, slice]]:
+        """Column strips from the diagonal down where the tile is symmetric, else the whole."""
+        rows = slice(0, self.n)
+        halved = self.symmetric and not self.differentiable
+        return self._strips(rows, positions) if halved else [(rows, slice(0, self.m))]
+
+    def _strips(self, samples: slice, positions: int) -> Iterator[tuple[slice, slice]]:
+        """The lower half of the square of these samples, each of which is a number of positions in the products."""
+        n, each = samples.stop - samples.start, positions * self.c
+        if self._cuda:
+            strip = -(-n // max(1, min(_STRIPS, n // 1024)))
+        else:
+            columns = _COLUMNS * -(-n * each // (_COLUMNS * _STRIPS))
+            strip = -(-columns // each)
+        for start in range(samples.start, samples.stop, strip):
+            yield slice(start, samples.stop), slice(start, min(start + strip, samples.stop))
 
     def _small_tiles(self, tiles: list[tuple[slice, slice]], positions: int) -> Iterator[tuple[slice, slice]]:
         """The tiles cut until their position-by-position products fit the workspace; on a CPU, rather its cache."""
@@ -278,7 +289,7 @@ class TileSum:
             high, wide = rows.stop - rows.start, columns.stop - columns.start
             # About square, so that each factor read is used for as many products as can be.
             if width < high * wide:
-                high = min(high, max(1, int(width**0.5)))
+                high = min(high, max(1, width // min(wide, max(1, int(width**0.5)))))
                 wide = max(1, width // high)
             for i in range(rows.start, rows.stop, high):
                 for j in range(columns.start, columns.stop, wide):

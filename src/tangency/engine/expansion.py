@@ -13,9 +13,9 @@ from . import fused, narrow
 from .blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock, gradient, matched
 from .narrow import Rounded
 
-# On a CPU, gradients are formed in slices that stay in the cache until they are multiplied (heuristic: bytes, and the
-# least number of channels for which forming them is still efficient).
-CACHE, CHANNELS = 1 << 24, 64
+# On a CPU, gradients are formed in slices that stay in the cache until they are multiplied (heuristic: bytes), of no
+# fewer channels than are formed efficiently (heuristic: most of the work is multiplying, or else it is forming).
+CACHE, CHANNELS, CHANNELS_FORMED = 1 << 23, 64, 256
 
 
 def expanded(
@@ -25,19 +25,22 @@ def expanded(
     workspace. A row per sample for a trace, else per (sample, output); rounded to 8 bits if `eight`.
 
     A slice of y is formed once for all blocks. For a trace slices may be cut between outputs, too. What is
-    differentiated is not cut at all. Of row numbers there is one block.
+    differentiated is not cut at all. Of row numbers there is one block. On a CPU each slice takes the place of the one
+    before, so that memory is not paged in anew for every one: use it before asking for the next.
     """
     room, x = None if differentiable else workspace, xs[0]
     _, g, i, o = x.sizes()
     # A gradient of an embedding has few rows that are not zero: only those that occur on either side are formed.
     if x.indexed:
         a, b, rows = _compact(x.a(), y.a() if x is not y else None)
-        sides = [_Side(x, room, a, rows)]
-        right = sides[0] if b is None else _Side(y, room, b, rows)
+        sides = [_Side(x, room, index=a, rows=rows)]
+        right = sides[0] if b is None else _Side(y, room, index=b, rows=rows)
         size = x.n * x.c * rows
     else:
-        sides = [_Side(one, room) for one in xs]
-        right = sides[0] if x is y else _Side(y, room)
+        # One place for all blocks, of which one is in use at a time, and one for y.
+        places = (None, None) if differentiable or x.uses[0].d.device.type != "cpu" else (_Place(), _Place())
+        sides = [_Side(one, room, places[0]) for one in xs]
+        right = sides[0] if x is y else _Side(y, room, places[1])
         size = max(y.n, *(one.n for one in xs)) * x.c * g * i
     for cut in [(slice(None),)] if room is None else _slices(x, o, size, trace, room):
         column = right.formed(cut, trace, eight)
@@ -53,13 +56,20 @@ def rows_of(g: Tensor, trace: bool) -> Tensor:
 class _Side:
     """One side of an expansion. Activations are formed once if they fit the workspace, else a few samples at a time.
 
-    `index`: row numbers in their place, of a weight with `rows` rows.
+    `place`: where slices are formed, one after the other. `index`: row numbers in place of activations, of a weight
+    with `rows` rows.
     """
 
     def __init__(
-        self, x: OuterBlock, workspace: int | None, index: Tensor | None = None, rows: int | None = None
+        self,
+        x: OuterBlock,
+        workspace: int | None,
+        place: "_Place | None" = None,
+        *,
+        index: Tensor | None = None,
+        rows: int | None = None,
     ) -> None:
-        self.x, self.a, self.rows, self.d = x, index, rows, x.d()
+        self.x, self.place, self.a, self.rows, self.d = x, place, index, rows, x.d()
         self.largest: Tensor | None = None  # what no gradient exceeds, once it was asked for
         self.step = x.n
         if index is None:
@@ -80,13 +90,36 @@ class _Side:
 
     def gradient(self, cut: tuple[slice, ...]) -> Tensor:
         """[n, c, g·o·i] for a slice of the cotangents."""
+        d = self.d[cut]
+        if self.rows is not None:
+            assert self.a is not None
+            return _scattered(self.a, d, self.rows)
+        out = None if self.place is None else self.place.room(d, self.x.sizes()[2])
         if self.a is not None:
-            return _gradient(self.a, self.d[cut], self.rows)
-        pieces = []
-        for start in range(0, self.x.n, self.step):
-            few = slice(start, start + self.step)
-            pieces.append(_gradient(_by_group(self.x.rows(few)), self.d[few][cut]))
-        return torch.cat(pieces)
+            return gradient(self.a, d, out)
+        made = [
+            gradient(_by_group(self.x.rows(few)), d[few], None if out is None else out[few])
+            for few in (slice(start, start + self.step) for start in range(0, self.x.n, self.step))
+        ]
+        # Written side by side, unless `gradient` had to copy them.
+        if out is not None and made[0].data_ptr() == out.data_ptr():
+            return out.view(self.x.n, d.shape[1], -1)
+        return torch.cat(made)
+
+
+class _Place:
+    """Memory for one slice of gradients after the other."""
+
+    def __init__(self) -> None:
+        self.memory: Tensor | None = None
+
+    def room(self, d: Tensor, i: int) -> Tensor:
+        """Room for the gradients of these cotangents and i activations: [n, c·g·o·i]."""
+        n, c, _, g, o = d.shape
+        size = n * c * g * o * i
+        if self.memory is None or self.memory.numel() < size:
+            self.memory = d.new_empty(size)
+        return self.memory[:size].view(n, -1)
 
 
 def _by_group(x: OuterBlock) -> Tensor:
@@ -104,7 +137,8 @@ def _slices(x: OuterBlock, o: int, size: int, trace: bool, workspace: int) -> It
     item = 4 if d.dtype == torch.float16 and not d.is_cuda else d.element_size()  # a CPU multiplies in 32 bits
     fit = workspace // max(1, size * item)  # channels of all outputs
     if not d.is_cuda:
-        fit = min(fit, max(CACHE // max(1, size * item), -(-CHANNELS // (x.c if trace else 1))))
+        least = CHANNELS_FORMED if not x.indexed and x.sizes()[0] > x.n else CHANNELS
+        fit = min(fit, max(CACHE // max(1, size * item), -(-least // (x.c if trace else 1))))
     if fit >= o:
         yield (every,)
         return
@@ -127,13 +161,11 @@ def _even(o: int, fit: int) -> int:
     return o if step >= o else min(fit, -(-step // 64) * 64) if fit >= 64 else step
 
 
-def _gradient(a: Tensor, d: Tensor, rows: int | None = None) -> Tensor:
-    """Σ_t δ_t ⊗ a_t for a slice of output channels: [n, c, g·o·i]."""
+def _scattered(index: Tensor, d: Tensor, rows: int) -> Tensor:
+    """Σ_t δ_t in row index_t for a slice of output channels: [n, c, rows·o]."""
     n, c, t, _, o = d.shape
-    if rows is not None:  # row numbers
-        out = d.new_zeros(n, c, rows + 1, o)
-        return out.scatter_add(2, a[:, None, :, None].expand(n, c, t, o), d[:, :, :, 0])[:, :, :rows].flatten(2)
-    return gradient(a, d)
+    out = d.new_zeros(n, c, rows + 1, o)
+    return out.scatter_add(2, index[:, None, :, None].expand(n, c, t, o), d[:, :, :, 0])[:, :, :rows].flatten(2)
 
 
 def _compact(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, int]:

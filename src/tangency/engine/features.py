@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._base import tree
-from .._base.memory import batch_budget
+from .._base.memory import batch_budget, keep_memory
 from .._base.misfit import FAILURES, in_words, misfit
 from .._base.types import Inputs, Params
 from ..errors import ModelError, NonFiniteError, PerformanceWarning
@@ -169,6 +169,7 @@ class Jacobian(Features):
 
     def _blocks(self, x: Inputs, plan: CapturePlan, memory: int | None, form: Form) -> dict[str, GradientBlock]:
         """The blocks of x by this plan. Where gradients with respect to x are wanted, all in one batch."""
+        keep_memory()
         differentiable = tree.needs_grad(x)
         state = self.network.state()
         budget = memory or batch_budget(next(iter(state.values())).device)

@@ -5,7 +5,6 @@ somebody else's weight and a tied weight are then the same thing. What has no ru
 (see `fallback.py`). Each reader has the signature of its function, and says what is what in its arguments.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from .rules import (
     Rule,
     Windows,
 )
-from .torch_functions import CASTS, ELEMENTWISE, SCALING, Function
+from .torch_functions import CASTS, ELEMENTWISE, SCALING, Function, signature
 
 
 @dataclass(frozen=True)
@@ -271,7 +270,7 @@ def read_call(function: Function, args: Sequence[object], kwargs: Mapping[str, o
     if reader is None:
         return None
     try:
-        inspect.signature(reader).bind(*args, **kwargs)
+        signature(reader).bind(*args, **kwargs)
         return reader(*args, **kwargs)
     except (NoRule, TypeError):
         return None

@@ -1,11 +1,19 @@
 """Tables of torch functions by what they do with values, as the recorder and the readers need to know it."""
 
+import inspect
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 
 Function = Callable[..., object]
+
+
+@cache
+def signature(function: Function) -> inspect.Signature:
+    """What arguments a function takes; asked once, since asking takes longer than many a layer."""
+    return inspect.signature(function)
 
 
 def _named(*names: str) -> frozenset[Function]:

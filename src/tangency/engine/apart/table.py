@@ -4,7 +4,6 @@ Each entry of `TAKEN_APART` takes `is_weight` and the function's own arguments, 
 the recorder; or raises NoRule before anything is computed.
 """
 
-import inspect
 from collections.abc import Callable
 
 import torch
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..rules import NoRule
-from ..torch_functions import Function
+from ..torch_functions import Function, signature
 from . import attention, bilinear, recurrent
 from .bilinear import IsWeight
 
@@ -20,7 +19,7 @@ Steps = Callable[[], object]
 
 
 def _attention(is_weight: IsWeight, *args: object, **kwargs: object) -> Steps:
-    bound = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs)
+    bound = signature(F.multi_head_attention_forward).bind(*args, **kwargs)
     bound.apply_defaults()
     a = bound.arguments
     if not attention.covers(a["query"], a["dropout_p"], a["training"], a["add_zero_attn"], a):
@@ -30,7 +29,7 @@ def _attention(is_weight: IsWeight, *args: object, **kwargs: object) -> Steps:
 
 def _embedding_bag(is_weight: IsWeight, input: Tensor, weight: Tensor, *args: object, **kwargs: object) -> Steps:
     """A weighted bag as a lookup and a sum."""
-    bound = inspect.signature(F.embedding_bag).bind(input, weight, *args, **kwargs)
+    bound = signature(F.embedding_bag).bind(input, weight, *args, **kwargs)
     bound.apply_defaults()
     a = bound.arguments
     weights = a["per_sample_weights"]

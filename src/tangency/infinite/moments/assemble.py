@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import prod
 
 import torch
 from torch import Tensor
 
+from ..._base.memory import keep_memory
 from ...errors import InputError
 from .core import Moments, Need, Pairs, Side
 from .fused.choose import Fused, find_fused
@@ -243,21 +243,11 @@ def _find_near(products: Sequence[Tensor], pairs: Pairs, itself: Tensor | None) 
     return close.nonzero(as_tuple=True) if bool(close.any()) else None
 
 
-@cache
-def _keep_memory() -> None:
-    """Let malloc keep what blocks free. Without this every block is paged in anew, at about the cost of its arithmetic.
-
-    glibc returns blocks above a limit to the system at once, and raises the limit when one is freed (mallopt(3),
-    M_MMAP_THRESHOLD); 31 MB is just below what it takes note of. Nothing is touched, so nothing is used.
-    """
-    torch.empty(31 << 20, dtype=torch.uint8)
-
-
 class _Tile:
     """The moments asked for as they fill: [n, m], or [n, s, m, t] where the outputs have positions."""
 
     def __init__(self, recursion: Recursion, n: int, m: int, want: Sequence[str], like: Tensor) -> None:
-        _keep_memory()
+        keep_memory()
         self.recursion, self.positions = recursion, prod(recursion.nodes[-1].grid)
         self.wide = len(recursion.nodes[-1].grid) > 0
         shape = (n, self.positions, m, self.positions) if self.wide else (n, m)
