@@ -236,3 +236,48 @@ def test_what_a_gpu_leaves_to_the_plain_recursion(net: Layer, size: tuple[int, i
 def test_many_channels_are_refused() -> None:
     stages = cut(plan_of(stack(1), images(1, channels=9)), 21)
     assert "9 channels" in str(stages)
+
+
+def test_costs_say_what_computes_it() -> None:
+    costs = tg.infinite_ntk(stack(3)).costs(images(4))
+    assert {row.method for row in costs.rows[:-1]} == {"compiled loop"}  # what stands in for the GPU is a CPU
+    assert costs.flops == pytest.approx(tg.infinite_ntk(stack(3)).costs(images(4), images(4)).flops * 10 / 16)
+    other = tg.infinite_ntk(Serial(Conv((3, 3)), Relu(), GlobalAvgPool(), Linear())).costs(images(4))
+    assert {row.method for row in other.rows} == {"plain recursion"}
+    assert "not by half of it" in other.table()
+
+
+def test_a_gpu_that_cannot_compile_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card without a compiler, or a network that does not fit: one sentence, and the plain recursion."""
+    kernel = tg.infinite_ntk(stack(1))
+    recursion = kernel.read(kernel.ready(images(1)))[1]
+    monkeypatch.setattr(choose, "why_not", lambda device: "no compiler here")
+    assert choose.choose(recursion, torch.device("cuda")) == "no compiler here"
+    monkeypatch.undo()
+    refused = kernel.read(kernel.ready(images(1, 80, 8)))[1]
+    monkeypatch.setattr(choose, "why_not", lambda device: None)
+    assert "80×8" in str(choose.choose(refused, torch.device("cuda")))
+    assert "mps" in str(choose.choose(recursion, torch.device("mps")))
+    choose.warn_once.cache_clear()
+    with pytest.warns(tg.PerformanceWarning, match="no compiler here: these convolutions go through the plain"):
+        choose.warn_once("no compiler here")
+    choose.warn_once("no compiler here")  # a second warning would be an error here
+
+
+def test_inputs_go_to_the_kernels_device() -> None:
+    kernel = tg.infinite_ntk(stack(1), device="cpu")
+    assert kernel.device == torch.device("cpu")
+    assert torch.equal(kernel(images(2)), tg.infinite_ntk(stack(1))(images(2)))
+    for device, why in (("cuda:99", "torch sees"), ("nowhere", "a device of torch"), (7.5, "a device of torch")):
+        with pytest.raises(tg.InputError, match=why):
+            tg.infinite_ntk(stack(1), device=device)  # type: ignore[arg-type]
+
+
+def test_a_devices_number_stays_behind() -> None:
+    """A worker process sees its own GPU alone, whatever number it has elsewhere."""
+    from dataclasses import replace
+
+    from tangency.gram.work import pack, unpack
+
+    kernel = replace(tg.infinite_ntk(stack(1)), device=torch.device("cuda:3"))
+    assert unpack(pack(kernel)).device == torch.device("cuda")
