@@ -391,7 +391,7 @@ def body(w: Writer) -> Value:
         w.values[first.node] = Value(tuple(total), None, 1 / layout.channels, False, True)
     else:
         names = [tuple(f"{stem}{q}" for q in range(layout.columns)) for stem in ("in_cov", "in_ntk")]
-        w.values[first.node] = Value(names[0], names[1] if layout.tangent else None, 1.0, False, False)
+        w.values[first.node] = Value(names[0], names[1] if layout.carried else None, 1.0, False, False)
     before = {step.node: step for step in stage.steps}
     for step in stage.steps[1:]:
         reads = [before[j] for j in step.inputs]

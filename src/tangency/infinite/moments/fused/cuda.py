@@ -1,7 +1,7 @@
 """The fused recursion on a GPU: images and variances put as the kernels read them, pairs run in portions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
@@ -65,7 +65,11 @@ def make_program(plan: Plan, real: Real, tangent: bool, windows: int | None = No
     pools = [
         write_pool(before, after) if before.stage.pool is not None else None for before, after in pairwise(layouts)
     ]
-    return Program(plan, tuple(write_kernel(layout) for layout in layouts), (*pools, None))
+    kernels: list[Kernel] = []
+    for layout in layouts:
+        carried = bool(kernels) and kernels[-1].tangent
+        kernels.append(write_kernel(replace(layout, carried=carried)))
+    return Program(plan, tuple(kernels), (*pools, None))
 
 
 @dataclass(frozen=True)
