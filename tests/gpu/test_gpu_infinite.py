@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from on_device import DEVICE, F64, Errors, error, there
+from on_device import CUDA, DEVICE, F64, Errors, error, there
 from torch import Tensor, nn
 from zoo import Net
 
 import tangency as tg
 from tangency import infinite as inf
+from tangency.infinite.moments.fused import choose
 
-pytestmark = pytest.mark.gpu
+# Networks that a GPU leaves to the plain recursion say so; that they do is tested below.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::tangency.PerformanceWarning")]
 BOUND = 1e-8
 Made = tuple[Any, dict[str, Any], tuple[int, ...]]  # network, options, shape of a sample
 NETWORKS: dict[str, Callable[[], Made]] = {}
@@ -150,6 +152,33 @@ def inputs(shape: tuple[int, ...]) -> Tensor:
     return torch.randn(5, *shape, generator=torch.Generator().manual_seed(3), dtype=F64)
 
 
+@network(3, 8, 8, b_var=0.1)
+def stack_pooled() -> Any:
+    return tg.models.conv_stack(4, 1)
+
+
+@network(3, 16, 16)
+def stack_flattened() -> Any:
+    return tg.models.conv_stack(9, 1, size=16)
+
+
+@network(3, 32, 32)
+def myrtle() -> Any:
+    return tg.models.myrtle(5, 1)
+
+
+@network(2, 8, 12, b_var=0.2)
+def residual_strided() -> Any:
+    branch = inf.Serial(inf.Relu(), inf.Conv((3, 3), stride=2, padding=1), inf.Erf(), inf.Conv((5, 5), padding=2))
+    block = inf.Sum(branch, inf.Conv((1, 1), stride=2))
+    return inf.Serial(inf.Conv((3, 3), padding=1), block, inf.Gelu(), inf.GlobalAvgPool(), inf.Linear())
+
+
+@network(1, 28, 28)
+def odd_lanes() -> Any:
+    return inf.Serial(inf.Conv((3, 3), padding=1), inf.LeakyRelu(0.2), inf.GlobalAvgPool(), inf.Linear())
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_both_kernels_are_those_of_the_cpu(name: str, errors: Errors) -> None:
     net, options, shape = NETWORKS[name]()
@@ -205,3 +234,24 @@ def test_float32_on_the_device(name: str, errors: Errors) -> None:
     errors.below(
         "infinite, float32, tiles", error(tg.compute(kernel, there(x), tile=2, progress=False).dense(), want), 1e-5
     )
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.skipif(not CUDA, reason="a CPU has no CUDA kernels")
+def test_images_go_through_cuda_kernels_or_it_is_said() -> None:
+    kernel = tg.infinite_ntk(tg.models.conv_stack(2, 1))
+    x = there(inputs((3, 8, 8)))
+    assert {row.method for row in kernel.costs(x).rows[:-1]} == {"fused kernels"}
+    kernel(x)
+    choose.warn_once.cache_clear()
+    valid = tg.infinite_ntk(inf.Serial(inf.Conv((3, 3)), inf.Relu(), inf.GlobalAvgPool(), inf.Linear()))
+    with pytest.warns(tg.PerformanceWarning, match="not by half of it.*plain recursion"):
+        valid(x)
+
+
+@pytest.mark.skipif(not CUDA, reason="a CPU has no CUDA kernels")
+def test_samples_come_from_the_cpu() -> None:
+    x = inputs((3, 8, 8))
+    kernel = tg.infinite_ntk(tg.models.conv_stack(2, 1), device="cuda")
+    assert kernel(x).is_cuda
+    assert tg.compute(kernel, x.numpy(), progress=False).dense().shape == (len(x), len(x))

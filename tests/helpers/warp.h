@@ -36,6 +36,7 @@ template<class T> Vec<T> down(const Vec<T>&a,int d){Vec<T> r; for(int k=0;k<32;k
 F1(root,std::sqrt(x)) F1(over,(cell)1/x) F1(over_root,(cell)1/std::sqrt(x)) F1(sat,x<0?(cell)0:x>1?(cell)1:x) F1(apart,x>(sizeof(cell)==4?(cell)4e-7:(cell)1e-15)?x:(cell)0) F1(size_of,std::fabs(x))
 real fused(const real&a,const real&b,const real&c){real r; for(int k=0;k<32;k++) r.v[k]=std::fma(a.v[k],b.v[k],c.v[k]); return r;}
 real sign_of(const real&a,const real&b){real r; for(int k=0;k<32;k++) r.v[k]=std::copysign(a.v[k],b.v[k]); return r;}
+real below(const real&x,double bound,const real&a,const real&b){real r; for(int k=0;k<32;k++) r.v[k]=x.v[k]<(cell)bound?a.v[k]:b.v[k]; return r;}
 lane_int lane_number(){lane_int r; for(int k=0;k<32;k++) r.v[k]=k; return r;}
 static inline int min(int a,int b){return a<b?a:b;}
 int warp_number(){return WARP;}

@@ -1,14 +1,18 @@
 """The CUDA kernels of the fused recursion, run on a CPU warp by warp (helpers/warp.h), against the plain recursion."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_infinite_peers import CASES, DATA, OTHERS, inputs, kernel
 from torch import Tensor, nn
+from warp import Warps, compiler
 
 import tangency as tg
+from tangency.gram.work import pack, unpack
 from tangency.infinite import (
     Abs,
     AvgPool,
@@ -33,7 +37,7 @@ from tangency.infinite.moments.fused import choose, cuda
 from tangency.infinite.moments.fused.gpu import GpuBackend
 from tangency.infinite.moments.fused.plan import Plan, find_plan
 from tangency.infinite.moments.fused.stages import cut
-from tests.helpers.warp import Warps, compiler
+from tangency.infinite.moments.recursion import with_own_moments
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler, which stands in for a GPU")
 Net = Layer | nn.Module
@@ -66,8 +70,6 @@ def errors(net: Net, x: Tensor, y: Tensor | None = None, dtype: str = "float64",
 
 def plainly(kernel: tg.infinite.Infinite, x: Tensor) -> PreparedBatch:
     """A batch prepared without the fused recursion."""
-    from tangency.infinite.moments.recursion import with_own_moments
-
     build, recursion = kernel.read(kernel.ready(x))
     assert build.energy is not None
     return PreparedBatch(recursion, with_own_moments(recursion, Side(build.known, build.size, build.energy)))
@@ -106,6 +108,7 @@ NETS = {
     "pooled": Serial(POOLED, GlobalAvgPool(), Linear()),
     "pooled, flat": Serial(POOLED, Flatten(), Linear()),
     "pooled to one": Serial(Conv((3, 3), padding=1), Relu(), AvgPool((4, 4)), AvgPool((2, 2)), Flatten(), Linear()),
+    "pooled images": Serial(AvgPool((2, 2)), Conv((3, 3), padding=1), Relu(), GlobalAvgPool(), Linear()),
     "strided": Serial(*(Conv((3, 3), stride=2, padding=1), Relu()) * 2, GlobalAvgPool(), Linear()),
     "residual": Serial(Conv((3, 3), padding=1), block(1), block(2), block(1), Relu(), GlobalAvgPool(), Linear()),
     "head": Serial(stack(2), Relu(), Linear(), Relu(), Linear()),
@@ -236,3 +239,77 @@ def test_what_a_gpu_leaves_to_the_plain_recursion(net: Layer, size: tuple[int, i
 def test_many_channels_are_refused() -> None:
     stages = cut(plan_of(stack(1), images(1, channels=9)), 21)
     assert "9 channels" in str(stages)
+
+
+def test_costs_say_what_computes_it() -> None:
+    costs = tg.infinite_ntk(stack(3)).costs(images(4))
+    assert {row.method for row in costs.rows[:-1]} == {"compiled loop"}  # what stands in for the GPU is a CPU
+    assert costs.flops == pytest.approx(tg.infinite_ntk(stack(3)).costs(images(4), images(4)).flops * 10 / 16)
+    other = tg.infinite_ntk(Serial(Conv((3, 3)), Relu(), GlobalAvgPool(), Linear())).costs(images(4))
+    assert {row.method for row in other.rows} == {"plain recursion"}
+    assert "not by half of it" in other.table()
+
+
+def test_a_gpu_that_cannot_compile_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card without a compiler, or a network that does not fit: one sentence, and the plain recursion."""
+    kernel = tg.infinite_ntk(stack(1))
+    recursion = kernel.read(kernel.ready(images(1)))[1]
+    monkeypatch.setattr(choose, "why_not", lambda device: "no compiler here")
+    assert choose.choose(recursion, torch.device("cuda")) == "no compiler here"
+    monkeypatch.undo()
+    refused = kernel.read(kernel.ready(images(1, 80, 8)))[1]
+    monkeypatch.setattr(choose, "why_not", lambda device: None)
+    assert "80×8" in str(choose.choose(refused, torch.device("cuda")))
+    assert "mps" in str(choose.choose(recursion, torch.device("mps")))
+    choose.warn_once.cache_clear()
+    with pytest.warns(tg.PerformanceWarning, match="no compiler here: these convolutions go through the plain"):
+        choose.warn_once("no compiler here")
+    choose.warn_once("no compiler here")  # a second warning would be an error here
+
+
+def test_inputs_go_to_the_kernels_device() -> None:
+    kernel = tg.infinite_ntk(stack(1), device="cpu")
+    assert kernel.device == torch.device("cpu")
+    assert torch.equal(kernel(images(2)), tg.infinite_ntk(stack(1))(images(2)))
+    for device, why in (("cuda:99", "torch sees"), ("nowhere", "a device of torch"), (7.5, "a device of torch")):
+        with pytest.raises(tg.InputError, match=why):
+            tg.infinite_ntk(stack(1), device=device)  # type: ignore[arg-type]
+
+
+def test_a_devices_number_stays_behind() -> None:
+    """A worker process sees its own GPU alone, whatever number it has elsewhere."""
+    kernel = replace(tg.infinite_ntk(stack(1)), device=torch.device("cuda:3"))
+    assert unpack(pack(kernel)).device == torch.device("cuda")
+
+
+def fitting_peers() -> list[str]:
+    """The networks of the fixtures that a GPU's kernels take."""
+    found = []
+    for name, case in CASES.items():
+        if case["inputs"] == "image" and name not in OTHERS:
+            k = kernel(name)
+            recursion = k.read(k.ready(inputs("image", "1")))[1]
+            plan = find_plan(recursion)
+            if isinstance(plan, Plan) and not isinstance(cut(plan, 21), str):
+                found.append(name)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_agrees_with_neural_tangents(dtype: str) -> None:
+    """Every network of the fixtures that fits gives neural-tangents' numbers."""
+    names = fitting_peers()
+    assert len(names) > 10
+    x1, x2 = inputs("image", "1"), inputs("image", "2")
+    for name in names:
+        k = replace(kernel(name), dtype=getattr(torch, dtype))
+        for which, pair in {"11": k.both(x1), "12": k.both(x1, x2)}.items():
+            for what, got in zip(("nngp", "ntk"), pair, strict=True):
+                theirs = torch.from_numpy(DATA[f"{name}/{what}_{which}"])
+                off = (got.double() - theirs).abs() / theirs.abs().max()
+                # Where an input meets itself, theirs is good to half the digits only.
+                itself = torch.eye(*off.shape, dtype=torch.bool) if which == "11" else torch.zeros(off.shape).bool()
+                itself[1, 0] |= which == "12"  # x2[0] is a copy of x1[1]
+                bound = 1e-9 if dtype == "float64" else 3e-6
+                assert float(off[~itself].max()) < bound, f"{name} {what}_{which}: {float(off[~itself].max()):.1e}"

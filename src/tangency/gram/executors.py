@@ -49,7 +49,9 @@ def check_executor(executor: object, kernel: Kernel | RowMap) -> None:
                 f"executor={executor!r}; needed: 'gpus', tg.Workers(…), tg.RayExecutor(…), or an object with submit()."
             )
         if kernel.device is None or kernel.device.type != "cuda":
-            raise InputError("executor='gpus' needs the model on a GPU: model.cuda().")
+            raise InputError(
+                "executor='gpus' needs the model on a GPU: model.cuda(), or device='cuda' for tg.infinite_ntk."
+            )
     elif executor is not None and (isinstance(executor, type) or not callable(getattr(executor, "submit", None))):
         kind = f"the class {executor.__name__}" if isinstance(executor, type) else f"a {type(executor).__name__}"
         raise InputError(

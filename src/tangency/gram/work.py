@@ -100,6 +100,8 @@ def pack(kernel: Kernel | RowMap) -> bytes:
             """How to make a thing again; NotImplemented for the usual way."""
             if type(thing) is Tensor and _far(thing):
                 return _arrive, (_leave(thing),)
+            if isinstance(thing, torch.device) and thing.type == "cuda":
+                return torch.device, ("cuda",)
             override = getattr(super(), "reducer_override", None)
             return NotImplemented if override is None else override(thing)
 

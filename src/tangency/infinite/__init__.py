@@ -13,8 +13,8 @@ torch.Size([4, 4])
 # Inside, each folder imports only from those before it:
 #
 # - `activations`: Gaussian moments of activations, E[φ(u)φ(v)] and E[φ'(u)φ'(v)];
-# - `moments`: the recursion, operations on the second moments of hidden values, run over blocks of pairs of samples. A
-#   fused recursion for GPUs would stand there, beside `moments/recursion.py`, and be chosen in `moments/assemble.py`;
+# - `moments`: the recursion, operations on the second moments of hidden values, run over blocks of pairs of samples;
+#   `moments/fused` has it for images in one pass, on a GPU or a CPU;
 # - `layers`: what a network is made of, each adding its operations to the recursion;
 # - `reading`: an nn.Module as a layer, by its graph. A second reader, without a graph, would stand there too.
 #

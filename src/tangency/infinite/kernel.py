@@ -11,7 +11,9 @@ from .._base import checks, tree
 from .._base.types import Inputs, Spec
 from ..engine.modes import numerical_modes
 from ..errors import InputError, ModelError, NonFiniteError
+from ..kernels.costs import Costs
 from ..kernels.kernel import Kernel, all_finite
+from .costs import recursion_costs
 from .layers.basic import Layer
 from .layers.weights import Weights
 from .moments.assemble import PreparedBatch, gram_tile, output_moment, own_moments, prepared_side
@@ -38,6 +40,7 @@ class Infinite(Kernel):
     seed: int = 0
     twin: bool = False
     dtype: torch.dtype = torch.float64  # of tiles, and of the moments of pairs; those of one sample are in float64
+    device: torch.device | None = None  # where pairs are computed; None: where the inputs lie
     seen: set[object] = field(default_factory=set, repr=False)  # forms of inputs that were looked at, warnings given
 
     def __repr__(self) -> str:
@@ -53,7 +56,8 @@ class Infinite(Kernel):
 
     def ready(self, x: Inputs, name: str = "x") -> Inputs:
         """As `Kernel.ready`: in float64, for a recursion over layers loses digits with each; finite."""
-        ready = tree.cast(tree.given(x, name), torch.float64, name)
+        given = tree.given(x, name)
+        ready = tree.cast(given if self.device is None else tree.to(given, self.device), torch.float64, name)
         for label, v in tree.leaves(ready):
             checks.finite(v, name + label[1:])
         return ready
@@ -160,6 +164,19 @@ class Infinite(Kernel):
         inputs = sum(v[:1].numel() for _, v in tree.leaves(x))
         size = 8 if self.dtype == torch.float64 else 8 + self.dtype.itemsize
         return size * (inputs + recursion.kept + 1), 8 * recursion.cell
+
+    def costs(self, x1: Inputs, x2: Inputs | None = None) -> Costs:
+        """What a tile of x1 with x2 takes, layer by layer, and what computes it: fused kernels, or the plain recursion.
+
+        >>> import torch, tangency as tg
+        >>> print(tg.infinite_ntk(torch.nn.Linear(3, 1)).costs(torch.eye(3)).rows[0].method)
+        plain recursion
+        """
+        x = self.ready(x1)
+        _, recursion = self.read(tree.take(x, slice(0, 1)))
+        device = next(v for _, v in tree.leaves(x)).device
+        sizes = tree.size(x), tree.size(x if x2 is None else self.ready(x2, "x2"))
+        return recursion_costs(f"infinite {self.get}", recursion, device, self.dtype, sizes, x2 is None)
 
     def spec(self) -> Spec:
         """As `Kernel.spec`: the network, and every number that its weights were given."""

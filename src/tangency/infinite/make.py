@@ -29,6 +29,7 @@ def infinite_ntk(
     samples: int = 4096,
     seed: int = 0,
     dtype: DType = "float64",
+    device: torch.device | str | None = None,
 ) -> Infinite:
     """Θ(x1, x2) = E ⟨∂f(x1)/∂θ, ∂f(x2)/∂θ⟩ of the network as all its widths grow, by the recursion over layers.
 
@@ -38,6 +39,7 @@ def infinite_ntk(
     default with "init") the parameters are the weights themselves, and the module's own widths enter. `trainable` says
     which parameters count, as in `trace_ntk`; `lr` is a factor of each one's part. Outputs with positions give
     [n, s, m, t]. `samples` and `seed` are for what is drawn, such as softmax attention; `error` says how exact it is.
+    Pairs are computed where the inputs lie, or on `device`.
 
     Computed in float64. With `dtype` "float32" the moments of pairs are in float32: half the memory, and errors about
     1e-6 of the largest entry; the diagonal and nearly equal inputs still come from float64. Cost: O(n m) for dense
@@ -52,7 +54,7 @@ def infinite_ntk(
             [0.2120, 0.2120, 1.3330]], dtype=torch.float64)
     """
     weights = _weights(model, w_var, b_var, parametrization, trainable, lr)
-    return _kernel("ntk", model, weights, samples, seed, dtype)
+    return _kernel("ntk", model, weights, samples, seed, dtype, device)
 
 
 def infinite_nngp(
@@ -64,6 +66,7 @@ def infinite_nngp(
     samples: int = 4096,
     seed: int = 0,
     dtype: DType = "float64",
+    device: torch.device | str | None = None,
 ) -> Infinite:
     """K(x1, x2) = E f(x1) f(x2) of one output at initialisation as all widths grow: the network is a Gaussian process.
 
@@ -75,7 +78,7 @@ def infinite_nngp(
             [0.0000, 0.5000]], dtype=torch.float64)
     """
     weights = _weights(model, w_var, b_var, parametrization, None, 1.0)
-    return _kernel("nngp", model, weights, samples, seed, dtype)
+    return _kernel("nngp", model, weights, samples, seed, dtype, device)
 
 
 def _weights(
@@ -119,7 +122,13 @@ def _layer_names(trainable: Trainable) -> tuple[str, ...] | None:
 
 
 def _kernel(
-    get: Literal["ntk", "nngp"], model: Composable, weights: Weights, samples: int, seed: int, dtype: DType
+    get: Literal["ntk", "nngp"],
+    model: Composable,
+    weights: Weights,
+    samples: int,
+    seed: int,
+    dtype: DType,
+    device: torch.device | str | None,
 ) -> Infinite:
     """The kernel of a network, its options checked."""
     kinds = {"float64": torch.float64, "float32": torch.float32}
@@ -132,4 +141,17 @@ def _kernel(
     layer = as_layer(model.first if isinstance(model, Twin) else model)
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
         raise InputError(f"samples={samples!r}; needed: a whole number, at least 2.")
-    return Infinite(layer, weights, get, samples, seed, twin, kind)
+    return Infinite(layer, weights, get, samples, seed, twin, kind, _device(device))
+
+
+def _device(device: torch.device | str | None) -> torch.device | None:
+    """A device that is there."""
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as e:
+        raise InputError(f"device={device!r}; needed: a device of torch, such as 'cuda', or None: that of x.") from e
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device={device!r}; torch sees {torch.cuda.device_count()} GPUs here.")
+    return found

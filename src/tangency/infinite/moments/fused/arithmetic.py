@@ -288,13 +288,25 @@ class Writer:
         """t, and as much of c as is merged into it."""
         return t if merge is None else f"fused({num(merge)}, {c}, {t})"
 
-    def acos(self) -> str:
-        """acos of 1 − u, by a polynomial."""
+    def series(self, u: str) -> str:
+        """acos(1 − u)/√u, a polynomial."""
         first, *rest = reversed(ACOS[self.layout.real])
         text = num(first)
         for c in rest:
-            text = f"fused({text}, u, {num(c)})"
-        return f"root(u) * ({text})"
+            text = f"fused({text}, {u}, {num(c)})"
+        return f"({text})"
+
+    def acos(self) -> str:
+        """acos of 1 − u."""
+        return f"root(u) * {self.series('u')}"
+
+    def arc_sine(self) -> None:
+        """`arc` = asin z: z P(2z²)/√2 for small z, whose digits count (acos(1 − 2z²) = 2 asin z); else π/2 − acos z."""
+        self.add("const real size = size_of(z), twice = (real)2 * z * z;")
+        self.add("const real near = below(size, 0.7, twice, sat((real)1 - size));")
+        self.add(f"const real by = {self.series('near')};")
+        self.add(f"const real small = {num(0.5**0.5)} * size * by, large = {num(pi / 2)} - root(near) * by;")
+        self.add("const real arc = sign_of(below(size, 0.7, small, large), z);")
 
     def rectifier(self, kind: Rectifier, v: Value, q: int, p: str, r: str, out: str) -> float:
         """f·(√(pq) sin θ + (a/f − θ)c), slope f·(a/f − θ): the factor f goes to the unit."""
@@ -315,8 +327,8 @@ class Writer:
         a, b, level = kind.a, kind.b, kind.c
         self.add("{")
         self.add(f"const real both = {p} * {r}, z = {num(2 * b**2 * v.unit)} * {v.cov[q]} * both;")
-        self.add("const real u = sat((real)1 - size_of(z));")
-        self.add(f"{out} = fused({num(2 * a**2 / pi)}, sign_of({num(pi / 2)} - {self.acos()}, z), {num(level**2)});")
+        self.arc_sine()
+        self.add(f"{out} = fused({num(2 * a**2 / pi)}, arc, {num(level**2)});")
         self.add(f"const real slope = {num(4 / pi * (a * b) ** 2)} * both * over_root(fused(-z, z, (real)1));")
         return 1.0
 
@@ -324,8 +336,9 @@ class Writer:
         """Tsuchida et al. 2020's closed form, as in `activations/duals.py`; the stored numbers are 1/√(1 + p)."""
         self.add("{")
         self.add(f"const real c = {num(v.unit)} * {v.cov[q]}, pp = {p}, rr = {r}, both = pp * rr, z = c * both;")
-        self.add("const real u = sat((real)1 - size_of(z)), rest = fused(-z, z, (real)1), turn = over_root(rest);")
-        self.add(f"const real quarter = fused({num(0.5 / pi)}, sign_of({num(pi / 2)} - {self.acos()}, z), (real)0.25);")
+        self.arc_sine()
+        self.add("const real rest = fused(-z, z, (real)1), turn = over_root(rest);")
+        self.add(f"const real quarter = fused({num(0.5 / pi)}, arc, (real)0.25);")
         self.add(f"const real one = pp * pp, two = rr * rr, tilt = {num(0.5 / pi)} * c * turn * both;")
         self.add("const real d = rest * turn * over(both);")
         self.add(f"{out} = fused(quarter, c, fused(tilt * c * one, two, {num(0.5 / pi)} * d * (1 - one) * (1 - two)));")
@@ -378,7 +391,7 @@ def body(w: Writer) -> Value:
         w.values[first.node] = Value(tuple(total), None, 1 / layout.channels, False, True)
     else:
         names = [tuple(f"{stem}{q}" for q in range(layout.columns)) for stem in ("in_cov", "in_ntk")]
-        w.values[first.node] = Value(names[0], names[1] if layout.tangent else None, 1.0, False, False)
+        w.values[first.node] = Value(names[0], names[1] if layout.carried else None, 1.0, False, False)
     before = {step.node: step for step in stage.steps}
     for step in stage.steps[1:]:
         reads = [before[j] for j in step.inputs]

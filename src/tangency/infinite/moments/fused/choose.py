@@ -53,7 +53,7 @@ def find_fused(recursion: Recursion, *sides: Side) -> Fused | None:
     found = choose(recursion, known[0].device)
     if isinstance(found, str):
         if known[0].is_cuda and any(isinstance(node.op, Window) and len(node.grid) == 2 for node in recursion.nodes):
-            _warn(found)
+            warn_once(found)
         return None
     return found
 
@@ -84,7 +84,7 @@ def compiled_backend() -> Backend | None:
 
 
 @lru_cache(maxsize=256)
-def _warn(why: str) -> None:
+def warn_once(why: str) -> None:
     """Say once that a GPU does not do what it could."""
     said = f"{why}: these convolutions go through the plain recursion, which takes tens of times as long on a GPU."
     warnings.warn(said, PerformanceWarning, stacklevel=2)

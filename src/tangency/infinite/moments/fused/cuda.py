@@ -1,7 +1,7 @@
 """The fused recursion on a GPU: images and variances put as the kernels read them, pairs run in portions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
@@ -21,6 +21,7 @@ from .stages import cut
 
 # Windows of one stage at most, whose rows lie in registers (measured: more spill, fewer cost passes over memory).
 WINDOWS: dict[Real, int] = {"float": 21, "double": 6}
+FLAT = 6  # where equal positions alone count and little lies between stages
 PAIRS = 1 << 16  # of images in one launch, so that work can be interrupted (heuristic)
 ROOM = 4 << 30  # bytes between stages, where nobody says how much (heuristic)
 DTYPES: dict[Real, torch.dtype] = {"float": torch.float32, "double": torch.float64}
@@ -55,7 +56,7 @@ class Program:
 @lru_cache(maxsize=64)
 def make_program(plan: Plan, real: Real, tangent: bool, windows: int | None = None) -> Program | str:
     """The program of a plan, or why it has none."""
-    stages = cut(plan, windows or WINDOWS[real])
+    stages = cut(plan, windows or (FLAT if plan.flat else WINDOWS[real]))
     if isinstance(stages, str):
         return stages
     layouts = lay_out(stages, plan.flat, real, tangent)
@@ -64,7 +65,11 @@ def make_program(plan: Plan, real: Real, tangent: bool, windows: int | None = No
     pools = [
         write_pool(before, after) if before.stage.pool is not None else None for before, after in pairwise(layouts)
     ]
-    return Program(plan, tuple(write_kernel(layout) for layout in layouts), (*pools, None))
+    kernels: list[Kernel] = []
+    for layout in layouts:
+        carried = bool(kernels) and kernels[-1].tangent
+        kernels.append(write_kernel(replace(layout, carried=carried)))
+    return Program(plan, tuple(kernels), (*pools, None))
 
 
 @dataclass(frozen=True)

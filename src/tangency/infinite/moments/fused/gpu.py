@@ -10,6 +10,7 @@ from torch import Tensor
 from ..core import Input, Moments, Side
 from ..recursion import Recursion, with_own_moments
 from .cuda import ROOM, Device, Run, make_program, start
+from .layout import Real
 from .plan import Met, Plan
 from .source import Kernel
 
@@ -63,7 +64,7 @@ class Gpu:
 
 
 class GpuBackend:
-    """A plan on a GPU. Pairs in float32 are read off float64 sides; where positions are flattened all is in float64."""
+    """A plan on a GPU. Pairs in float32 are computed from sides in float64."""
 
     exact = False
 
@@ -72,8 +73,7 @@ class GpuBackend:
         self.runner = Gpu(device) if runner is None else runner
 
     def _run(self, plan: Plan, a: Side, b: Side, tangent: bool) -> Run:
-        # Flattened positions take little time in float64, and in float32 near images would lose digits.
-        real = "float" if a.exact is not None and not plan.flat else "double"
+        real: Real = "double" if a.exact is None else "float"
         program = make_program(plan, real, tangent)
         assert not isinstance(program, str)
         return start(program, self.runner, *(_in_full(side) for side in (a, b)))

@@ -33,6 +33,7 @@ class Layout:
     flat: bool = False  # equal positions alone
     real: Real = "float"
     tangent: bool = True
+    carried: bool = False  # whether what it reads from memory has a tangent kernel
 
     @property
     def height(self) -> int:

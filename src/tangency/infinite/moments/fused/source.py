@@ -164,7 +164,7 @@ def _reads(layout: Layout) -> tuple[list[str], list[str]]:
     if layout.channels:
         return [], []
     turn, width = layout.periods[0], layout.width
-    streams = ("cov", "ntk") if layout.tangent else ("cov",)
+    streams = ("cov", "ntk") if layout.carried else ("cov",)
     names = [(stem, q) for stem in streams for q in range(layout.columns)]
     place = f"(far(kind % {layout.classes} + pair * {layout.classes}) * {layout.rows} + first * {turn}) * {width} + x"
     before = [f"const lane_long at = {place};"]
