@@ -284,6 +284,8 @@ class OneAxis(nn.Module):
         (nn.Sequential(nn.Conv2d(3, 8, 2), *stack(8, nn.ReLU())), "not by half of it"),
         (nn.Sequential(conv(3, 9), *stack(8, nn.ReLU())), "larger than 7"),
         (nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular"), *stack(8, nn.ReLU())), "circular"),
+        (nn.Sequential(conv(3), nn.AvgPool2d(5), nn.Flatten(), nn.Linear(8, 1)), "do not divide"),
+        (nn.Sequential(conv(3), nn.AvgPool2d(1, 8), nn.Flatten(), nn.Linear(8, 1)), "do not divide"),
         (stack(3, nn.ReLU(), nn.AvgPool2d(3, 1)), "do not divide"),
         (nn.Sequential(conv(3), nn.ReLU()), "neither averaged nor flattened"),
         (nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 1)), "no images"),
@@ -306,3 +308,12 @@ def test_unusual_kernels_go_the_same_way():
         found, wanted = gram_tile(fused, fused, BOTH, None), gram_tile(plain, plain, BOTH, None, False)
         for name in BOTH:
             torch.testing.assert_close(found[name], wanted[name], rtol=1e-12, atol=0.0)
+
+
+def test_positions_that_pooling_leaves_out_do_not_count():
+    """A window of 4 on 5 rows leaves the last row out: the kernel is that of the cropped image."""
+    net = nn.Sequential(nn.Conv2d(1, 8, 1), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(8, 1))
+    x = torch.randn(3, 1, 5, 4, dtype=torch.float64)
+    kernel = tg.infinite_ntk(net)
+    torch.testing.assert_close(kernel(x), kernel(x[:, :, :4]), rtol=1e-12, atol=0)
+    torch.testing.assert_close(kernel.diag(x), kernel.diag(x[:, :, :4]), rtol=1e-12, atol=0)

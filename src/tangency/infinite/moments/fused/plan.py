@@ -85,6 +85,9 @@ def _ended(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     pools = [node.op.mean for node in nodes[first:last] if isinstance(node.op, Pool)]
     if not isinstance(nodes[last].op, Regrid) or len(set(pools)) != 1 or prod(nodes[last - 1].grid) > 1:
         return nodes
+    # Windows that leave positions out are no mean over all; they are refused one by one.
+    if any(_misfit(node, [nodes[j].grid for j in node.inputs]) for node in nodes[first:last]):
+        return nodes
     return (*nodes[:first], replace(nodes[first], op=Total((0, 1), pools[0]), grid=()))
 
 
