@@ -11,7 +11,9 @@ with noise. The network is trained on them for some seconds first. Four parts, e
 - layers: milliseconds of each parameter in one tile, in 16 and in 8 bits;
 - whole: the Gram of all samples from the call of `tg.compute` to its return, extrapolated to 60,000 by the number of
   pairs, errors of 200 pairs against gradients by autograd in float64, and the 15 GPU kernels that take longest;
-- --full: 60,000 samples in a store, as `benchmarks/speed/scale.py` does it.
+- --full: 60,000 samples in a store, as `benchmarks/speed/scale.py` does it;
+- surrogate (only if named): two thirds of the samples train the network and its surrogates, the last third asks them:
+  accuracy of ridge regression and τ_K in both precisions, errors of 200 pairs as above.
 """
 
 import argparse
@@ -30,11 +32,14 @@ from torch import Tensor, nn
 
 import tangency as tg
 from benchmarks.speed.scale import cifar, flops, matrix_rate, resnet
+from tangency.decisions import Grams
 from tangency.engine import fused, methods, narrow
 from tangency.engine.blocks import gradient
 from tangency.engine.rules import ConvRule, Windows
 from tangency.gram import plan, sweep
 from tangency.gram.plan import TilePlan
+from tangency.models import outputs
+from tangency.surrogate import default_reg, faithfulness, fit
 
 TILE, DEVICE = 2112, "cuda"
 NEVER = 1 << 60
@@ -305,6 +310,30 @@ def whole(model: nn.Module, x: Tensor, profile: bool) -> dict[str, Any]:
     return result
 
 
+def surrogates(model: nn.Module, x: Tensor, labels: Tensor) -> dict[str, Any]:
+    """What is decided by the kernels of both precisions: ridge accuracy, τ_K and accuracy of the surrogate."""
+    known, result = 2 * len(x) // 3, dict[str, Any]()
+    x, y = x.to(DEVICE), labels.to(DEVICE)
+    network = outputs(model, x[known:]).double()
+    targets = nn.functional.one_hot(y[:known], 10).double() - 0.1
+    result["network"] = float((network.argmax(1) == y[known:]).double().mean())
+    numbers = torch.randperm(known, generator=torch.Generator().manual_seed(1))[:21]
+    for name, make in KERNELS.items():
+        want = brute_force(model, x[numbers.to(DEVICE)], list(range(10)) if name == "trace" else [0])
+        for dtype in ("float16", "float8"):
+            kernel = make(model, dtype)
+            off = errors(tg.compute(kernel, x[:known], progress=False).dense(), want, numbers)
+            gram, cross = Grams(x[:known], x[known:], progress=False)(tg.cosine(kernel))
+            machine = tg.regress.ridge(gram, targets, reg=1e-3)
+            right = (machine.predict(cross).argmax(1).to(DEVICE) == y[known:]).double().mean()
+            surrogate = fit(gram, y[:known], reg=default_reg(gram, alpha=1e-3), progress=False)
+            faith = faithfulness(network, surrogate.logits(cross), y[known:], outputs_are="logits")
+            row = {"ridge_accuracy": float(right), "tau": faith.tau, "surrogate_accuracy": faith.accuracy, **off}
+            result[f"{name}, {dtype}"] = row
+            say(f"  {name} {dtype}: " + ", ".join(f"{k} {v:.5g}" for k, v in row.items()))
+    return result
+
+
 def full(model: nn.Module, x: Tensor, folder: str, jobs: list[str]) -> dict[str, Any]:
     """60,000 samples into a store."""
     result = {}
@@ -330,7 +359,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=12672)
     parser.add_argument("--data", type=Path, help="cifar0.npy …, as benchmarks/speed/scale.py has them")
-    parser.add_argument("--only", nargs="*", choices=["parts", "whole"], default=["parts", "whole"])
+    parser.add_argument("--only", nargs="*", choices=["parts", "whole", "surrogate"], default=["parts", "whole"])
     parser.add_argument("--no-profile", action="store_true")
     parser.add_argument(
         "--full", nargs="*", choices=JOBS, help="60,000 samples as well, these or all: 1 to 6 minutes each"
@@ -339,7 +368,9 @@ def main() -> None:
     begin, n = time.perf_counter(), args.samples if args.full is None else 60000
     x, labels = cifar(args.data, n) if args.data else images(n)
     with tempfile.TemporaryDirectory() as folder:
-        model = resnet(x, labels, Path(folder) / "resnet.pt", epochs=4 if n < 20000 else 1)
+        known = 2 * n // 3 if "surrogate" in args.only else n
+        epochs = 20 if known < 10000 else 4 if known < 20000 else 1
+        model = resnet(x[:known], labels[:known], Path(folder) / "resnet.pt", epochs)
         with torch.no_grad():
             said = torch.cat([model(some.to(DEVICE)).argmax(1).cpu() for some in x[:4000].split(1000)])
         result: dict[str, Any] = {
@@ -364,6 +395,9 @@ def main() -> None:
             say(f"({time.perf_counter() - begin:.0f} s)")
         if "whole" in args.only:
             keep("whole", whole(model, x[: args.samples], not args.no_profile))
+            say(f"({time.perf_counter() - begin:.0f} s)")
+        if "surrogate" in args.only:
+            keep("surrogate", surrogates(model, x[: args.samples], labels[: args.samples]))
             say(f"({time.perf_counter() - begin:.0f} s)")
         if args.full is not None:
             keep("full", full(model, x, folder, args.full or JOBS))

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -29,14 +30,14 @@ def run(store: str, log: str, pause: float, most: int | None = None) -> None:
     After `most` tiles it waits to be killed: however late the killer comes, the job has not finished.
     """
     torch.set_num_threads(1)
-    made = sweep.Sweep.tiles
+    tiles, made = sweep.Sweep.tiles, count()
 
     def slow(self: sweep.Sweep, task: Any) -> Iterator[Any]:
         with open(log, "a") as f:
-            for k, (i, j, tile) in enumerate(made(self, task)):
+            for i, j, tile in tiles(self, task):
                 f.write(f"{i} {j}\n")
                 f.flush()
-                if k == most:
+                if next(made) == most:  # of all tasks
                     threading.Event().wait()
                 time.sleep(pause)
                 yield i, j, tile

@@ -1,5 +1,6 @@
 """Projected features: the same bits in any blocking and process, stores, neighbours, and what is refused."""
 
+import itertools
 import math
 import multiprocessing
 import os
@@ -763,14 +764,14 @@ def slow_run(path: str, log: str) -> None:
     from tangency.gram import sweep
 
     torch.set_num_threads(1)
-    tiles = sweep.RowSweep.tiles
+    tiles, made = sweep.RowSweep.tiles, itertools.count()
 
     def slow(self: Any, task: Any) -> Iterator[Any]:
         with open(log, "a") as f:
-            for k, (i, j, tile) in enumerate(tiles(self, task)):
+            for i, j, tile in tiles(self, task):
                 f.write(f"{i}\n")
                 f.flush()
-                if k == 3:  # waits to be killed: however late the killer comes, the job has not finished
+                if next(made) == 3:  # of all tasks; waits to be killed: however late, the job has not finished
                     threading.Event().wait()
                 yield i, j, tile
 
