@@ -51,6 +51,14 @@ def _library(source: str) -> ctypes.CDLL:
     return ctypes.CDLL(f"{stem}.so")
 
 
+def check_types(text: str) -> None:
+    """Read a kernel's whole text, header and all, as a CUDA compiler would (cuda.h); what is ambiguous is an error."""
+    found = compiler()
+    assert found is not None
+    options = ["-std=c++17", "-fsyntax-only", "-pedantic-errors", "-include", str(HERE / "cuda.h"), "-x", "c++", "-"]
+    subprocess.run([found, *options], input=text, text=True, check=True)
+
+
 def _pointer(v: Tensor | int) -> ctypes.c_void_p | ctypes.c_int:
     return ctypes.c_void_p(v.data_ptr()) if isinstance(v, Tensor) else ctypes.c_int(v)
 

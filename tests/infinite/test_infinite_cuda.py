@@ -1,6 +1,7 @@
 """The CUDA kernels of the fused recursion, run on a CPU warp by warp (helpers/warp.h), against the plain recursion."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_infinite_peers import CASES, DATA, OTHERS, inputs, kernel
 from torch import Tensor, nn
-from warp import Warps, compiler
+from warp import Warps, check_types, compiler
 
 import tangency as tg
 from tangency.gram.work import pack, unpack
@@ -33,8 +34,9 @@ from tangency.infinite import (
 from tangency.infinite.layers.basic import Layer
 from tangency.infinite.moments.assemble import PreparedBatch, gram_tile
 from tangency.infinite.moments.core import Side
-from tangency.infinite.moments.fused import choose, cuda
+from tangency.infinite.moments.fused import choose, cuda, gpu
 from tangency.infinite.moments.fused.gpu import GpuBackend
+from tangency.infinite.moments.fused.layout import Real
 from tangency.infinite.moments.fused.plan import Plan, find_plan
 from tangency.infinite.moments.fused.stages import cut
 from tangency.infinite.moments.recursion import with_own_moments
@@ -44,7 +46,7 @@ Net = Layer | nn.Module
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A CPU that takes CUDA kernels."""
     monkeypatch.setattr(choose, "compiled_backend", lambda: GpuBackend(torch.device("cpu"), Warps()))
     cuda.make_program.cache_clear()
@@ -120,6 +122,16 @@ def test_float64_is_the_plain_recursion(name: str) -> None:
     x, y = images(3), images(2, seed=1)
     for found in (errors(NETS[name], x, b_var=0.1), errors(NETS[name], x, y, b_var=0.1)):
         assert max(found.values()) < 1e-13, found
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("real", ["float", "double"])
+def test_a_cuda_compiler_would_take_it(name: str, real: Real) -> None:
+    """What runs on the CPU has vectors for lanes and a header of its own; this is the header that a card gets."""
+    program = cuda.make_program(plan_of(NETS[name], images(3)), real, True)
+    assert not isinstance(program, str)
+    for text in (*(k.text for k in program.kernels), *filter(None, program.pools)):
+        check_types(text)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -252,15 +264,26 @@ def test_costs_say_what_computes_it() -> None:
 
 def test_a_gpu_that_cannot_compile_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card without a compiler, or a network that does not fit: one sentence, and the plain recursion."""
-    kernel = tg.infinite_ntk(stack(1))
+    kernel, cuda_card, f64 = tg.infinite_ntk(stack(1)), torch.device("cuda"), torch.float64
     recursion = kernel.read(kernel.ready(images(1)))[1]
-    monkeypatch.setattr(choose, "why_not", lambda device: "no compiler here")
-    assert choose.choose(recursion, torch.device("cuda")) == "no compiler here"
-    monkeypatch.undo()
     refused = kernel.read(kernel.ready(images(1, 80, 8)))[1]
-    monkeypatch.setattr(choose, "why_not", lambda device: None)
-    assert "80×8" in str(choose.choose(refused, torch.device("cuda")))
-    assert "mps" in str(choose.choose(recursion, torch.device("mps")))
+
+    def fails(*args: object) -> None:
+        raise RuntimeError("no compiler here\nand more")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", fails, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    gpu._refused.cache_clear()
+    for dtype in (f64, torch.float32):
+        found = choose.choose(recursion, cuda_card, dtype)
+        assert found == "CUDA kernels cannot be compiled here (no compiler here)"
+    assert "80×8" in str(choose.choose(refused, cuda_card, f64))
+    assert "mps" in str(choose.choose(recursion, torch.device("mps"), f64))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "compiles no CUDA kernels at run time" in str(choose.choose(recursion, cuda_card, f64))
+    monkeypatch.undo()
+    gpu._refused.cache_clear()
     choose.warn_once.cache_clear()
     with pytest.warns(tg.PerformanceWarning, match="no compiler here: these convolutions go through the plain"):
         choose.warn_once("no compiler here")

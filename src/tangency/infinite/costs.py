@@ -32,7 +32,7 @@ def recursion_costs(
     """The costs of a tile of n by m samples; `same`: the upper half of it."""
     n, m = sizes
     pairs = n * (n + 1) / 2 if same else float(n * m)
-    found = choose(recursion, device)
+    found = choose(recursion, device, dtype)
     end = -1 if isinstance(found, str) else found.plan.end
     how = "fused kernels" if device.type == "cuda" else "compiled loop"
     layers: dict[str, _Layer] = {}

@@ -12,7 +12,6 @@ from ...activations.dual import recording
 from ..core import Moments, Side
 from ..positions import Window
 from ..recursion import Recursion
-from .cuda import make_program
 from .gpu import GpuBackend, why_not
 from .plan import Met, Plan, find_plan
 
@@ -50,7 +49,7 @@ def find_fused(recursion: Recursion, *sides: Side) -> Fused | None:
         return None
     if known[0].dtype not in (torch.float64, torch.float32) or any(v.dtype != known[0].dtype for v in known):
         return None
-    found = choose(recursion, known[0].device)
+    found = choose(recursion, known[0].device, known[0].dtype)
     if isinstance(found, str):
         if known[0].is_cuda and any(isinstance(node.op, Window) and len(node.grid) == 2 for node in recursion.nodes):
             warn_once(found)
@@ -58,14 +57,13 @@ def find_fused(recursion: Recursion, *sides: Side) -> Fused | None:
     return found
 
 
-def choose(recursion: Recursion, device: torch.device) -> Fused | str:
+def choose(recursion: Recursion, device: torch.device, dtype: torch.dtype) -> Fused | str:
     """What computes a network on a device; or, as a clause, why it is the plain recursion."""
     plan = find_plan(recursion)
     if isinstance(plan, str):
         return plan
     if device.type == "cuda":
-        program = make_program(plan, "double", True)
-        why = why_not(device) or (program if isinstance(program, str) else None)
+        why = why_not(plan, device, dtype)
         return why if why is not None else Fused(plan, GpuBackend(device))
     if device.type != "cpu":
         return f"the inputs are on {device.type}"

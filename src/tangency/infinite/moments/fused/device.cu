@@ -24,7 +24,7 @@ __device__ __forceinline__ double fused(double a, double b, double c) { return f
 __device__ __forceinline__ double sign_of(double a, double b) { return copysign(a, b); }
 __device__ __forceinline__ double size_of(double a) { return fabs(a); }
 
-__device__ __forceinline__ float below(float x, float bound, float yes, float no) { return x < bound ? yes : no; }
+__device__ __forceinline__ float below(float x, double bound, float yes, float no) { return x < (float)bound ? yes : no; }
 __device__ __forceinline__ double below(double x, double bound, double yes, double no) { return x < bound ? yes : no; }
 
 // 1 − cos θ of two patches, exactly 0 where they are parallel but for rounding: there an error ε would be one of √ε in θ.

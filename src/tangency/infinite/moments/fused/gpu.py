@@ -18,20 +18,23 @@ Compiled = Any  # torch's own type for it is private
 ROWS = 4096  # samples of a side at a time (heuristic)
 
 
-def why_not(device: torch.device) -> str | None:
-    """Why CUDA source cannot be compiled and run there; None if it can."""
+def why_not(plan: Plan, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a plan's kernels cannot be written, or not compiled there; None if they can. Cost: compiles them, once."""
     if torch.version.cuda is None or not hasattr(torch.cuda, "_compile_kernel"):
         return f"torch {torch.__version__} compiles no CUDA kernels at run time (2.9 and later do)"
-    return _broken(device.index or 0)
+    return _refused(plan, "double" if dtype == torch.float64 else "float", device.index or 0)
 
 
-@lru_cache(maxsize=16)
-def _broken(device: int) -> str | None:
-    """Why a first small kernel does not compile, as where libraries are missing."""
+@lru_cache(maxsize=256)
+def _refused(plan: Plan, real: Real, device: int) -> str | None:
+    program = make_program(plan, real, True)
+    if isinstance(program, str):
+        return program
     try:
-        _compiled('extern "C" __global__ void nothing(int n) {}', "nothing", 0, device)
-    except (RuntimeError, OSError) as e:
-        return f"CUDA kernels cannot be compiled here ({str(e).splitlines()[0]})"
+        for kernel in program.kernels:
+            _compiled(kernel.text, "stage", kernel.shared, device)
+    except (RuntimeError, OSError) as e:  # no libraries, or a compiler that does not take them
+        return f"CUDA kernels cannot be compiled here ({str(e).strip().splitlines()[0]})"
     return None
 
 
