@@ -95,6 +95,8 @@ def block(stride: int) -> Layer:
     return Sum(branch, Conv((1, 1), stride=stride) if stride > 1 else Identity())
 
 
+BRANCH = Serial(Relu(), Conv((3, 3), stride=2, padding=1), Erf(), Conv((5, 5), padding=2))
+BRANCHED = Sum(BRANCH, Conv((1, 1), stride=2))
 POOLED = Serial(Conv((3, 3), padding=1), Relu(), AvgPool((2, 2)), Conv((3, 3), padding=1), Relu(), SumPool((2, 2)))
 NETS = {
     "relu": stack(3),
@@ -112,6 +114,8 @@ NETS = {
     "pooled to one": Serial(Conv((3, 3), padding=1), Relu(), AvgPool((4, 4)), AvgPool((2, 2)), Flatten(), Linear()),
     "pooled images": Serial(AvgPool((2, 2)), Conv((3, 3), padding=1), Relu(), GlobalAvgPool(), Linear()),
     "strided": Serial(*(Conv((3, 3), stride=2, padding=1), Relu()) * 2, GlobalAvgPool(), Linear()),
+    "strided erf": Serial(*(Conv((3, 3), stride=2, padding=1), Erf()) * 2, GlobalAvgPool(), Linear()),
+    "strided gelu": Serial(Conv((3, 3), padding=1), BRANCHED, Gelu(), GlobalAvgPool(), Linear()),
     "residual": Serial(Conv((3, 3), padding=1), block(1), block(2), block(1), Relu(), GlobalAvgPool(), Linear()),
     "head": Serial(stack(2), Relu(), Linear(), Relu(), Linear()),
 }  # fmt: skip

@@ -33,6 +33,8 @@ ACOS = {
 }  # fmt: skip
 Names = tuple[str, ...]
 TINY = "1e-30"  # beside variances, so that none is divided by
+# Beside 1 − z², below its rounding: between a strided layer's positions z is anything, and 0 times infinity is not 0.
+REST = {"float": 1e-9, "double": 1e-25}
 
 
 @dataclass(frozen=True)
@@ -301,12 +303,17 @@ class Writer:
         return f"root(u) * {self.series('u')}"
 
     def arc_sine(self) -> None:
-        """`arc` = asin z: z P(2z²)/√2 for small z, whose digits count (acos(1 − 2z²) = 2 asin z); else π/2 − acos z."""
+        """`arc` = asin z: z P(2z²)/√2 for small z, whose digits count (acos(1 − 2z²) = 2 asin z); else π/2 − acos z.
+
+        And `rest` = 1 − z², `turn` = 1/√rest.
+        """
         self.add("const real size = size_of(z), twice = (real)2 * z * z;")
         self.add("const real near = below(size, 0.7, twice, sat((real)1 - size));")
         self.add(f"const real by = {self.series('near')};")
         self.add(f"const real small = {num(0.5**0.5)} * size * by, large = {num(pi / 2)} - root(near) * by;")
         self.add("const real arc = sign_of(below(size, 0.7, small, large), z);")
+        rest = f"sat(fused(-z, z, (real)1)) + {num(REST[self.layout.real])}"
+        self.add(f"const real rest = {rest}, turn = over_root(rest);")
 
     def rectifier(self, kind: Rectifier, v: Value, q: int, p: str, r: str, out: str) -> float:
         """f·(√(pq) sin θ + (a/f − θ)c), slope f·(a/f − θ): the factor f goes to the unit."""
@@ -329,7 +336,7 @@ class Writer:
         self.add(f"const real both = {p} * {r}, z = {num(2 * b**2 * v.unit)} * {v.cov[q]} * both;")
         self.arc_sine()
         self.add(f"{out} = fused({num(2 * a**2 / pi)}, arc, {num(level**2)});")
-        self.add(f"const real slope = {num(4 / pi * (a * b) ** 2)} * both * over_root(fused(-z, z, (real)1));")
+        self.add(f"const real slope = {num(4 / pi * (a * b) ** 2)} * both * turn;")
         return 1.0
 
     def gelu(self, v: Value, q: int, p: str, r: str, out: str) -> float:
@@ -337,7 +344,6 @@ class Writer:
         self.add("{")
         self.add(f"const real c = {num(v.unit)} * {v.cov[q]}, pp = {p}, rr = {r}, both = pp * rr, z = c * both;")
         self.arc_sine()
-        self.add("const real rest = fused(-z, z, (real)1), turn = over_root(rest);")
         self.add(f"const real quarter = fused({num(0.5 / pi)}, arc, (real)0.25);")
         self.add(f"const real one = pp * pp, two = rr * rr, tilt = {num(0.5 / pi)} * c * turn * both;")
         self.add("const real d = rest * turn * over(both);")

@@ -22,7 +22,11 @@ def why_not(plan: Plan, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why a plan's kernels cannot be written, or not compiled there; None if they can. Cost: compiles them, once."""
     if torch.version.cuda is None or not hasattr(torch.cuda, "_compile_kernel"):
         return f"torch {torch.__version__} compiles no CUDA kernels at run time (2.9 and later do)"
-    return _refused(plan, "double" if dtype == torch.float64 else "float", device.index or 0)
+    return _refused(plan, _real(plan, dtype == torch.float64), device.index or 0)
+
+
+def _real(plan: Plan, wide: bool) -> Real:
+    return "double" if wide or plan.flat else "float"
 
 
 @lru_cache(maxsize=256)
@@ -67,7 +71,11 @@ class Gpu:
 
 
 class GpuBackend:
-    """A plan on a GPU. Pairs in float32 are computed from sides in float64."""
+    """A plan on a GPU. Pairs in float32 are computed from sides in float64.
+
+    Where all positions but a pair's own are left out (Flatten), in float64 too: it takes three times as long, which is
+    a quarter of a microsecond, and in float32 flat areas of real images would be off by 1.6e-5 (measured).
+    """
 
     exact = False
 
@@ -76,8 +84,7 @@ class GpuBackend:
         self.runner = Gpu(device) if runner is None else runner
 
     def _run(self, plan: Plan, a: Side, b: Side, tangent: bool) -> Run:
-        real: Real = "double" if a.exact is None else "float"
-        program = make_program(plan, real, tangent)
+        program = make_program(plan, _real(plan, a.exact is None), tangent)
         assert not isinstance(program, str)
         return start(program, self.runner, *(_in_full(side) for side in (a, b)))
 
