@@ -266,14 +266,15 @@ def _positive(text: str) -> int:
 
 def _device(text: str) -> str:
     try:
-        torch.empty(0, device=text)
+        torch.zeros(1, device=text).item()  # "meta" is a device, too, and has no numbers
     except (RuntimeError, AssertionError) as e:  # no such device, or a torch without it
         raise argparse.ArgumentTypeError(f"{text}: {str(e).partition(chr(10))[0]}") from e
     return text
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name.strip())
+    """Each once, in the order given."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def _demo(args: argparse.Namespace) -> int:
@@ -335,6 +336,8 @@ def _reproduce(args: argparse.Namespace) -> int:
     if given and args.name != "cntk":
         name = next(iter(given)).replace("where", "device")
         raise InputError(f"--{name} is for cntk; {args.name} does not take it.")
+    if args.quick and args.data is not None:
+        raise InputError(f"--data {args.data} and --quick, which runs on bundled data; give one of the two.")
     basic = (args.data, args.out, args.quick, args.seeds, args.kernels, not args.quiet)
     options = Options(*basic, given.pop("where", None), Regression(**given))
     begin = time.perf_counter()

@@ -161,6 +161,8 @@ def test_a_picture() -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
+        (["cntk", "--quick", "--data", "/nowhere"], "--data /nowhere and --quick"),
+        (["cntk", "--quick", "--kernels", "ntk, other"], "--kernels other; needed"),
         (["cntk", "--quick", "--samples", "39"], "--samples 39; needed: at least 40"),
         (["cntk", "--quick", "--samples", "100000"], "--samples 100000; there are"),
         (["cntk", "--quick", "--kernels", "rbf"], "--kernels rbf; needed: some of ntk, nngp"),
@@ -174,10 +176,11 @@ def test_refused(argv: list[str], said: str, capsys: pytest.CaptureFixture[str])
     assert said in capsys.readouterr().err
 
 
-def test_devices_that_there_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("device", ["abacus", "meta"])
+def test_devices_that_there_are_not(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main([*SMALL, "--device", "abacus"])
-    assert "abacus" in capsys.readouterr().err
+        main([*SMALL, "--device", device])
+    assert f"{device}: " in capsys.readouterr().err
 
 
 def test_more_images_than_there_are() -> None:

@@ -241,7 +241,7 @@ def test_float32_on_the_device(name: str, errors: Errors) -> None:
 def test_images_go_through_cuda_kernels_or_it_is_said() -> None:
     kernel = tg.infinite_ntk(tg.models.conv_stack(2, 1))
     x = there(inputs((3, 8, 8)))
-    assert {row.method for row in kernel.costs(x).rows[:-1]} == {"fused kernels"}
+    assert {row.method for row in kernel.costs(x).rows[:3]} == {"fused kernels"}  # all of images; the head is not
     kernel(x)
     choose.warn_once.cache_clear()
     valid = tg.infinite_ntk(inf.Serial(inf.Conv((3, 3)), inf.Relu(), inf.GlobalAvgPool(), inf.Linear()))
