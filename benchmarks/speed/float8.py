@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 import tangency as tg
 from benchmarks.speed.scale import cifar, flops, matrix_rate, resnet
+from benchmarks.speed.tile import clock
 from tangency.decisions import Grams
 from tangency.engine import fused, methods, narrow
 from tangency.engine.blocks import gradient
@@ -87,19 +88,6 @@ def settings(
         yield
     finally:
         methods._FETCH, narrow.WIDE, narrow.FAST_SUMS, fused.forms = before
-
-
-def clock(f: Callable[[], Any], repeats: int = 2) -> float:
-    """Seconds, the best of some after a warm-up."""
-    f()
-    best = float("inf")
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        f()
-        torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def alone() -> dict[str, float]:
