@@ -15,7 +15,7 @@ from .moments.fields import Builder, Value
 from .moments.functions import apply_function
 from .moments.joins import add_fields, as_fields, concat_channels, concat_positions, multiply_fields
 from .moments.shapes import mask_out
-from .reading.traced import Traced
+from .reading.recorded import read_source
 
 Composable: TypeAlias = Layer | Dual | nn.Module  # a layer, or what becomes one
 
@@ -211,7 +211,7 @@ def as_layer(given: Composable) -> Layer:
     if isinstance(given, Dual):
         return Elementwise(given)
     if isinstance(given, nn.Module):
-        return Traced(given)
+        return read_source(given)
     raise InputError(
         f"{given!r} is no layer. Needed: a layer or activation of tangency.infinite, or an nn.Module (an instance, "
         "not the class)."

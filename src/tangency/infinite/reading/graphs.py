@@ -39,6 +39,10 @@ _IN_PLACE: set[TorchFunction] = {
 }  # fmt: skip
 
 
+class Untraceable(UnsupportedModule):
+    """torch.fx stops at this module; running it may still show what it does (`recorded.py`)."""
+
+
 class StandIn(fx.Proxy):
     """fx's stand-in for a tensor; x += y stays a change in place (fx would make it x + y)."""
 
@@ -115,7 +119,7 @@ class Tracer(fx.Tracer):
         # fx records no torch.no_grad(): what is made within looks like the rest.
         node.meta["cut"] = not torch.is_grad_enabled()
         # fx can record whole stacks too, which takes longer than all the rest of tracing.
-        node.meta["line"] = _users_line()
+        node.meta["line"] = users_line()
         return node
 
 
@@ -159,10 +163,14 @@ def trace_module(module: nn.Module) -> ModuleGraph:
     root = nn.Sequential(module) if single else copy.copy(module)
     tracer = Tracer(single)
     nodes = _traced(root, module, tracer)
+    return examined(root, nodes, tracer, single, training_modes(module))
+
+
+def examined(root: nn.Module, nodes: fx.Graph, tracer: Tracer, single: bool, modes: tuple[bool, ...]) -> ModuleGraph:
+    """A graph with what is changed in it in place, and which changes a later node would not see."""
     modules = dict(root.named_modules())
-    changes = {node: value for node in nodes.nodes if (value := _changed_node(node, modules)) is not None}
-    spoiled = _spoiled(nodes, changes, modules)
-    return ModuleGraph(root, nodes, tracer, single, training_modes(module), spoiled, in_place=bool(changes))
+    changes = {node: value for node in nodes.nodes if (value := changed_node(node, modules)) is not None}
+    return ModuleGraph(root, nodes, tracer, single, modes, _spoiled(nodes, changes, modules), in_place=bool(changes))
 
 
 def training_modes(module: nn.Module) -> tuple[bool, ...]:
@@ -181,11 +189,21 @@ def _traced(root: nn.Module, module: nn.Module, tracer: Tracer) -> fx.Graph:
     except TangencyError:
         raise
     except Exception as e:
-        raise UnsupportedModule(
-            f"{type(module).__name__} cannot be traced by torch.fx, at {_line(e)}: {type(e).__name__}: {e}. "
+        raise (UnsupportedModule if _own_fault(module, e) else Untraceable)(
+            f"{type(module).__name__} cannot be traced by torch.fx, at {line_of_error(e)}: {type(e).__name__}: {e}. "
             + _advice(module, e)
         ) from e
     return graph
+
+
+def _own_fault(module: nn.Module, error: Exception) -> bool:
+    """Whether running the module would stop too, or what it runs could not be named."""
+    lost = ("not installed as a submodule", "not a member of this module")
+    return (
+        type(module).forward is nn.Module.forward
+        or isinstance(error, (NameError, RecursionError))
+        or any(said in str(error) for said in lost)
+    )
 
 
 def _advice(module: nn.Module, error: Exception) -> str:
@@ -219,7 +237,7 @@ def _library(module: nn.Module) -> str:
     return "transformers" if "transformers" in kinds else ""
 
 
-def _line(error: BaseException) -> str:
+def line_of_error(error: BaseException) -> str:
     """The last line outside of torch."""
     # The user's line is above those of torch and of this package, where the error was raised.
     frames = traceback.extract_tb(error.__traceback__)
@@ -231,13 +249,15 @@ def _line(error: BaseException) -> str:
 
 def line_of(node: fx.Node) -> str:
     """Where in the user's code a node comes from."""
-    if node.meta.get("line") is None:
-        return ""
-    file, number = node.meta["line"]
-    return f"{file}:{number} ({linecache.getline(file, number).strip()})"
+    return shown_line(node.meta.get("line"))
 
 
-def _users_line() -> tuple[str, int] | None:
+def shown_line(line: tuple[str, int] | None) -> str:
+    """A line of code as messages show it; "" for none."""
+    return f"{line[0]}:{line[1]} ({linecache.getline(*line).strip()})" if line is not None else ""
+
+
+def users_line() -> tuple[str, int] | None:
     """File and line of the innermost call outside of torch and of this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _ours(frame.f_code.co_filename):
@@ -250,7 +270,7 @@ def _ours(file: str) -> bool:
     return "/torch/" in file or "/tangency/infinite/" in file
 
 
-def _changed_node(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
+def changed_node(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
     """The node whose value this one changes in place."""
     first = node.args[0] if node.args else node.kwargs.get("input")
     if not isinstance(first, fx.Node):
@@ -319,7 +339,7 @@ def _shown(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
     else:
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         same = node.op in ("call_method", "call_function") and name in _VIEWS
-    return first if same or _changed_node(node, modules) is first else None
+    return first if same or changed_node(node, modules) is first else None
 
 
 def same_outputs(source: nn.Module, graph: ModuleGraph, args: Args, kwargs: Kwargs) -> bool:
@@ -354,10 +374,10 @@ def same_outputs(source: nn.Module, graph: ModuleGraph, args: Args, kwargs: Kwar
             return True
         outputs.append([v for v in tree_leaves(value) if isinstance(v, Tensor)])
     first, second = outputs
-    return len(first) == len(second) and all(_alike(a, b) for a, b in zip(first, second, strict=True))
+    return len(first) == len(second) and all(alike(a, b) for a, b in zip(first, second, strict=True))
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
+def alike(a: Tensor, b: Tensor) -> bool:
     """Whether two outputs are the same, NaN included."""
     # Up to rounding in float32, by fused and other orders of the same sums.
     # Of what is finite: large inputs may overflow on their way.

@@ -51,7 +51,7 @@ class Traced(Layer):
     def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Value:
         """As `Layer.grow`: one run over the graph."""
         self._look_again()
-        after = Reading(self.graph, build, _without_frozen(weights, self.source, name), name).run(value)
+        after = Reading(self.graph, build, without_frozen(weights, self.source, name), name).run(value)
         self._verify(value)
         return after
 
@@ -66,7 +66,7 @@ class Traced(Layer):
     def _verify(self, value: Argument) -> None:
         """Once for each form of inputs: the graph must compute what the module does."""
         # Random values cannot be run through the module, so there is nothing to compare.
-        if any(not isinstance(v, Tensor) for v in _flat(value)):
+        if any(not isinstance(v, Tensor) for v in flat(value)):
             return  # hidden values of layers before it
         form = str([(label, v.shape[1:], v.dtype) for label, v in tree.leaves(value)])
         if form in self.verified:
@@ -87,9 +87,8 @@ class Traced(Layer):
 
     def spec(self) -> Spec:
         """As `Layer.spec`: the module's form, its forward(), its known tensors, and its modes."""
-        nodes, root = self.graph.nodes, self.graph.root
         # Buffers and constants decide numbers as they are; parameters do so by their variances, in `numbers`.
-        constants = {str(n.target): _attribute(root, str(n.target)) for n in nodes.nodes if n.op == "get_attr"}
+        code, constants = self._code()
         slopes = {k: m.weight for k, m in self.source.named_modules() if isinstance(m, nn.PReLU)}
         known = {
             **dict(self.source.named_buffers()),
@@ -99,10 +98,15 @@ class Traced(Layer):
         modes = "".join("t" if training else "e" for training in training_modes(self.source))
         return {
             "model": architecture(self.source),
-            "forward": hashlib.sha256(str(nodes).encode()).hexdigest()[:16],
+            "forward": hashlib.sha256(code.encode()).hexdigest()[:16],
             "known": digest(known),
             "training": hashlib.sha256(modes.encode()).hexdigest()[:8] if "t" in modes and "e" in modes else modes[:1],
         }
+
+    def _code(self) -> tuple[str, dict[str, object]]:
+        """What forward() does, as text, and what it holds besides modules."""
+        nodes, root = self.graph.nodes, self.graph.root
+        return str(nodes), {str(n.target): _attribute(root, str(n.target)) for n in nodes.nodes if n.op == "get_attr"}
 
     def numbers(self, weights: Weights) -> dict[str, Json]:
         """What each layer's weights were taken for."""
@@ -139,7 +143,7 @@ def _attribute(root: nn.Module, target: str) -> object:
     return value
 
 
-def _without_frozen(weights: Weights, source: nn.Module, name: str) -> Weights:
+def without_frozen(weights: Weights, source: nn.Module, name: str) -> Weights:
     """A module among layers keeps what it has frozen, unless `trainable=` says which parameters count."""
     if not name or weights.chosen:
         return weights
@@ -188,7 +192,7 @@ class Reading:
             if node.op == "get_attr":
                 return self._constant(node)
             random = parametric = False
-            for v in _flat((args, kwargs)):
+            for v in flat((args, kwargs)):
                 random, parametric = random or isinstance(v, RANDOM), parametric or isinstance(v, Parameter)
             if node.op == "call_module":
                 return self._module(node, args, kwargs, random, parametric)
@@ -217,7 +221,8 @@ class Reading:
         self._use_once(module.parameters(), name)
         if isinstance(module, nn.Embedding) and node.all_input_nodes[0] in self.fixed:
             index = args[0] if args else kwargs["input"]  # a table of positions: the same for every sample
-            index = index if index.dim() > 1 and index.shape[0] == 1 else index.unsqueeze(0)
+            whole = index.dim() > 1 and index.shape[0] in (1, build.size)  # with an axis for the batch already
+            index = index if whole else index.unsqueeze(0)
             args, kwargs = (index.expand(build.size, *index.shape[1:]),), {}
         return read_module(module, Call(build, self.weights, args, Keywords(kwargs), type(module).__name__, name))
 
@@ -342,17 +347,31 @@ def _inputs(graph: fx.Graph, value: object) -> dict[str, object]:
 
 
 def _only_output(value: object, build: Builder) -> Value:
-    """The network's output: a tensor that no weights decide, or a tuple's or dict's only random value."""
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, (tuple, list)):
-        outputs = [v for v in value if isinstance(v, RANDOM)]
+    """The network's output: a tensor that no weights decide, the logits of a dict, or the only random value in it."""
+    if isinstance(value, Mapping) and isinstance(value.get("logits"), RANDOM):
+        return value["logits"]  # as `trace_ntk` picks it
+    if isinstance(value, (Mapping, tuple, list)):
+        outputs = {label: v for label, v in _labelled(value) if isinstance(v, RANDOM)}
         if len(outputs) != 1:
-            raise build.unsupported(f"returns {len(outputs)} random values.", "Return one tensor.")
-        return outputs[0]
+            found = f": {', '.join(outputs)}" if any(outputs) else ""
+            build.where = "the output"
+            raise build.unsupported(
+                f"forward() returns {len(outputs)} random values{found}.",
+                "Return one tensor: put the model into a module whose forward() picks it, or that pools and reads it.",
+            )
+        return next(iter(outputs.values()))
     if not isinstance(value, Tensor):
         raise build.unsupported(f"the model returns a {type(value).__name__}.", "Return one tensor.")
     return value
+
+
+def _labelled(value: object, label: str = "") -> Iterator[tuple[str, object]]:
+    """What tuples and dicts within each other hold, with the way to it."""
+    entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (tuple, list)) else ()
+    if not isinstance(value, (Mapping, tuple, list)):
+        yield label, value
+    for key, v in entries:
+        yield from _labelled(v, dotted(label, str(key)))
 
 
 def _weighted(module: nn.Module) -> bool:
@@ -360,12 +379,12 @@ def _weighted(module: nn.Module) -> bool:
     return any(True for _ in module.parameters()) or (module.training and isinstance(module, (_DropoutNd, _BatchNorm)))
 
 
-def _flat(value: object) -> Iterator[object]:
+def flat(value: object) -> Iterator[object]:
     """What tuples, lists and dicts within each other hold."""
     if isinstance(value, (tuple, list)):
         for v in value:
-            yield from _flat(v)
+            yield from flat(v)
     elif isinstance(value, dict):
-        yield from _flat(tuple(value.values()))
+        yield from flat(tuple(value.values()))
     else:
         yield value
