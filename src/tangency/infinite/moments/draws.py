@@ -78,18 +78,20 @@ def joint_roots(cov: Tensor, valid: Tensor | None, q_var: float, q_bias: float, 
     queries = q_var * cov + q_bias
     # Without biases of the queries both covariances are multiples of one matrix: a single root.
     if valid is None:
-        root = _root(cov)
-        return (math.sqrt(q_var) * root if q_bias == 0 else _root(queries)), math.sqrt(k_var) * root
+        root = symmetric_root(cov)
+        return (math.sqrt(q_var) * root if q_bias == 0 else symmetric_root(queries)), math.sqrt(k_var) * root
     row, column = valid[:, :, None], valid[:, None]
     inside = row & column
     # Padded positions given the valid ones: Σ₂₁ Σ₁₁^{−½}, and below what is left of Σ₂₂.
-    across = (queries * (column & ~row)) @ _root(queries * inside, power=-0.5)
+    across = (queries * (column & ~row)) @ symmetric_root(queries * inside, power=-0.5)
     rest = (queries - across @ across.mT) * ~(row | column)
     scale = queries.diagonal(dim1=1, dim2=2).amax(1, keepdim=True)
-    return _root(queries * inside) + across + _root(rest, scale), math.sqrt(k_var) * _root(cov * inside)
+    return symmetric_root(queries * inside) + across + symmetric_root(rest, scale), math.sqrt(k_var) * symmetric_root(
+        cov * inside
+    )
 
 
-def _root(cov: Tensor, scale: Tensor | None = None, power: float = 0.5) -> Tensor:
+def symmetric_root(cov: Tensor, scale: Tensor | None = None, power: float = 0.5) -> Tensor:
     """The symmetric root of the positive part, or its pseudo-inverse; what rounding leaves of a zero is zero."""
     values, vectors = torch.linalg.eigh(cov)
     # Relative to the largest eigenvalue: what is below comes from rounding.
@@ -147,10 +149,10 @@ def draw_heads(
     left, right = (r.to(dtype) for r in roots)
     even, odd = standard_draws(base, max(t, s), seed)
     for x, y in zip(even.split(at_once), odd.split(at_once), strict=True):
-        draws = _over_pair(x.to(left), t, s, 1), _over_pair(y.to(left), t, s, -1)
+        draws = over_pair(x.to(left), (t, t), (s, s), 1), over_pair(y.to(left), (t, t), (s, s), -1)
         attentions = []
         for rows, keys in ((slice(t), seen[0]), (slice(t, t + s), seen[1])):
-            a, b = (_scores(left[:, rows], z, right[:, rows]) for z in draws)
+            a, b = (scores_of(left[:, rows], z, right[:, rows]) for z in draws)
             # Z, Z with the samples exchanged, and both with the other sign.
             attentions.append(attention_weights(torch.cat([a + b, a - b, -a - b, b - a], 1), keys.unsqueeze(1)))
         yield attentions[0], attentions[1]
@@ -162,20 +164,22 @@ def draw_own_heads(
     """The same for samples with themselves: there the root is [[R, R], [R, R]]/√2, so a draw counts as (X₀ + X₁)/√2."""
     left, right = (r.to(dtype) for r in roots)
     for x in standard_draws(base, seen.shape[-1], seed)[0].split(at_once):
-        a = _scores(left, (x.sum(1) / math.sqrt(2)).to(left), right)
+        a = scores_of(left, (x.sum(1) / math.sqrt(2)).to(left), right)
         attention = attention_weights(torch.cat([a, -a], 1), seen.unsqueeze(1))
         yield attention, attention
 
 
-def _over_pair(x: Tensor, t: int, s: int, sign: int) -> Tensor:
-    """[[X₀, X₁], [±X₁, ±X₀]]/√2 over the t + s positions of a pair."""
-    above = torch.cat([x[:, 0, :t, :t], x[:, 1, :t, :s]], 2)
-    below = torch.cat([x[:, 1, :s, :t], x[:, 0, :s, :s]], 2)
+def over_pair(x: Tensor, here: tuple[int, int], there: tuple[int, int], sign: int) -> Tensor:
+    """[[X₀, X₁], [±X₁, ±X₀]]/√2 over the positions of a pair: numbers of queries and of keys on either side."""
+    (t, s), (u, v) = here, there
+    above = torch.cat([x[:, 0, :t, :s], x[:, 1, :t, :v]], 2)
+    below = torch.cat([x[:, 1, :u, :s], x[:, 0, :u, :v]], 2)
     return torch.cat([above, sign * below], 1) / math.sqrt(2)
 
 
-def _scores(left: Tensor, z: Tensor, right: Tensor) -> Tensor:
-    """left z rightᵀ for p pairs and b draws [p, b, T, T]; left and right [p, T, N], z [b, N, N]."""
+def scores_of(left: Tensor, z: Tensor, right: Tensor) -> Tensor:
+    """left z rightᵀ for p pairs and b draws [p, b, T, S]; left [p, T, N], right [p, S, M], z [b, N, M]."""
     p, t, n = left.shape
-    half = left.reshape(p * t, n) @ z.movedim(0, 1).reshape(n, -1)  # [pT, bN]
-    return (half.view(p, -1, n) @ right.mT).view(p, t, len(z), t).transpose(1, 2)
+    half = left.reshape(p * t, n) @ z.movedim(0, 1).reshape(n, -1)  # [pT, bM]
+    after = half.view(p, -1, right.shape[-1]) @ right.mT
+    return after.view(p, t, len(z), right.shape[1]).transpose(1, 2)

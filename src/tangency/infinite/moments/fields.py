@@ -2,7 +2,8 @@
 
 A value is known (a tensor: the input and what is computed from it without weights), a `Field` (random, known by its
 moments), or not applied yet: `Lazy` (an elementwise function of a field: functions compose before they are integrated),
-`Joint` (one of several fields) and `Normed` (BatchNorm, which waits for the activation that follows).
+`Joint` (one of several fields) and `Normed` (BatchNorm, which waits for the activation that follows). `Seen` is any of
+them along other axes, such as channels split into heads.
 
 `Builder` makes fields: of known values, of weights, of what is not applied yet. What is done with fields is in
 `functions.py` (elementwise functions and multiples), `joins.py` (sums, products, concatenation) and `shapes.py`
@@ -12,7 +13,7 @@ moments), or not applied yet: `Lazy` (an elementwise function of a field: functi
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -134,7 +135,71 @@ class Normed(_OfField):
     name: str
 
 
-Random = Field | Lazy | Joint | Normed
+Kind = Literal["batch", "position", "channel", "copy", "query", "key"]
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A piece of a tensor's axis: the batch, an axis of positions or a factor of the channels, or a part of it.
+
+    `place` is its place among those of its kind, in the order of the field: a part of (1,) is (1, 0) or (1, 1). A copy
+    repeats what is there; queries and keys are those of attention's scores.
+    """
+
+    kind: Kind
+    place: tuple[int, ...]
+    size: int
+
+
+Axes = tuple[tuple[Atom, ...], ...]  # of each axis of a tensor, in order; none where the size is 1
+
+
+class Unsettled:
+    """A value that is no field as it stands: a field along other axes, or attention's scores."""
+
+    axes: Axes
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The tensor's shape, the batch wherever it lies."""
+        return tuple(prod(a.size for a in axis) for axis in self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Without the first axis, which is the batch's in most tensors."""
+        return self.sizes[1:]
+
+    @property
+    def channel(self) -> int:
+        """The last axis that has channels, the first of the tensor not counted."""
+        last = len(self.axes) - 1
+        return max((k for k, axis in enumerate(self.axes) if any(a.kind == "channel" for a in axis)), default=last) - 1
+
+    def why(self) -> tuple[str, str]:
+        """Why a layer cannot take it as it is, and what to do."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Seen(Unsettled):
+    """A random value along other axes than its own: its channels split over several, its batch elsewhere than first.
+
+    Nothing is computed for it; where its axes are again batch, positions and all channels, it is the field (`axes.py`).
+    """
+
+    of: "Random"
+    axes: Axes
+
+    def why(self) -> tuple[str, str]:
+        """As `Unsettled.why`."""
+        words = " × ".join("·".join(f"{a.kind} {a.size}" for a in axis) or "1" for axis in self.axes)
+        return (
+            f"takes values with the batch first and all channels on one axis; it was given the axes {words}.",
+            "Bring them back with transpose and reshape before it, as attention does when it joins its heads.",
+        )
+
+
+Random = Field | Lazy | Joint | Normed | Unsettled
 Value = Tensor | Random
 
 
@@ -152,6 +217,7 @@ class Memory:
     functions: dict[int, Joint] = field(default_factory=dict)  # what a node is, as a function of Gaussian fields
     parts: dict[int, list[Random]] = field(default_factory=dict)  # what lies side by side in a node's channels
     multiples: dict[int, tuple[Field, float]] = field(default_factory=dict)  # the Gaussian field that a node multiplies
+    rows: dict[tuple[int, int], Field] = field(default_factory=dict)  # some channels of a node, by their bits
 
 
 @dataclass
@@ -256,6 +322,8 @@ class Builder:
     def settled(self, value: Random) -> Field:
         """The value as a field: what is lazy is applied now."""
         memory = self.memory
+        if isinstance(value, Unsettled):
+            raise self.unsupported(*value.why())
         if isinstance(value, Field):
             if not value.gain:
                 return value
@@ -321,6 +389,23 @@ class Builder:
         if f.node != len(self.nodes) - 1:  # the output must be the last node
             self.nodes.append(Node(Rescale(1.0), (f.node,), "", self.nodes[f.node].grid))
         return Recursion(tuple(self.nodes), twin)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a weight matrix (as bits of a number), as the source of some of the channels that it gives."""
+
+    source: object
+    bits: int
+
+
+def correlated(a: Field, b: Field) -> bool:
+    """Whether two fields share weights that they are linear in: different rows of one matrix are independent."""
+    if a.sources & b.sources:
+        return True
+    # −1 has all bits: all rows.
+    left, right = ([(s.source, s.bits) if isinstance(s, Rows) else (s, -1) for s in f.sources] for f in (a, b))
+    return any(s == t and m & n for s, m in left for t, n in right)
 
 
 def all_sources(fields: Iterable[Field]) -> frozenset[object]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..activations.dual import Dual
 from ..activations.duals import Identity
-from .fields import Builder, Field, Function, Joint, Lazy, Normed, Random
+from .fields import Builder, Field, Function, Joint, Lazy, Normed, Random, Seen, Unsettled
 from .joins import concat_channels
 from .ops import Rescale
 
@@ -13,6 +13,10 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
     """φ of a value, `fn` itself and its dual where it is known; of an elementwise function, their composition."""
     if isinstance(dual, Identity):
         return value
+    if isinstance(value, Seen):  # each number by itself, whatever the axes
+        return replace(value, of=apply_function(build, value.of, fn, dual, label))
+    if isinstance(value, Unsettled):
+        raise build.unsupported(*value.why())
     if isinstance(value, Normed):
         return build.batch_normed(value, dual)
     if isinstance(value, Lazy):
@@ -42,6 +46,8 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
 
 def scale_by(build: Builder, value: Random, factor: float) -> Random:
     """A multiple. That of a Gaussian field stays a function of it, for what is joined with it later."""
+    if isinstance(value, Seen):
+        return replace(value, of=scale_by(build, value.of, factor))
     if isinstance(value, Joint):
         fn = value.fn
         return replace(value, fn=lambda *x: factor * fn(*x))

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .fields import Builder, Field, Joint, Lazy, Random, Value, all_sources
+from .fields import Builder, Field, Joint, Lazy, Random, Value, all_sources, correlated
 from .nongaussian import first_doubt
 from .ops import Add, Mix, Multiply
 from .positions import Join
@@ -49,7 +49,7 @@ def _joint_function(build: Builder, values: Sequence[Value], op: Callable[[Tenso
         origins.append(known)
         fields += [f for f in known[0] if all(f.node != g.node for g in fields)]
     # Uncorrelated Gaussian fields are independent; for others the joint law is not known here.
-    if any(a.sources & b.sources for k, a in enumerate(fields) for b in fields[:k]):
+    if any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k]):
         return None
     index = {f.node: k for k, f in enumerate(fields)}
     places = [tuple(index[f.node] for f in of) for of, _ in origins]
@@ -139,7 +139,7 @@ def concat_positions(build: Builder, fields: Sequence[Field], axis: int) -> Fiel
 def _check_uncorrelated(build: Builder, fields: Sequence[Field], what: str) -> None:
     for k, a in enumerate(fields):
         for b in fields[:k]:
-            if a.sources & b.sources:
+            if correlated(a, b):
                 raise build.unsupported(
                     f"{what} two values that share their last weights, so that they are correlated.",
                     "Put a Linear or Conv layer into one of the branches.",

@@ -8,12 +8,22 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..activations.recognize import recognize
+from ..moments.axes import aligned, atoms_of, on_channels
 from ..moments.core import RandomAffine
-from ..moments.fields import Field, Lazy, Random, Value
+from ..moments.fields import Field, Lazy, Random, Seen, Unsettled, Value
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import add_fields, gaussian_origin, multiply_fields
 from ..moments.positions import Aggregate
 from ..moments.shapes import take_positions, weigh_by
+from .attention import (
+    NO_LEARNED_BIAS,
+    Scores,
+    add_known,
+    mask_scores,
+    multiply_by_letters,
+    multiply_matrices,
+    scale_scores,
+)
 from .calls import RANDOM, Call, Keywords, Parameter, TorchFunction
 
 
@@ -60,6 +70,8 @@ def read_sum(call: Call, sign: float = 1.0) -> Random:
         raise call.build.unsupported("adds a parameter to an input.", "Put a layer with weights before it.")
     by_a, by_b = weights
     shift = _number(call, b)
+    if isinstance(a, Unsettled):
+        return _sum_along(call, a, b if shift is None else shift, by_a, by_b)
     if shift is not None:
         if shift == 0 and by_a == 1:
             return a
@@ -73,6 +85,33 @@ def read_sum(call: Call, sign: float = 1.0) -> Random:
         b = _beside(call, b, a)
     first, second = (v if w == 1 else _multiple(call, v, w) for v, w in ((a, by_a), (b, by_b)))
     return add_fields(call.build, [first, second])
+
+
+def _sum_along(call: Call, a: Unsettled, b: object, by_a: float, by_b: float) -> Random:
+    """Scores plus known numbers; or values along other axes plus known ones, a parameter, or values along the same."""
+    build = call.build
+    if isinstance(a, Scores):
+        if isinstance(b, (Parameter, *RANDOM)):
+            raise build.unsupported(*NO_LEARNED_BIAS)
+        scaled = a if by_a == 1 else scale_scores(build, a, by_a)
+        # A number is the same for all keys: no softmax sees it.
+        return add_known(build, scaled, by_b * b) if isinstance(b, Tensor) else scaled
+    assert isinstance(a, Seen)
+    first = a if by_a == 1 else scale_by(build, a, by_a)
+    assert isinstance(first, Seen)
+    if isinstance(b, Seen) and b.axes == a.axes and isinstance(a.of, RANDOM) and a.of.shape == b.of.shape:
+        return replace(a, of=read_sum(replace(call, args=(first.of, scale_by(build, b.of, by_b)), kwargs=Keywords())))
+    if isinstance(b, float):
+        return apply_function(build, first, lambda x: x + by_b * b, None, call.label)
+    if isinstance(b, Tensor):
+        # Batch first, positions in their order, channels last, as the field has them.
+        order = [*atoms_of(a.axes, "batch"), *sorted(atoms_of(a.axes, "position"), key=lambda v: v.place)]
+        known = aligned(by_b * b, a.axes, [*order, *a.axes[-1]]).flatten(len(order))
+        return on_channels(build, first, lambda f: read_sum(replace(call, args=(f, known), kwargs=Keywords())))
+    if isinstance(b, Parameter) and b.value.dim() == 1:
+        scaled_b = replace(b, factor=b.factor * by_b)
+        return on_channels(build, first, lambda f: read_sum(replace(call, args=(f, scaled_b), kwargs=Keywords())))
+    raise build.unsupported(*a.why())
 
 
 def _multiple(call: Call, value: Tensor | Random, factor: float) -> Tensor | Random:
@@ -119,6 +158,8 @@ def read_product(call: Call, divide: bool = False) -> Random | Parameter:
         return _quotient(call, a, b)
     if not isinstance(a, RANDOM):
         raise build.unsupported("multiplies an input by a parameter.", "Put a layer with weights before it.")
+    if factor is not None and isinstance(a, Scores):
+        return scale_scores(build, a, 1 / factor if divide else factor)
     if factor is not None:
         return scale_by(build, a, 1 / factor if divide else factor)
     if isinstance(b, RANDOM):
@@ -185,22 +226,71 @@ def _gain(call: Call, value: Random, by: Parameter) -> Field:
 def read_masked_fill(call: Call) -> Random | Parameter:
     """masked_fill(mask, 0)."""
     value, mask, fill = call.args[0], call.get(1, "mask"), call.get(2, "value")
+    if isinstance(value, Scores):
+        return mask_scores(call.build, value, ~mask, float(fill))
     if _number(call, fill) != 0:
         raise call.build.unsupported(f"fills random values with {fill}.", "Fill with 0, or use key_padding_mask.")
     return read_product(replace(call, args=(value, (~mask).double()), kwargs=Keywords()))
 
 
-def read_matmul(call: Call) -> Field:
+def read_where(call: Call) -> Random:
+    """torch.where(mask, scores, −∞), or with both exchanged."""
+    mask, a, b = call.get(0, "condition"), call.get(1, "input"), call.get(2, "other")
+    if isinstance(b, Scores):
+        mask, a, b = ~mask, b, a
+    fill = float(b) if isinstance(b, (int, float)) or (isinstance(b, Tensor) and b.numel() == 1) else None
+    if not isinstance(a, Scores) or fill is None or isinstance(mask, (Parameter, *RANDOM)):
+        raise call.build.unsupported(
+            "chooses between random values.",
+            "Mask attention's scores with −inf, or write an activation by torch functions.",
+        )
+    return mask_scores(call.build, a, mask, fill)
+
+
+def read_baddbmm(call: Call) -> Random:
+    """torch.baddbmm(known, q, kᵀ, beta, alpha): scores and known summands."""
+    known, a, b = call.get(0, "input"), call.get(1, "batch1"), call.get(2, "batch2")
+    beta, alpha = call.kwargs.get("beta", 1), call.kwargs.get("alpha", 1)
+    if not isinstance(a, RANDOM) or not isinstance(b, RANDOM) or isinstance(known, (Parameter, *RANDOM)):
+        raise call.build.unsupported("multiplies other than queries and keys.", "Use torch.bmm and a sum.")
+    after = multiply_matrices(call, a, b)
+    if isinstance(after, Scores):
+        after = scale_scores(call.build, after, float(alpha))
+        return add_known(call.build, after, beta * known) if beta else after
+    raise call.build.unsupported("adds to attention's output.", "Use torch.bmm and a sum.")
+
+
+def read_addmm(call: Call) -> Random:
+    """torch.addmm(bias, x, weight), as Hugging Face's Conv1D has it."""
+    bias, value, weight = call.get(0, "input"), call.get(1, "mat1"), call.get(2, "mat2")
+    plain_form = call.kwargs.get("beta", 1) == 1 and call.kwargs.get("alpha", 1) == 1
+    if not (isinstance(bias, Parameter) and isinstance(weight, Parameter) and plain_form):
+        raise call.build.unsupported("has weights or a bias that are no parameter.", "Use nn.Linear.")
+    return _linear(call, value, weight, bias, *weight.value.shape)
+
+
+def read_einsum(call: Call) -> Random:
+    """torch.einsum of queries and keys, or of attention and values."""
+    equation, operands = call.args[0], call.args[1:]
+    operands = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], (tuple, list)) else operands
+    if len(operands) == 2 and all(isinstance(v, RANDOM) for v in operands):
+        return multiply_by_letters(call, equation, *operands)
+    raise call.build.unsupported(f"is einsum {equation!r}.", "Use nn.Linear, matmul or attention.")
+
+
+def read_matmul(call: Call) -> Random:
     """A known matrix over positions times values (graphs), or values times a parameter (a linear layer)."""
     a, b = call.args[0], call.get(1, "mat2", call.kwargs.get("other"))
     build = call.build
     if isinstance(b, Parameter) and isinstance(a, (*RANDOM, Tensor)):
         width = b.value.shape[1] if b.value.dim() == 2 else 1
         return _linear(call, a, b, None, b.value.shape[0], width)
+    if isinstance(a, RANDOM) and isinstance(b, RANDOM):
+        return multiply_matrices(call, a, b)
     if not isinstance(a, Tensor) or not isinstance(b, RANDOM):
         raise build.unsupported(
-            "multiplies two random values as matrices.",
-            "Use nn.MultiheadAttention, or SelfAttention of tangency.infinite.",
+            "multiplies random values by a known matrix from the right, or by a parameter from the left.",
+            "Multiply by weights from the right, by known matrices over positions from the left.",
         )
     f = build.settled(b)
     if len(f.shape) != 2 or f.channel != 1:
@@ -211,7 +301,7 @@ def read_matmul(call: Call) -> Field:
     return build.apply(Aggregate(slot), f, shape=(matrix.shape[1], f.width))
 
 
-def read_linear(call: Call) -> Field:
+def read_linear(call: Call) -> Random:
     """F.linear with parameters."""
     value, weight, bias = call.args[0], call.get(1, "weight"), call.get(2, "bias")
     if not isinstance(weight, Parameter):
@@ -222,8 +312,10 @@ def read_linear(call: Call) -> Field:
     return _linear(call, value, weight, bias, weight.value.shape[-1], rows)
 
 
-def _linear(call: Call, value: Value, weight: Parameter, bias: Parameter | None, fan_in: int, width: int) -> Field:
+def _linear(call: Call, value: Value, weight: Parameter, bias: Parameter | None, fan_in: int, width: int) -> Random:
     """Values times a parameter of `fan_in` rows, with as many channels as `width` after it."""
+    if isinstance(value, Seen):
+        return on_channels(call.build, value, lambda f: _linear(call, f, weight, bias, fan_in, width))
     f = call.build.field(value, -1)
     if f.width != fan_in:
         raise InputError(f"{call.build.where}: the weights {weight.name} take {fan_in} features; given were {f.width}.")

@@ -12,29 +12,49 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..layers.spatial import Conv
-from ..moments.fields import Field
+from ..moments.axes import take_channels
+from ..moments.fields import Field, Random
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import multiply_fields
-from ..moments.ops import Rescale
-from ..moments.shapes import take_positions
-from .arithmetic import read_elementwise, read_linear, read_masked_fill, read_matmul, read_power, read_product, read_sum
+from .arithmetic import (
+    read_addmm,
+    read_baddbmm,
+    read_einsum,
+    read_elementwise,
+    read_linear,
+    read_masked_fill,
+    read_matmul,
+    read_power,
+    read_product,
+    read_sum,
+    read_where,
+)
+from .attention import read_repeat_interleave, read_sdpa, take_softmax
 from .calls import Call, Keywords, Parameter, TorchFunction
 from .modules import read_module
 from .tensors import (
+    full_shape,
     read_attribute,
     read_cast,
     read_cat,
     read_expand,
     read_flatten,
     read_item,
+    read_movedim,
+    read_narrow,
     read_pad,
+    read_parts,
     read_permute,
     read_reduction,
     read_repeat,
     read_reshape,
+    read_select,
     read_size,
+    read_split,
     read_squeeze,
     read_transpose,
+    read_unbind,
+    read_unflatten,
     read_unsqueeze,
 )
 
@@ -105,30 +125,12 @@ def read_layer_norm(call: Call) -> object:
     return _through(module, options["input"], call)
 
 
-def read_chunk(call: Call) -> tuple[Field, ...]:
+def read_chunk(call: Call) -> tuple[Random, ...]:
     """Parts of the positions, or of the channels: independent fields of one law."""
-    f, count, dim = call.field(), call.get(1, "chunks"), call.get(2, "dim", 0)
-    (axis,) = call.axes(dim, f)
-    if axis == f.channel:
-        return _split_channels(call, f, count)
-    size = -(-f.shape[axis] // count)  # rounded up, as torch does: the last part may be shorter
-    starts = range(0, f.shape[axis], size)
-    return tuple(
-        take_positions(call.build, f, axis, tuple(range(s, min(s + size, f.shape[axis]))), drop=False) for s in starts
-    )
-
-
-def _split_channels(call: Call, f: Field, count: int) -> tuple[Field, ...]:
-    """The channels in equal parts. Each has sources of its own, for different channels of one layer are independent."""
-    if not f.gaussian or f.width % count:
-        raise call.build.unsupported(
-            f"takes {f.width} channels apart into {count}.", "Do so right after a Linear or Conv, into equal parts."
-        )
-    shape = (*f.shape[: f.channel], f.width // count, *f.shape[f.channel + 1 :])
-    parts = [call.build.apply(Rescale(1.0), f, shape=shape) for _ in range(count)]
-    return tuple(
-        replace(part, sources=frozenset((source, k) for source in part.sources)) for k, part in enumerate(parts)
-    )
+    value, count, dim = call.args[0], call.get(1, "chunks"), call.get(2, "dim", 0)
+    total = full_shape(call.build, value)[dim]
+    size = -(-total // count)  # rounded up, as torch does: the last part may be shorter
+    return read_parts(call, [min(size, total - s) for s in range(0, total, size)], dim)
 
 
 def read_glu(call: Call) -> Field:
@@ -137,7 +139,9 @@ def read_glu(call: Call) -> Field:
     (axis,) = call.axes(call.get(1, "dim", -1), f)
     if axis != f.channel:
         raise call.build.unsupported("gates positions by positions.", "Gate along the channels.")
-    a, b = _split_channels(call, f, 2)
+    if f.width % 2:
+        raise call.build.unsupported(f"takes {f.width} channels apart into 2.", "Use an even number.")
+    a, b = (take_channels(call.build, f, range(k, k + f.width // 2)) for k in (0, f.width // 2))
     return multiply_fields(call.build, [a, apply_function(call.build, b, torch.sigmoid, None, "sigmoid")])
 
 
@@ -148,7 +152,7 @@ def read_negation(call: Call) -> object:
 
 def read_dim(call: Call) -> int:
     """x.dim(), the batch counted."""
-    return len(call.args[0].shape) + 1
+    return len(full_shape(call.build, call.args[0]))
 
 
 # Functions of each number by itself. `recognize` knows the duals of many; the others are integrated numerically.
@@ -168,9 +172,7 @@ ELEMENTWISE_METHODS = {
 POOL = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
 NO_TABLE = _refusal("reads a table by a function.", "Use nn.Embedding.")
 NO_MAX = _refusal("has no known infinite-width limit.", "Use average pooling or strides.")
-NO_SOFTMAX = _refusal(
-    "is a softmax of random values.", "Leave the last one to the loss; for attention use nn.MultiheadAttention."
-)
+NO_LOG = _refusal("is a log-softmax of random values.", "Leave it to the loss.")
 read_difference, read_quotient = partial(read_sum, sign=-1.0), partial(read_product, divide=True)
 read_mean, read_total = partial(read_reduction, mean=True), partial(read_reduction, mean=False)
 
@@ -181,8 +183,10 @@ METHODS: dict[str, Rule] = {
     "masked_fill": read_masked_fill, "mean": read_mean, "sum": read_total, "size": read_size, "dim": read_dim,
     "view": read_reshape, "reshape": read_reshape, "flatten": read_flatten, "permute": read_permute,
     "transpose": read_transpose, "swapaxes": read_transpose, "t": read_transpose, "unsqueeze": read_unsqueeze,
-    "squeeze": read_squeeze, "repeat": read_repeat, "chunk": read_chunk,
-    "softmax": NO_SOFTMAX, "log_softmax": NO_SOFTMAX, "max": NO_MAX, "amax": NO_MAX,
+    "squeeze": read_squeeze, "repeat": read_repeat, "chunk": read_chunk, "split": read_split, "unbind": read_unbind,
+    "unflatten": read_unflatten, "select": read_select, "narrow": read_narrow, "movedim": read_movedim,
+    "moveaxis": read_movedim, "swapdims": read_transpose, "repeat_interleave": read_repeat_interleave,
+    "softmax": take_softmax, "log_softmax": NO_LOG, "max": NO_MAX, "amax": NO_MAX,
     **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as"), read_cast),
     **dict.fromkeys(("expand", "expand_as"), read_expand),
 }  # fmt: skip
@@ -214,6 +218,12 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), read_conv),
     F.embedding: NO_TABLE,
     **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.amax, torch.max), NO_MAX),
-    **dict.fromkeys((F.softmax, torch.softmax, F.log_softmax, torch.log_softmax), NO_SOFTMAX),
+    **dict.fromkeys((F.softmax, torch.softmax), take_softmax),
+    **dict.fromkeys((F.log_softmax, torch.log_softmax), NO_LOG),
+    F.scaled_dot_product_attention: read_sdpa, torch.baddbmm: read_baddbmm, torch.addmm: read_addmm,
+    torch.einsum: read_einsum, torch.where: read_where, torch.repeat_interleave: read_repeat_interleave,
+    torch.split: read_split, torch.unbind: read_unbind, torch.unflatten: read_unflatten, torch.narrow: read_narrow,
+    torch.select: read_select, torch.movedim: read_movedim, torch.moveaxis: read_movedim,
+    torch.swapdims: read_transpose,
     **{fn: partial(read_elementwise, target=fn) for fn in ELEMENTWISE},
 }  # fmt: skip

@@ -19,14 +19,16 @@ from ..layers.sequences import Embedding
 from ..layers.spatial import AvgPool, Conv, ConvTranspose, GlobalAvgPool, resampled
 from ..layers.twin import Twin
 from ..layers.weights import Weights, dotted
+from ..moments.axes import on_channels
 from ..moments.core import RandomAffine
-from ..moments.fields import Builder, Field, Lazy, Normed, Value
+from ..moments.fields import Builder, Field, Lazy, Normed, Seen, Value
 from ..moments.functions import apply_function
 from ..moments.positions import Pad
 from ..moments.shapes import regrid
+from .attention import take_softmax
 from .calls import RANDOM, Call, Keywords
 from .faithful import check_leaf, exact
-from .tensors import read_flatten
+from .tensors import read_flatten, read_unflatten
 
 # From a module and its call to the value after it. The module is of one of the types that the reader is for.
 Reader = Callable[[Any, Call], object]
@@ -48,8 +50,7 @@ NO_LIMIT: dict[type, str] = {
     ),
     **dict.fromkeys((nn.Bilinear,), "Products of two inputs by one weight have no rule; multiply two Linear layers"),
     **dict.fromkeys(
-        (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d),
-        "A softmax over channels has no limit; leave it to the loss",
+        (nn.LogSoftmax, nn.Softmin, nn.Softmax2d), "A softmax over channels has no limit; leave it to the loss"
     ),
     nn.GLU: "Gate by two layers, a(x) * torch.sigmoid(b(x)), or by h.chunk(2, dim)",
     Twin: "Give Twin(network) itself to infinite_ntk",
@@ -83,7 +84,7 @@ def read_module(module: nn.Module, call: Call) -> object:
                     f"derives from {kind.__name__} with code of its own, which would be passed over.",
                     f"Use {kind.__name__} itself.",
                 )
-            value = READERS[kind](module, call)
+            value = _read_along(module, kind, call)
             # After reading, for a reader may have asked for some of them.
             missed = call.kwargs.missed() if call.kwargs.given else ""
             missed = missed or (f"{len(call.args)} arguments" if len(call.args) > 1 else "")
@@ -97,6 +98,14 @@ def read_module(module: nn.Module, call: Call) -> object:
         "has no rule for an infinite width.",
         "Write it with layers that have one (docs/infinite.md lists them), or as an activation by torch functions.",
     )
+
+
+def _read_along(module: nn.Module, kind: type, call: Call) -> object:
+    """The value after a module; one along other axes, after those that act on the channels of each position alone."""
+    value = call.args[0] if call.args else None
+    if isinstance(value, Seen) and kind in (nn.Linear, nn.LayerNorm, nn.RMSNorm):
+        return on_channels(call.build, value, lambda f: READERS[kind](module, replace(call, args=(f,))))  # type: ignore[arg-type, return-value]
+    return READERS[kind](module, call)
 
 
 def read_part(part: nn.Module, value: Value, call: Call, name: str) -> Value:
@@ -122,6 +131,16 @@ def _elementwise(module: nn.Module) -> bool:
     """Whether torch files it under activations and it has no parameters."""
     plain = not any(True for _ in module.parameters()) and not (isinstance(module, nn.RReLU) and module.training)
     return plain and type(module).__module__ == "torch.nn.modules.activation"
+
+
+@reads(nn.Softmax)
+def _softmax(m: nn.Softmax, call: Call) -> object:
+    return take_softmax(replace(call, args=(call.args[0], m.dim), kwargs=Keywords()))
+
+
+@reads(nn.Unflatten)
+def _unflatten(m: nn.Unflatten, call: Call) -> object:
+    return read_unflatten(replace(call, args=(call.args[0], m.dim, m.unflattened_size), kwargs=Keywords()))
 
 
 @reads(nn.Identity)
@@ -202,7 +221,7 @@ def _adaptive(m: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d | nn.AdaptiveAvgPoo
 
 
 @reads(nn.Flatten)
-def _flatten(m: nn.Flatten, call: Call) -> Field:
+def _flatten(m: nn.Flatten, call: Call) -> object:
     return read_flatten(replace(call, args=(call.args[0], m.start_dim, m.end_dim), kwargs=Keywords(), label="Flatten"))
 
 

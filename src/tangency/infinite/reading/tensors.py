@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..moments.fields import Field, Random, Value
+from ..moments.axes import expanded, permuted, plain, reshaped, seen, taken
+from ..moments.fields import Builder, Field, Random, Seen, Unsettled, Value
 from ..moments.joins import as_fields, concat_channels, concat_positions
 from ..moments.positions import Pad, Permute, Total
 from ..moments.shapes import flatten_positions, regrid, take_positions
+from .attention import Scores, reshape_scores
 from .calls import RANDOM, Call, Keywords, Parameter
 
 
@@ -21,32 +23,35 @@ def _sizes(call: Call) -> tuple[int, ...]:
     return tuple(call.args[1].shape if isinstance(call.args[1], Tensor) else call.args[1])
 
 
-def read_reshape(call: Call) -> Field:
+def full_shape(build: Builder, value: Random) -> tuple[int, ...]:
+    """The tensor's shape, its batch counted."""
+    return value.sizes if isinstance(value, Unsettled) else (build.size, *value.shape)
+
+
+def read_reshape(call: Call) -> Random:
     """view and reshape."""
-    f = call.field()
+    value, build = call.args[0], call.build
     new = list(_sizes(call)) or list(call.kwargs.get("shape", call.kwargs.get("size", ())))
     # Sizes that forward() computed are of this batch, so its size may stand among them.
-    total = call.build.size * prod(f.shape)
+    full = full_shape(build, value)
     if -1 in new:
-        new[new.index(-1)] = total // max(1, prod(n for n in new if n != -1))
-    if prod(new) != total or not new or new[0] != call.build.size:
-        raise call.build.unsupported(
-            f"gives values of shape {(call.build.size, *f.shape)} the shape {tuple(new)}.", "Keep the batch as axis 0."
-        )
-    return _reshaped(call, f, tuple(new[1:]))
+        new[new.index(-1)] = prod(full) // max(1, prod(n for n in new if n != -1))
+    if prod(new) != prod(full) or not new:
+        raise build.unsupported(f"gives values of shape {full} the shape {tuple(new)}.", "Keep all of them.")
+    if isinstance(value, Scores):
+        return reshape_scores(build, value, new)
+    if isinstance(value, Seen) or new[0] != build.size:
+        return reshaped(build, seen(build, value), new)
+    return _reshaped(call, call.field(), tuple(new[1:]))
 
 
-def _reshaped(call: Call, f: Field, new: tuple[int, ...]) -> Field:
+def _reshaped(call: Call, f: Field, new: tuple[int, ...]) -> Random:
     """Merge and split axes; positions merged with the channels become channels."""
     for old_dims, new_dims in _groups(f.shape, new):
         if f.channel in old_dims:
-            # The channels are infinitely many: they may take in positions, but not be split over axes (as into heads).
             big = [k for k in new_dims if new[k] != 1]
-            if len(big) > 1:
-                raise call.build.unsupported(
-                    "splits the channels over several axes.",
-                    "For attention use nn.MultiheadAttention; else keep the channels on one axis.",
-                )
+            if len(big) > 1:  # the channels are split over several axes, as into heads
+                return reshaped(call.build, seen(call.build, f), (call.build.size, *new))
             place = big[0] if big else new_dims[0]
             merged = tuple(f.axis(k) for k in old_dims if k != f.channel and f.shape[k] != 1)
             # Merged with the channels, positions are averaged over in the moments; merged among themselves, they stay.
@@ -74,21 +79,31 @@ def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int],
     return groups
 
 
-def read_flatten(call: Call) -> Field:
+def read_flatten(call: Call) -> Random:
     """flatten from one axis to another."""
-    f = call.field()
-    rank = len(f.shape) + 1
-    start, end = call.get(1, "start_dim", 0) % rank, call.get(2, "end_dim", -1) % rank
-    full = (call.build.size, *f.shape)
+    value = call.args[0]
+    full = full_shape(call.build, value)
+    start, end = call.get(1, "start_dim", 0) % len(full), call.get(2, "end_dim", -1) % len(full)
     new = (*full[:start], prod(full[start : end + 1]), *full[end + 1 :])
-    return read_reshape(replace(call, args=(f, tuple(new)), kwargs=Keywords()))
+    return read_reshape(replace(call, args=(value, tuple(new)), kwargs=Keywords()))
 
 
-def read_permute(call: Call) -> Field | Parameter:
+def read_unflatten(call: Call) -> Random:
+    """One axis split into several."""
+    value, sizes = call.args[0], list(call.get(2, "sizes"))
+    full = full_shape(call.build, value)
+    dim = call.get(1, "dim") % len(full)
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = full[dim] // max(1, prod(n for n in sizes if n != -1))
+    new = (*full[:dim], *sizes, *full[dim + 1 :])
+    return read_reshape(replace(call, args=(value, new), kwargs=Keywords()))
+
+
+def read_permute(call: Call) -> Random | Parameter:
     """The axes in another order."""
     if isinstance(call.args[0], Parameter):
         return _transposed(call)
-    return _permuted(call, call.field(), _sizes(call) or tuple(call.kwargs.get("dims")))
+    return _permuted(call, call.args[0], _sizes(call) or tuple(call.kwargs.get("dims")))
 
 
 def _transposed(call: Call) -> Parameter:
@@ -99,21 +114,33 @@ def _transposed(call: Call) -> Parameter:
     return replace(value, value=value.value.T)
 
 
-def read_transpose(call: Call) -> Field | Parameter:
+def read_transpose(call: Call) -> Random | Parameter:
     """Two axes exchanged."""
-    if isinstance(call.args[0], Parameter):
+    value = call.args[0]
+    if isinstance(value, Parameter):
         return _transposed(call)
-    f = call.field()
-    order = list(range(len(f.shape) + 1))
-    a, b = call.get(1, "dim0") % len(order), call.get(2, "dim1") % len(order)
+    order = list(range(len(full_shape(call.build, value))))
+    a, b = call.get(1, "dim0", 0) % len(order), call.get(2, "dim1", 1) % len(order)
     order[a], order[b] = order[b], order[a]
-    return _permuted(call, f, tuple(order))
+    return _permuted(call, value, tuple(order))
 
 
-def _permuted(call: Call, f: Field, order: tuple[int, ...]) -> Field:
-    """The axes in this order, the batch counted and first."""
-    if order[0] % (len(f.shape) + 1) != 0:
-        raise call.build.unsupported("moves the batch from axis 0.", "Use batch_first layers, and leave axis 0 alone.")
+def read_movedim(call: Call) -> Random:
+    """One or several axes to other places."""
+    value = call.args[0]
+    rank = len(full_shape(call.build, value))
+    # torch itself knows where the others go: sizes 0, 1, 2, … name the axes.
+    places = torch.empty(tuple(range(rank))).movedim(call.get(1, "source"), call.get(2, "destination"))
+    return _permuted(call, value, tuple(places.shape))
+
+
+def _permuted(call: Call, value: Random, order: tuple[int, ...]) -> Random:
+    """The axes in this order, the batch counted."""
+    if isinstance(value, Scores):
+        return replace(value, axes=tuple(value.axes[k] for k in order))
+    if isinstance(value, Seen) or order[0] % len(order) != 0:
+        return permuted(call.build, seen(call.build, value), order)
+    f = call.build.settled(value)
     dims = call.axes(order[1:], f)
     shape = tuple(f.shape[d] for d in dims)
     grid = tuple(f.axis(d) for d in dims if d != f.channel)
@@ -123,19 +150,28 @@ def _permuted(call: Call, f: Field, order: tuple[int, ...]) -> Field:
     return call.build.apply(Permute(grid), f, shape=shape, channel=channel)
 
 
-def read_unsqueeze(call: Call) -> Field:
+def read_unsqueeze(call: Call) -> Random:
     """A new axis of size 1."""
+    value, build = call.args[0], call.build
+    dim = call.get(1, "dim") % (len(full_shape(build, value)) + 1)
+    if isinstance(value, Unsettled) or dim == 0:
+        other = value if isinstance(value, Scores) else seen(build, value)
+        wider = replace(other, axes=(*other.axes[:dim], (), *other.axes[dim:]))
+        return plain(build, wider) if isinstance(wider, Seen) else wider
     f = call.field()
-    dim = call.get(1, "dim") % (len(f.shape) + 2)
-    if dim == 0:
-        raise call.build.unsupported("puts an axis before the batch.", "Keep the batch as axis 0.")
     # Axes of shape do not count the batch, so they are one less than forward()'s.
     shape = (*f.shape[: dim - 1], 1, *f.shape[dim - 1 :])
     return regrid(call.build, f, shape, f.channel + (dim - 1 <= f.channel))
 
 
-def read_squeeze(call: Call) -> Field:
+def read_squeeze(call: Call) -> Random:
     """Without axes of size 1."""
+    value = call.args[0]
+    if isinstance(value, Seen):
+        asked = call.get(1, "dim")
+        here = range(len(value.axes)) if asked is None else [asked % len(value.axes)]
+        gone = [k for k in here if not value.axes[k]]
+        return plain(call.build, replace(value, axes=tuple(v for k, v in enumerate(value.axes) if k not in gone)))
     f = call.field()
     asked = call.get(1, "dim")
     dims = call.axes(asked, f) if asked is not None else tuple(range(len(f.shape)))
@@ -174,12 +210,15 @@ def read_item(call: Call) -> object:
     if not isinstance(value, RANDOM):
         entry: object = value[index]
         return entry
-    f = call.field()
     items = list(index) if isinstance(index, tuple) else [index]
-    if Ellipsis in items:
-        at = items.index(Ellipsis)
-        # All axes that are not named: those of shape and the batch, less the items beside the ellipsis.
-        items[at : at + 1] = [slice(None)] * (len(f.shape) + 2 - len(items))
+    if any(item is Ellipsis for item in items):
+        at = next(k for k, item in enumerate(items) if item is Ellipsis)
+        # All axes that are not named: those of the tensor, less the items beside the ellipsis.
+        named = sum(item is not None for item in items) - 1
+        items[at : at + 1] = [slice(None)] * (len(full_shape(call.build, value)) - named)
+    if isinstance(value, Unsettled) or any(item is None for item in items) or _takes_channels(value, items):
+        return _indexed(call, value, items)
+    f = call.field()
     if not (isinstance(items[0], slice) and items[0] == slice(None)):
         raise call.build.unsupported("indexes the batch.", "Keep all samples: x[:, …].")
     dim = 0
@@ -196,6 +235,83 @@ def read_item(call: Call) -> object:
         else:
             raise call.build.unsupported(f"indexes by {item!r}.", "Use numbers and slices.")
     return f
+
+
+def _takes_channels(value: Random, items: list[object]) -> bool:
+    """Whether some of the channels are asked for."""
+    item = items[value.channel + 1] if len(items) > value.channel + 1 else None
+    size = value.shape[value.channel]
+    return isinstance(item, slice) and list(range(*item.indices(size))) != list(range(size))
+
+
+def _indexed(call: Call, value: Random, items: list[object]) -> Random:
+    """x[…] along any axes: slices, numbers, and None for a new one."""
+    build = call.build
+    if isinstance(value, Scores):
+        raise build.unsupported(*value.why())
+    found, dim = seen(build, value), 0
+    for item in items:
+        after: Random
+        if item is None:
+            after = replace(found, axes=(*found.axes[:dim], (), *found.axes[dim:]))
+        elif isinstance(item, (slice, int)):
+            size = found.sizes[dim]
+            if isinstance(item, int) and not -size <= item < size:
+                raise InputError(f"{build.where}: index {item} of {size} positions.")
+            index = range(*item.indices(size)) if isinstance(item, slice) else [item % size]
+            # The whole of an axis stays as it is.
+            whole = isinstance(item, slice) and list(index) == list(range(size))
+            after = found if whole else taken(build, found, dim, index, drop=isinstance(item, int))
+        else:
+            raise build.unsupported(f"indexes by {item!r}.", "Use numbers and slices.")
+        found = seen(build, after)
+        dim += not isinstance(item, int)
+    return plain(build, found)
+
+
+def read_parts(call: Call, sizes: list[int], dim: int) -> tuple[Random, ...]:
+    """Parts of these sizes along an axis, of positions or of channels."""
+    build, value = call.build, call.args[0]
+    if isinstance(value, Scores):
+        raise build.unsupported(*value.why())
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    return tuple(
+        taken(build, seen(build, value), dim, range(s, s + n), drop=False) for s, n in zip(starts, sizes, strict=True)
+    )
+
+
+def read_split(call: Call) -> tuple[Random, ...]:
+    """split by a size, or by a list of them."""
+    asked = call.get(1, "split_size_or_sections", call.kwargs.get("split_size"))
+    dim = call.get(2, "dim", 0)
+    total = full_shape(call.build, call.args[0])[dim]
+    sizes = [min(asked, total - s) for s in range(0, total, asked)] if isinstance(asked, int) else list(asked)
+    if sum(sizes) != total:
+        raise InputError(f"{call.build.where}: parts of {sizes} of {total}.")
+    return read_parts(call, sizes, dim)
+
+
+def read_unbind(call: Call) -> tuple[Random, ...]:
+    """All entries along an axis, one by one."""
+    build, value, dim = call.build, call.args[0], call.get(1, "dim", 0)
+    if isinstance(value, Scores):
+        raise build.unsupported(*value.why())
+    count = full_shape(build, value)[dim]
+    return tuple(taken(build, seen(build, value), dim % len(full_shape(build, value)), [k], True) for k in range(count))
+
+
+def read_select(call: Call) -> Random:
+    """One entry along an axis."""
+    build, found = call.build, seen(call.build, call.args[0])
+    dim = call.get(1, "dim") % len(found.axes)
+    return taken(build, found, dim, [call.get(2, "index") % found.sizes[dim]], drop=True)
+
+
+def read_narrow(call: Call) -> Random:
+    """A run of entries along an axis."""
+    build, found = call.build, seen(call.build, call.args[0])
+    dim, start = call.get(1, "dim") % len(found.axes), call.get(2, "start")
+    return taken(build, found, dim, range(start, start + call.get(3, "length")), drop=False)
 
 
 def _sliced(call: Call, f: Field, dim: int, item: slice) -> Field:
@@ -252,7 +368,7 @@ def read_pad(call: Call) -> Field:
 
 def read_size(call: Call) -> torch.Size | int:
     """x.size() or x.size(dim), the batch counted."""
-    sizes = torch.Size((call.build.size, *call.args[0].shape))
+    sizes = torch.Size(full_shape(call.build, call.args[0]))
     dim = call.get(1, "dim")
     return sizes if dim is None else sizes[dim]
 
@@ -268,9 +384,11 @@ def read_attribute(call: Call) -> object:
             return fact
         raise call.build.unsupported(f"reads .{name} of the parameter {value.name}.", "Use it as it is.")
     if name == "shape":
-        return torch.Size((call.build.size, *value.shape))
+        return torch.Size(full_shape(call.build, value))
     if name == "ndim":
-        return len(value.shape) + 1
+        return len(full_shape(call.build, value))
+    if name == "mT":
+        return read_transpose(replace(call, args=(value, -2, -1)))
     if name == "dtype":
         return torch.float64
     if name == "device":
@@ -289,7 +407,7 @@ def read_cast(call: Call) -> object:
     return value
 
 
-def read_expand(call: Call) -> Field | Parameter:
+def read_expand(call: Call) -> Random | Parameter:
     """A parameter for each sample of the batch; a random value along positions of size 1."""
     value, like = call.args[0], _sizes(call)
     if len(call.args) == 2 and isinstance(call.args[1], RANDOM):  # expand_as
@@ -300,6 +418,8 @@ def read_expand(call: Call) -> Field | Parameter:
         if want[1:] and any(n not in (-1, m) for n, m in zip(want[1:], have[1:], strict=True)):
             raise call.build.unsupported(f"repeats the parameter {value.name}.", "Expand it along the batch alone.")
         return value
+    if isinstance(value, Seen) and len(like) == len(value.axes):
+        return expanded(call.build, value, like)
     f = call.field()
     if len(like) != len(f.shape) + 1 or like[0] not in (-1, call.build.size):
         raise call.build.unsupported(f"expands values of shape {f.shape} to {tuple(like)}.", "Keep their axes.")

@@ -1,0 +1,173 @@
+"""Attention as people write it: every spelling is the same kernel; masks, two sequences, groups, decoders; refusals."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tangency as tg
+
+C, H, D, T = 8, 2, 4, 3  # channels, heads, of each, positions
+torch.manual_seed(3)
+X, Y = torch.randn(3, T, 5, dtype=torch.float64), torch.randn(2, T, 5, dtype=torch.float64)
+CAUSAL = torch.ones(T, T, dtype=torch.bool).tril()
+
+
+class Spelled(nn.Module):
+    """A token layer, attention in some spelling of q, k, v from one matrix, and a read-out."""
+
+    def __init__(self, attend: Callable[[Any, Tensor], Tensor], one: bool = True, bias: bool = True) -> None:
+        super().__init__()
+        self.inputs, self.attend = nn.Linear(5, C), attend
+        if one:
+            self.qkv = nn.Linear(C, 3 * C, bias=bias)
+        else:
+            self.q, self.k, self.v = (nn.Linear(C, C, bias=bias) for _ in range(3))
+        self.o, self.out = nn.Linear(C, C), nn.Linear(C, 1)
+        self.softmax, self.drop = nn.Softmax(-1), nn.Dropout(0.1)
+        self.register_buffer("mask", CAUSAL.view(1, 1, T, T))
+        self.register_buffer("minus", torch.zeros(T, T).masked_fill(~CAUSAL, -torch.inf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inputs(x)
+        return self.out(F.relu(self.o(self.attend(self, x))).mean(1))
+
+
+class Reference(nn.Module):
+    """The same with nn.MultiheadAttention."""
+
+    def __init__(self, causal: bool = False) -> None:
+        super().__init__()
+        self.inputs, self.a, self.out = nn.Linear(5, C), nn.MultiheadAttention(C, H, batch_first=True), nn.Linear(C, 1)
+        self.register_buffer("mask", ~CAUSAL if causal else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inputs(x)
+        return self.out(F.relu(self.a(x, x, x, attn_mask=self.mask, need_weights=False)[0]).mean(1))
+
+
+def heads(x: Tensor) -> Tensor:
+    return x.view(x.size(0), x.size(1), H, D).transpose(1, 2)
+
+
+def joined(y: Tensor) -> Tensor:
+    return y.transpose(1, 2).contiguous().view(y.size(0), -1, C)
+
+
+def by_split(m: Any, x: Tensor) -> Tensor:
+    """nanoGPT, the fast branch."""
+    q, k, v = m.qkv(x).split(C, dim=2)
+    return joined(F.scaled_dot_product_attention(heads(q), heads(k), heads(v)))
+
+
+def by_hand(m: Any, x: Tensor) -> Tensor:
+    """nanoGPT, the slow branch, without its mask."""
+    q, k, v = m.qkv(x).split(C, dim=2)
+    att = (heads(q) @ heads(k).transpose(-2, -1)) * (1.0 / D**0.5)
+    return joined(m.drop(F.softmax(att, dim=-1)) @ heads(v))
+
+
+def by_chunk(m: Any, x: Tensor) -> Tensor:
+    """Heads as part of the batch, torch.bmm and baddbmm."""
+    q, k, v = m.qkv(x).chunk(3, -1)
+    q, k, v = (p.unflatten(-1, (H, D)).permute(0, 2, 1, 3).reshape(-1, T, D) for p in (q, k, v))
+    att = torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)) / D**0.5, -1), v)
+    return att.view(-1, H, T, D).permute(0, 2, 1, 3).flatten(2)
+
+
+def by_unbind(m: Any, x: Tensor) -> Tensor:
+    """timm's ViT."""
+    q, k, v = m.qkv(x).reshape(x.shape[0], x.shape[1], 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
+    att = m.softmax((q * D**-0.5) @ k.transpose(-2, -1))
+    return (att @ v).transpose(1, 2).reshape(x.shape[0], x.shape[1], C)
+
+
+def by_slices(m: Any, x: Tensor) -> Tensor:
+    """Slices of the channels, einsum."""
+    y = m.qkv(x)
+    q, k, v = (p.view(-1, T, H, D) for p in (y[..., :C], y[..., C : 2 * C], y[..., 2 * C :]))
+    att = torch.einsum("bqhd,bkhd->bhqk", q, k).div(D**0.5).softmax(-1)
+    return torch.einsum("bhqk,bkhd->bqhd", att, v).reshape(-1, T, C)
+
+
+def by_layers(m: Any, x: Tensor) -> Tensor:
+    """Three layers, times first, heads merged with the batch."""
+    x = x.transpose(0, 1)
+    q, k, v = (p.contiguous().view(T, -1, D).transpose(0, 1) for p in (m.q(x), m.k(x), m.v(x)))
+    scores = torch.baddbmm(torch.zeros(1, dtype=torch.float64), q, k.transpose(1, 2), beta=0, alpha=D**-0.5)
+    y = torch.matmul(torch.softmax(scores, dim=2), v)
+    return y.transpose(0, 1).contiguous().view(T, -1, C).transpose(0, 1)
+
+
+def by_interleaving(m: Any, x: Tensor) -> Tensor:
+    """GPT-NeoX: each head's q, k and v side by side."""
+    q, k, v = m.qkv(x).view(-1, T, H, 3 * D).transpose(1, 2).chunk(3, dim=-1)
+    return F.scaled_dot_product_attention(q, k, v, scale=D**-0.5).transpose(1, 2).flatten(2)
+
+
+def by_flat_tokens(m: Any, x: Tensor) -> Tensor:
+    """Hugging Face's Conv1D: tokens of all samples as rows of one matrix."""
+    y = torch.addmm(m.qkv.bias, x.reshape(-1, C), m.qkv.weight.t()).view(-1, T, 3 * C)
+    q, k, v = y.split(C, 2)
+    return joined(F.scaled_dot_product_attention(heads(q), heads(k), heads(v)))
+
+
+SPELLINGS = (by_split, by_hand, by_chunk, by_unbind, by_slices, by_layers, by_interleaving, by_flat_tokens)
+
+
+def both(net: nn.Module, *x: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    options = {"samples": 64, "b_var": 0.1} | options
+    return tg.infinite_ntk(net.eval(), **options).both(*x)
+
+
+@pytest.mark.parametrize("attend", SPELLINGS, ids=lambda f: f.__name__)
+def test_every_spelling_is_one_kernel(attend: Callable[[Any, Tensor], Tensor]) -> None:
+    net = Spelled(attend, one=attend is not by_layers)
+    for x in ((X,), (X, Y), (X[:1],)):
+        for got, want in zip(both(net, *x), both(Reference(), *x), strict=True):
+            assert torch.allclose(got, want, rtol=1e-9)
+
+
+def masked(m: Any, x: Tensor) -> Tensor:
+    """nanoGPT's slow branch."""
+    q, k, v = m.qkv(x).split(C, dim=2)
+    att = (heads(q) @ heads(k).transpose(-2, -1)) * (1.0 / D**0.5)
+    att = att.masked_fill(m.mask == 0, float("-inf"))
+    return joined(F.softmax(att, dim=-1) @ heads(v))
+
+
+def added(m: Any, x: Tensor) -> Tensor:
+    q, k, v = m.qkv(x).split(C, dim=2)
+    att = torch.matmul(heads(q), heads(k).transpose(2, 3)) / D**0.5 + m.minus
+    return joined(F.softmax(att, dim=-1, dtype=torch.float32).to(x.dtype) @ heads(v))
+
+
+def chosen(m: Any, x: Tensor) -> Tensor:
+    q, k, v = m.qkv(x).split(C, dim=2)
+    att = torch.where(m.mask, heads(q) @ heads(k).mT, torch.finfo(torch.float32).min) / D**0.5
+    return joined(F.softmax(att, dim=-1) @ heads(v))
+
+
+def flagged(m: Any, x: Tensor) -> Tensor:
+    q, k, v = m.qkv(x).split(C, dim=2)
+    return joined(F.scaled_dot_product_attention(heads(q), heads(k), heads(v), is_causal=True))
+
+
+def given(m: Any, x: Tensor) -> Tensor:
+    q, k, v = m.qkv(x).split(C, dim=2)
+    return joined(F.scaled_dot_product_attention(heads(q), heads(k), heads(v), attn_mask=m.mask))
+
+
+@pytest.mark.parametrize("attend", [masked, added, chosen, flagged, given], ids=lambda f: f.__name__)
+def test_every_causal_mask_is_one_kernel(attend: Callable[[Any, Tensor], Tensor]) -> None:
+    net = Spelled(attend)
+    for x in ((X,), (X[:1], Y)):
+        for got, want in zip(both(net, *x), both(Reference(causal=True), *x), strict=True):
+            assert torch.allclose(got, want, rtol=1e-9)
+    k = tg.infinite_ntk(net.eval(), samples=64)
+    assert torch.allclose(k.diag(X), k(X).diagonal(), rtol=1e-9)
+    small = tg.infinite_ntk(net, samples=64, dtype="float32")
+    assert torch.allclose(small(X).double(), k(X), rtol=1e-4)
