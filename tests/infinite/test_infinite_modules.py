@@ -1250,13 +1250,13 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
     "lstm": (lambda: nn.LSTM(6, 8, batch_first=True), seq, r"\(LSTM\).*nn\.RNN"),
     "gru": (lambda: nn.Sequential(nn.Linear(6, 6), nn.GRU(6, 8, batch_first=True)), seq, r"1 \(GRU\).*nn\.RNN"),
     "instance norm": (lambda: conv2(nn.InstanceNorm2d(4)), images, r"1 \(InstanceNorm2d\).*GroupNorm\(1"),
-    "group norm": (lambda: conv2(nn.GroupNorm(2, 4)), images, r"1 \(GroupNorm\).*GroupNorm\(1"),
+    "group norm": (lambda: conv2(nn.GroupNorm(4, 4)), images, r"1 \(GroupNorm\).*GroupNorm\(1"),
     "batch norm on images": (lambda: conv2(nn.BatchNorm2d(4)), images, r"1 \(BatchNorm2d\).*eval"),
     "softmax": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Softmax(-1)), points, r"1 \(Softmax\)"),
     "log softmax": (lambda: nn.Sequential(nn.Linear(3, 8), nn.LogSoftmax(-1)), points, r"1 \(LogSoftmax\)"),
     "softmin": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Softmin(-1)), points, r"1 \(Softmin\)"),
     "softmax2d": (lambda: conv2(nn.Softmax2d()), images, r"1 \(Softmax2d\)"),
-    "glu": (lambda: nn.Sequential(nn.Linear(3, 8), nn.GLU(), nn.Linear(4, 1)), points, r"1 \(GLU\)"),
+    "glu": (lambda: conv2(nn.GLU(-1)), images, r"1 \(GLU\).*along the channels"),
     "unflatten": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Unflatten(1, (4, 2))), points, r"1 \(Unflatten\)"),
     "functional softmax": (
         ask(lambda s, x: torch.softmax(s.a(x), -1), a=nn.Linear(3, 8)),
@@ -1264,9 +1264,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
         r"softmax at .*:\d+",
     ),
     "relu of a flattened layer": (
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.LayerNorm(16)),
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.ReLU()),
         images,
-        r"2 \(LayerNorm\).*not Gaussian.*Put a Linear",
+        r"2 \(ReLU\).*not Gaussian.*Put a Linear",
     ),
     "correlated sum": (
         ask(lambda s, x: (lambda h: h + (torch.relu(h) + s.b(h)))(s.a(x)), a=nn.Linear(3, 8), b=nn.Linear(8, 8)),

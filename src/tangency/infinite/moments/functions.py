@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..activations.dual import Dual
 from ..activations.duals import Identity
-from .fields import Builder, Field, Function, Joint, Lazy, Normed, Random
+from .fields import Builder, Field, Function, Joint, Lazy, Normed, Random, Squared, Statistic
 from .joins import concat_channels
 from .ops import Rescale
 
@@ -15,6 +15,10 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
         return value
     if isinstance(value, Normed):
         return build.batch_normed(value, dual)
+    if isinstance(value, Statistic):
+        return value.then(fn)
+    if isinstance(value, Squared):
+        value = build.settled(value)
     if isinstance(value, Lazy):
         # The parameter's derivative passes through what follows, for which there is no rule.
         if value.rate:
@@ -42,6 +46,8 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
 
 def scale_by(build: Builder, value: Random, factor: float) -> Random:
     """A multiple. That of a Gaussian field stays a function of it, for what is joined with it later."""
+    if isinstance(value, Statistic):
+        return value.then(lambda v: factor * v)
     if isinstance(value, Joint):
         fn = value.fn
         return replace(value, fn=lambda *x: factor * fn(*x))

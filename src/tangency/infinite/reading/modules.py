@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from ...errors import InputError
 from ..activations.duals import ABRelu, LeakyRelu
 from ..activations.recognize import recognize
-from ..layers.basic import Dropout, LayerNorm, Linear, Pair, per_axis
+from ..layers.basic import Dropout, Linear, Pair, per_axis
 from ..layers.sequences import Embedding
 from ..layers.spatial import AvgPool, Conv, ConvTranspose, GlobalAvgPool, resampled
 from ..layers.twin import Twin
@@ -51,7 +50,6 @@ NO_LIMIT: dict[type, str] = {
         (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d),
         "A softmax over channels has no limit; leave it to the loss",
     ),
-    nn.GLU: "Gate by two layers, a(x) * torch.sigmoid(b(x)), or by h.chunk(2, dim)",
     Twin: "Give Twin(network) itself to infinite_ntk",
 }
 
@@ -202,7 +200,7 @@ def _adaptive(m: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d | nn.AdaptiveAvgPoo
 
 
 @reads(nn.Flatten)
-def _flatten(m: nn.Flatten, call: Call) -> Field:
+def _flatten(m: nn.Flatten, call: Call) -> Field | Lazy:
     return read_flatten(replace(call, args=(call.args[0], m.start_dim, m.end_dim), kwargs=Keywords(), label="Flatten"))
 
 
@@ -255,32 +253,7 @@ def _dropout(m: _DropoutNd, call: Call) -> object:
     return Dropout(m.p).grow(call.build, value, call.weights, call.name)
 
 
-@reads(nn.LayerNorm, nn.RMSNorm)
-def _layer_norm(m: nn.LayerNorm | nn.RMSNorm, call: Call) -> object:
-    build = call.build
-    if isinstance(call.args[0], Tensor):
-        return _of_input(m, call)
-    f = call.field()
-    over = len(m.normalized_shape)
-    if tuple(m.normalized_shape) != f.shape[len(f.shape) - over :]:
-        raise InputError(
-            f"{build.where}: normalises {tuple(m.normalized_shape)}; it was given values of shape {f.shape}."
-        )
-    dims = range(len(f.shape) - over, len(f.shape))
-    if f.channel not in dims or (over > 1 and over != len(f.shape)):
-        raise build.unsupported(
-            f"normalises over axes {[d + 1 for d in dims]}, the channels lie on axis {f.channel + 1}.",
-            "Normalise over the channels, alone or with all positions.",
-        )
-    _check_start(m, build, call.weights)
-    # torch's RMSNorm without eps takes that of its input's dtype; models are float32 unless told otherwise.
-    eps = m.eps if m.eps is not None else torch.finfo(torch.float32).eps
-    affine = bool(m.elementwise_affine)
-    shift = affine and getattr(m, "bias", None) is not None
-    return LayerNorm(f.channel, over > 1, eps, affine, shift).grow(build, f, call.weights, call.name)
-
-
-def _check_start(m: nn.Module, build: Builder, weights: Weights) -> None:
+def check_start(m: nn.Module, build: Builder, weights: Weights) -> None:
     """w_var="init" reads the module's own numbers: a norm's are taken for 1 and 0, as torch begins with."""
     # With numbers given, weights are those of a new network, norms at their start included.
     if weights.w_var != "init":
@@ -293,7 +266,7 @@ def _check_start(m: nn.Module, build: Builder, weights: Weights) -> None:
             )
 
 
-def _of_input(m: nn.Module, call: Call) -> object:
+def of_input(m: nn.Module, call: Call) -> object:
     """A norm of the input itself is known, unless it has trained parameters: they are not infinitely many."""
     if any(call.weights.rate(dotted(call.name, p)) for p, _ in m.named_parameters()):
         raise call.build.unsupported(
@@ -303,19 +276,6 @@ def _of_input(m: nn.Module, call: Call) -> object:
     return as_known(m, call.args[0])
 
 
-@reads(nn.GroupNorm)
-def _group_norm(m: nn.GroupNorm, call: Call) -> object:
-    if m.num_groups != 1:
-        raise call.build.unsupported(
-            "normalises over groups of channels.",
-            "Use GroupNorm(1, …): with infinitely many channels all groups agree.",
-        )
-    if isinstance(call.args[0], Tensor):
-        return _of_input(m, call)
-    _check_start(m, call.build, call.weights)
-    return LayerNorm(0, True, m.eps, m.affine).grow(call.build, call.args[0], call.weights, call.name)
-
-
 @reads(_BatchNorm)
 def _batch_norm(m: _BatchNorm, call: Call) -> object:
     build, weights = call.build, call.weights
@@ -323,9 +283,9 @@ def _batch_norm(m: _BatchNorm, call: Call) -> object:
         # Statistics of the batch would make one sample depend on the others.
         if m.training or not m.track_running_stats:
             raise build.unsupported("normalises the input over the batch.", "Normalise the data beforehand.")
-        return _of_input(m, call)
+        return of_input(m, call)
     f = call.field()
-    _check_start(m, build, weights)
+    check_start(m, build, weights)
     rates = weights.rates(call.name) if m.affine else (0.0, 0.0)
     if not m.training and m.track_running_stats:
         return _running(m, build, rates, f)

@@ -1,5 +1,6 @@
 """What forward() does to the shapes of tensors: reshaping, indexing, sums over positions, joining."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..moments.fields import Field, Random, Value
+from ..moments.fields import Field, Lazy, Random, Value
 from ..moments.joins import as_fields, concat_channels, concat_positions
 from ..moments.positions import Pad, Permute, Total
 from ..moments.shapes import flatten_positions, regrid, take_positions
@@ -21,9 +22,25 @@ def _sizes(call: Call) -> tuple[int, ...]:
     return tuple(call.args[1].shape if isinstance(call.args[1], Tensor) else call.args[1])
 
 
-def read_reshape(call: Call) -> Field:
+def _inside(call: Call, rule: Callable[[Call], object]) -> Lazy:
+    """A rule that only changes the form, applied within an elementwise function: what follows may still join it."""
+    value: Lazy = call.args[0]
+    f = rule(replace(call, args=(value.of, *call.args[1:])))
+    assert isinstance(f, Field)
+    return replace(value, of=f)
+
+
+def _ones_apart(sizes: Sequence[int]) -> list[int]:
+    """Sizes other than 1."""
+    return [n for n in sizes if n != 1]
+
+
+def read_reshape(call: Call) -> Field | Lazy:
     """view and reshape."""
-    f = call.field()
+    value = call.args[0]
+    if isinstance(value, Lazy) and _ones_apart(_sizes(call)) == _ones_apart((call.build.size, *value.shape)):
+        return _inside(call, read_reshape)
+    f = call.form()
     new = list(_sizes(call)) or list(call.kwargs.get("shape", call.kwargs.get("size", ())))
     # Sizes that forward() computed are of this batch, so its size may stand among them.
     total = call.build.size * prod(f.shape)
@@ -50,7 +67,7 @@ def _reshaped(call: Call, f: Field, new: tuple[int, ...]) -> Field:
             place = big[0] if big else new_dims[0]
             merged = tuple(f.axis(k) for k in old_dims if k != f.channel and f.shape[k] != 1)
             # Merged with the channels, positions are averaged over in the moments; merged among themselves, they stay.
-            out = flatten_positions(call.build, f, merged) if merged else f
+            out = flatten_positions(call.build, call.build.settled(f), merged) if merged else f
             return regrid(call.build, out, new, place)
     raise AssertionError("no axis holds the channels")
 
@@ -74,9 +91,9 @@ def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int],
     return groups
 
 
-def read_flatten(call: Call) -> Field:
+def read_flatten(call: Call) -> Field | Lazy:
     """flatten from one axis to another."""
-    f = call.field()
+    f = call.form()
     rank = len(f.shape) + 1
     start, end = call.get(1, "start_dim", 0) % rank, call.get(2, "end_dim", -1) % rank
     full = (call.build.size, *f.shape)
@@ -88,7 +105,7 @@ def read_permute(call: Call) -> Field | Parameter:
     """The axes in another order."""
     if isinstance(call.args[0], Parameter):
         return _transposed(call)
-    return _permuted(call, call.field(), _sizes(call) or tuple(call.kwargs.get("dims")))
+    return _permuted(call, call.form(), _sizes(call) or tuple(call.kwargs.get("dims")))
 
 
 def _transposed(call: Call) -> Parameter:
@@ -103,7 +120,7 @@ def read_transpose(call: Call) -> Field | Parameter:
     """Two axes exchanged."""
     if isinstance(call.args[0], Parameter):
         return _transposed(call)
-    f = call.field()
+    f = call.form()
     order = list(range(len(f.shape) + 1))
     a, b = call.get(1, "dim0") % len(order), call.get(2, "dim1") % len(order)
     order[a], order[b] = order[b], order[a]
@@ -123,9 +140,11 @@ def _permuted(call: Call, f: Field, order: tuple[int, ...]) -> Field:
     return call.build.apply(Permute(grid), f, shape=shape, channel=channel)
 
 
-def read_unsqueeze(call: Call) -> Field:
+def read_unsqueeze(call: Call) -> Field | Lazy:
     """A new axis of size 1."""
-    f = call.field()
+    if isinstance(call.args[0], Lazy):
+        return _inside(call, read_unsqueeze)
+    f = call.form()
     dim = call.get(1, "dim") % (len(f.shape) + 2)
     if dim == 0:
         raise call.build.unsupported("puts an axis before the batch.", "Keep the batch as axis 0.")
@@ -136,7 +155,7 @@ def read_unsqueeze(call: Call) -> Field:
 
 def read_squeeze(call: Call) -> Field:
     """Without axes of size 1."""
-    f = call.field()
+    f = call.form()
     asked = call.get(1, "dim")
     dims = call.axes(asked, f) if asked is not None else tuple(range(len(f.shape)))
     gone = [d for d in dims if f.shape[d] == 1 and d != f.channel]  # an only channel stays: it is the output
@@ -174,12 +193,15 @@ def read_item(call: Call) -> object:
     if not isinstance(value, RANDOM):
         entry: object = value[index]
         return entry
-    f = call.field()
     items = list(index) if isinstance(index, tuple) else [index]
+    if isinstance(value, Lazy) and any(item is None for item in items):
+        return _inside(call, read_item)
+    f = call.form()
     if Ellipsis in items:
         at = items.index(Ellipsis)
         # All axes that are not named: those of shape and the batch, less the items beside the ellipsis.
-        items[at : at + 1] = [slice(None)] * (len(f.shape) + 2 - len(items))
+        named = len(items) - 1 - sum(item is None for item in items)
+        items[at : at + 1] = [slice(None)] * (len(f.shape) + 1 - named)
     if not (isinstance(items[0], slice) and items[0] == slice(None)):
         raise call.build.unsupported("indexes the batch.", "Keep all samples: x[:, …].")
     dim = 0
@@ -193,6 +215,9 @@ def read_item(call: Call) -> object:
             if not -f.shape[dim] <= item < f.shape[dim]:
                 raise InputError(f"{call.build.where}: index {item} of {f.shape[dim]} positions.")
             f = take_positions(call.build, f, dim, (item % f.shape[dim],), drop=True)
+        elif item is None:
+            f = regrid(call.build, f, (*f.shape[:dim], 1, *f.shape[dim:]), f.channel + (dim <= f.channel))
+            dim += 1
         else:
             raise call.build.unsupported(f"indexes by {item!r}.", "Use numbers and slices.")
     return f
@@ -289,7 +314,7 @@ def read_cast(call: Call) -> object:
     return value
 
 
-def read_expand(call: Call) -> Field | Parameter:
+def read_expand(call: Call) -> Field | Lazy | Parameter:
     """A parameter for each sample of the batch; a random value along positions of size 1."""
     value, like = call.args[0], _sizes(call)
     if len(call.args) == 2 and isinstance(call.args[1], RANDOM):  # expand_as
@@ -300,7 +325,9 @@ def read_expand(call: Call) -> Field | Parameter:
         if want[1:] and any(n not in (-1, m) for n, m in zip(want[1:], have[1:], strict=True)):
             raise call.build.unsupported(f"repeats the parameter {value.name}.", "Expand it along the batch alone.")
         return value
-    f = call.field()
+    if isinstance(value, Lazy):
+        return _inside(call, read_expand)
+    f = call.form()
     if len(like) != len(f.shape) + 1 or like[0] not in (-1, call.build.size):
         raise call.build.unsupported(f"expands values of shape {f.shape} to {tuple(like)}.", "Keep their axes.")
     for dim, (n, m) in enumerate(zip(f.shape, like[1:], strict=True)):
