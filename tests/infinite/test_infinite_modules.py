@@ -1294,7 +1294,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
         points,
         r"add at .*:\d+",
     ),
-    "depthwise": (lambda: conv2(nn.Conv2d(4, 4, 1, groups=4)), images, r"1 \(Conv2d\).*groups"),
+    "depthwise, activated": (lambda: conv2(nn.Conv2d(4, 4, 1, groups=4), nn.ReLU()), images, r"2 \(ReLU\).*Gaussian"),
     "groups of the input": (lambda: nn.Conv2d(2, 4, 3, groups=2), images, r"\(Conv2d\).*groups"),
     "mean over channels": (ask(lambda s, x: s.a(x).mean(-1), a=nn.Linear(3, 8)), points, r"mean at .*:\d+.*channels"),
     "split channels": (
@@ -1319,7 +1319,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
         "attends from one sequence to another",
     ),
     "integers": (lambda: nn.Linear(3, 1), lambda: torch.ones(2, 3).long(), r"\(Linear\).*int64.*Embedding"),
-    "reflected borders": (lambda: nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"), images, "reflect.*circular"),
+    "borders of a number": (lambda: conv2(nn.ConstantPad2d(1, 2.0)), images, r"1 \(ConstantPad2d\).*zeros"),
     "batch moved": (ask(lambda s, x: s.a(x).transpose(0, 1), a=nn.Linear(6, 8)), seq, r"transpose at .*:\d+.*batch"),
     "batch summed": (ask(lambda s, x: s.a(x).sum(0), a=nn.Linear(6, 8)), seq, r"sum at .*:\d+.*batch"),
     "no rule": (ask(lambda s, x: torch.cumsum(s.a(x), 1), a=nn.Linear(6, 8)), seq, r"cumsum at .*:\d+"),

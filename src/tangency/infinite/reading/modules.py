@@ -21,11 +21,10 @@ from ..layers.weights import Weights, dotted
 from ..moments.core import RandomAffine
 from ..moments.fields import Builder, Field, Lazy, Normed, Value
 from ..moments.functions import apply_function
-from ..moments.positions import Pad
 from ..moments.shapes import regrid
 from .calls import RANDOM, Call, Keywords
 from .faithful import check_leaf, exact
-from .tensors import read_flatten
+from .tensors import padded, read_flatten
 
 # From a module and its call to the value after it. The module is of one of the types that the reader is for.
 Reader = Callable[[Any, Call], object]
@@ -139,22 +138,23 @@ def _linear(m: nn.Linear, call: Call) -> Field:
 
 @reads(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def _conv(m: nn.Conv1d | nn.Conv2d | nn.Conv3d, call: Call) -> Field:
-    if m.padding_mode not in ("zeros", "circular"):
-        raise call.build.unsupported(f"pads by {m.padding_mode!r}.", "Use padding_mode='zeros' or 'circular'.")
+    value: Value = call.args[0]
+    padding: Pair | str = m.padding
+    if m.padding_mode not in ("zeros", "circular"):  # borders of their own, then none
+        amounts, padding = list(m._reversed_padding_repeated_twice), 0
+        value = padded(call.build, value, amounts, m.padding_mode, channel=0)
     layer = Conv(
-        tuple(m.kernel_size), m.stride, m.padding, m.dilation, m.groups, m.padding_mode == "circular",
+        tuple(m.kernel_size), m.stride, padding, m.dilation, m.groups, m.padding_mode == "circular",
         bias=m.bias is not None, width=m.out_channels, of=m,
     )  # fmt: skip
-    return layer.grow(call.build, call.args[0], call.weights, call.name)
+    return layer.grow(call.build, value, call.weights, call.name)
 
 
 @reads(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def _conv_transpose(m: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d, call: Call) -> Field:
-    if m.groups > 1:
-        raise call.build.unsupported("has groups.", "Use groups=1.")
     layer = ConvTranspose(
         tuple(m.kernel_size), m.stride, cast(Pair, m.padding), m.output_padding, m.dilation,
-        bias=m.bias is not None, width=m.out_channels, of=m,
+        bias=m.bias is not None, width=m.out_channels, of=m, groups=m.groups,
     )  # fmt: skip
     return layer.grow(call.build, call.args[0], call.weights, call.name)
 
@@ -204,14 +204,22 @@ def _flatten(m: nn.Flatten, call: Call) -> Field | Lazy:
     return read_flatten(replace(call, args=(call.args[0], m.start_dim, m.end_dim), kwargs=Keywords(), label="Flatten"))
 
 
-@reads(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
-def _zero_pad(m: nn.ZeroPad1d | nn.ZeroPad2d | nn.ZeroPad3d, call: Call) -> Field:
-    f = call.build.field(call.args[0], 0)
-    amounts = [m.padding] * 2 * len(f.grid) if isinstance(m.padding, int) else list(m.padding)
-    # torch names the last axis first
-    pairs = tuple((amounts[2 * k], amounts[2 * k + 1]) for k in range(len(f.grid)))[::-1]
-    op = Pad(pairs)
-    return call.build.apply(op, f, shape=(f.width, *op.grid(f.grid)))
+# torch.nn's layers of borders and the mode of F.pad that each is.
+_BORDERS: dict[type, str] = {
+    **dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d), "constant"),
+    **dict.fromkeys((nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d), "constant"),
+    **dict.fromkeys((nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d), "reflect"),
+    **dict.fromkeys((nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d), "replicate"),
+    **dict.fromkeys((nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d), "circular"),
+}
+
+
+@reads(*_BORDERS)
+def _border(m: nn.Module, call: Call) -> Value:
+    value, amounts = call.args[0], getattr(m, "padding", 0)
+    amounts = [amounts] * 2 * (len(value.shape) - 1) if isinstance(amounts, int) else list(amounts)
+    number = getattr(m, "value", 0)
+    return padded(call.build, value, amounts, _BORDERS[type(m)], channel=0, number=float(number))
 
 
 @reads(nn.Upsample)

@@ -5,10 +5,11 @@ from dataclasses import replace
 from math import prod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import InputError
-from ..moments.fields import Field, Lazy, Random, Value
+from ..moments.fields import Builder, Field, Lazy, Random, Value
 from ..moments.joins import as_fields, concat_channels, concat_positions
 from ..moments.positions import Pad, Permute, Total
 from ..moments.shapes import flatten_positions, regrid, take_positions
@@ -258,21 +259,38 @@ def _as_token(call: Call, value: Value | Parameter, like: Random) -> Value:
     return call.build.affine(f, f.width, call.weights.value(value.name, value.value, value.factor))
 
 
-def read_pad(call: Call) -> Field:
-    """Zeros around the positions."""
-    f = call.field()
-    amounts = list(call.get(1, "pad"))
-    mode, value = call.get(2, "mode", "constant"), call.get(3, "value", 0)
-    if mode != "constant" or value not in (0, None):
-        raise call.build.unsupported(f"pads by {mode} {value}.", "Pad with zeros, or use padding_mode='circular'.")
+def read_pad(call: Call) -> Value:
+    """F.pad: zeros, or copies of positions, around the positions."""
+    f, amounts = call.form(), list(call.get(1, "pad"))
+    number = call.get(3, "value", 0)
+    return padded(call.build, f, amounts, call.get(2, "mode", "constant"), f.channel, float(number or 0))
+
+
+def padded(
+    build: Builder, value: Value, amounts: list[int], mode: str, channel: int, number: float = 0.0
+) -> Tensor | Field:
+    """The value with borders as F.pad has them, `amounts` for the last axis first: zeros, or copies of positions."""
+    if isinstance(value, Tensor):
+        return F.pad(value, amounts, mode, number if mode == "constant" else None)
+    f = value if isinstance(value, Field) else build.settled(value)
     pads = [(0, 0)] * len(f.shape)
-    for k in range(len(amounts) // 2):  # torch names the last axis first
+    for k in range(len(amounts) // 2):
         pads[len(f.shape) - 1 - k] = (amounts[2 * k], amounts[2 * k + 1])
-    if pads[f.channel] != (0, 0):
-        raise call.build.unsupported("pads the channels.", "Use a 1×1 convolution.")
-    grid = tuple(p for k, p in enumerate(pads) if k != f.channel)
-    shape = tuple(n + sum(p) for n, p in zip(f.shape, pads, strict=True))
-    return call.build.apply(Pad(grid), f, shape=shape)
+    if pads[f.channel] != (0, 0) or channel != f.channel:
+        raise build.unsupported("pads the channels.", "Pad positions; for more channels use a 1×1 convolution.")
+    if mode == "constant":
+        if number:
+            raise build.unsupported(f"pads random values by {number}.", "Pad with zeros, or by 'reflect'.")
+        grid = tuple(p for k, p in enumerate(pads) if k != f.channel)
+        return build.apply(Pad(grid), f, shape=tuple(n + sum(p) for n, p in zip(f.shape, pads, strict=True)))
+    if build.mask is not None:
+        raise build.unsupported(f"pads a masked sequence by {mode!r}.", "Pad with zeros.")
+    for dim, pair in enumerate(pads):
+        if pair != (0, 0):  # which position lies where, by torch's own rule
+            places = torch.arange(f.shape[dim], dtype=torch.float64).view(1, 1, -1)
+            index = tuple(int(k) for k in F.pad(places, pair, mode).flatten())
+            f = take_positions(build, f, dim, index, drop=False)
+    return f
 
 
 def read_size(call: Call) -> torch.Size | int:

@@ -118,7 +118,9 @@ def _note_weights(weights: Weights, name: str, m: nn.Module) -> None:
     """Let the weights of one module be decided, for the record."""
     weight, bias = getattr(m, "weight", None), getattr(m, "bias", None)
     if isinstance(m, (nn.Linear, _ConvNd)) and isinstance(weight, Tensor):
-        fan_in = weight.shape[0] * weight[0, 0].numel() if getattr(m, "transposed", False) else weight[0].numel()
+        groups = getattr(m, "groups", 1)
+        transposed = getattr(m, "transposed", False)
+        fan_in = weight.shape[0] // groups * weight[0, 0].numel() if transposed else weight[0].numel()
         weights.layer(name, fan_in, bias=bias is not None, tensors=(weight, bias))
     elif isinstance(m, nn.Embedding):
         weights.layer(name, 1, bias=False, tensors=(weight, None))
