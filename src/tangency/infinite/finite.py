@@ -69,7 +69,11 @@ def _role(owner: nn.Module, attribute: str, p: Tensor) -> tuple[Kind, int] | Non
         return "weight", 1
     # Its weights are [in, out, *window], so the first entry is not one output's.
     if isinstance(owner, nn.modules.conv._ConvTransposeNd):
-        return ("bias", 1) if attribute == "bias" else ("weight", owner.in_channels * prod(owner.kernel_size))
+        return (
+            ("bias", 1)
+            if attribute == "bias"
+            else ("weight", owner.in_channels // owner.groups * prod(owner.kernel_size))
+        )
     if isinstance(owner, (nn.Linear, nn.modules.conv._ConvNd)):
         return ("bias", 1) if attribute == "bias" else ("weight", p[0].numel())
     if isinstance(owner, (nn.RNN, nn.RNNCell, nn.MultiheadAttention)):

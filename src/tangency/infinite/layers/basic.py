@@ -15,8 +15,9 @@ from ..._base.types import Json, Spec
 from ...errors import InputError
 from ..activations.duals import Dual
 from ..moments.core import RandomAffine
-from ..moments.fields import Builder, Field, Value
-from ..moments.ops import DropChannels, Normalize
+from ..moments.fields import Builder, Field, Lazy, Statistic, Value
+from ..moments.joins import concat_channels
+from ..moments.ops import ByStatistic, DropChannels, Normalize
 from .weights import Weights
 
 Pair = int | tuple[int, ...]
@@ -122,7 +123,10 @@ class Dropout(Layer):
 
 @dataclass(frozen=True)
 class LayerNorm(Layer):
-    """Normalised over the channels, and over all positions too if `positions`; `affine`: a trained scale and shift."""
+    """Normalised over the channels, and over all positions too if `positions`; `affine`: a trained scale and shift.
+
+    In the limit its statistics are expectations: known numbers of each sample, whose own gradient vanishes.
+    """
 
     channel: int = -1
     positions: bool = False
@@ -132,22 +136,11 @@ class LayerNorm(Layer):
 
     def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Value:
         """As `Layer.grow`."""
-        f = build.field(value, self.channel)
-        # The mean over channels of what is not centred does not vanish, and the variance is not the second moment.
-        if not f.gaussian:
-            raise build.unsupported(
-                "normalises values that are not Gaussian in the limit.", "Put a Linear or Conv layer before the norm."
-            )
-        axes = tuple(range(len(f.grid))) if self.positions else ()
-        mask = build.slot(build.mask.double().movedim(0, -1)) if axes and build.mask is not None else None
-        f = build.apply(Normalize(axes, self.eps, mask), f)
+        f = normed(build, centred(build, value, self.channel), self.positions, self.eps)
         if not self.affine:
             return f
         scale, shift = weights.rates(name)
-        shift = shift if self.shift else 0.0
-        # At the start the scale is 1 and the shift 0: they enter the tangent kernel alone, with their rates.
-        f = build.apply(RandomAffine(1.0, 0.0, 0.0, shift), f) if shift else f
-        return replace(f, gain=scale)
+        return scaled_and_shifted(build, f, scale, shift if self.shift else 0.0)
 
     def module(self, width: int) -> nn.Module:
         """As `Layer.module`."""
@@ -155,6 +148,51 @@ class LayerNorm(Layer):
         if self.positions or self.channel != -1:
             return nn.GroupNorm(1, width, eps=self.eps, affine=self.affine)
         return nn.LayerNorm(width, eps=self.eps, elementwise_affine=self.affine)
+
+
+def centred(build: Builder, value: Value, channel: int) -> Field:
+    """A value less its mean over the channels, which lie on axis `channel`."""
+    f = build.field(build.centred(value) if isinstance(value, Lazy) else value, channel)
+    if not f.centered:
+        raise build.unsupported(
+            "normalises values that are not Gaussian in the limit, and whose mean over the channels is not known.",
+            "Put a Linear or Conv layer before the norm, or use RMSNorm, which subtracts no mean.",
+        )
+    return f
+
+
+def normed(build: Builder, f: Field, positions: bool, eps: float) -> Field:
+    """The field over the root of its mean square over the channels, and over all positions too if `positions`."""
+    axes = tuple(range(len(f.grid))) if positions else ()
+    mask = build.slot(build.mask.double().movedim(0, -1)) if axes and build.mask is not None else None
+    if f.node in build.memory.parts and mask is None:
+        return by_statistic(build, f, Statistic(f, axes, lambda v: (v + eps).rsqrt()))
+    after = build.apply(Normalize(axes, eps, mask), f)
+    build.memory.normed_nodes.add(after.node)
+    return after
+
+
+def by_statistic(build: Builder, f: Field, by: Statistic) -> Field:
+    """The field times a function of a mean over channels; channels side by side stay apart, for what follows."""
+    parts = build.memory.parts.get(f.node)
+    if parts is not None:
+        joined = concat_channels(build, [by_statistic(build, build.settled(part), by) for part in parts])
+        after = replace(joined, shape=f.shape, channel=f.channel)
+    else:
+        node = build.add(ByStatistic(by.fn, by.axes), (f, by.of), f.grid)
+        after = replace(f, node=node)
+    build.memory.normed_nodes.add(after.node)
+    return after
+
+
+def scaled_and_shifted(build: Builder, f: Field, scale: float, shift: float) -> Field:
+    """A norm's trained scale and shift by their rates; at the start they are 1 and 0, and change no value."""
+    parts = build.memory.parts.get(f.node)
+    if parts is not None:  # channels side by side: what follows is applied to each part by itself
+        each = [scaled_and_shifted(build, build.settled(part), scale, shift) for part in parts]
+        return replace(concat_channels(build, each), shape=f.shape, channel=f.channel)
+    f = build.apply(RandomAffine(1.0, 0.0, 0.0, shift), f) if shift else f
+    return replace(f, gain=scale)
 
 
 class Times(nn.Module):

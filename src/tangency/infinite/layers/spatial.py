@@ -1,7 +1,7 @@
 """Layers with positions: convolutions, pooling, flattening, picking and mixing positions; channels come first."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -21,7 +21,12 @@ from .weights import Weights, dotted
 
 @dataclass(frozen=True)
 class Conv(Layer):
-    """A convolution over one to three axes, with shared weights or (`local`) weights of each position's own."""
+    """A convolution over one to three axes, with shared weights or (`local`) weights of each position's own.
+
+    Groups have infinitely many channels each, and change nothing; but as many groups as channels (a depthwise layer)
+    do not mix them: each channel has a filter of its own, of variance w_var over the window's size. Covariances are
+    the same sums over windows, yet the values are products of a filter and a channel, not Gaussian.
+    """
 
     size: tuple[int, ...]
     stride: Pair = 1
@@ -59,13 +64,7 @@ class Conv(Layer):
             raise input_misfit(build, needed, f.width)
         if len(f.grid) != dims:
             raise InputError(f"{build.where}: a convolution over {dims} axes was given values of shape {f.shape}.")
-        # Channels that were put side by side (Concat) would fall into groups by the branch that they came from.
-        joined = f.node in build.memory.parts
-        if self.groups > 1 and (isinstance(value, Tensor) or f.width == self.groups or joined):
-            raise build.unsupported(
-                "has groups that see few channels each, so its outputs are not alike and Gaussian in the limit.",
-                "Give each group infinitely many channels (groups > 1 with several channels each, not on the input).",
-            )
+        depthwise = check_groups(build, value, f, self.groups)
         stride, dilation = per_axis(self.stride, dims, "stride"), per_axis(self.dilation, dims, "dilation")
         window = Window(self.size, stride, self._pads(dims), dilation, self.circular)
         grid = window.grid(f.grid)
@@ -80,6 +79,7 @@ class Conv(Layer):
         fan_in, variances = f.width // self.groups * patch, (self.w_var, self.b_var)
         op = weights.layer(name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors, names=names)
         after = build.affine(patched, self.width or f.width, op)
+        after = replace(after, gaussian=False) if depthwise else after
         return build.apply(Apart(), after) if self.local else after  # weights of its own: positions are independent
 
     def module(self, width: int) -> nn.Module:
@@ -92,6 +92,24 @@ class Conv(Layer):
         return kinds[len(self.size) - 1](
             self.width or width, self.size, self.stride, self.padding, self.dilation, self.groups, self.bias, mode
         )
+
+
+def check_groups(build: Builder, value: Argument, f: Field, groups: int) -> bool:
+    """Whether a convolution is depthwise: as many groups as channels. Groups without a limit are refused."""
+    if groups == 1:
+        return False
+    if isinstance(value, Tensor):
+        raise build.unsupported(
+            "has groups that see few channels of the input each, so its outputs are not alike in the limit.",
+            "Give each group infinitely many channels: a layer with groups=1 (or a 1×1 convolution) before it.",
+        )
+    # Channels that were put side by side (Concat) would fall into groups by the branch that they came from.
+    if f.width != groups and f.node in build.memory.parts:
+        raise build.unsupported(
+            f"has {groups} groups of channels that were joined from several layers, so its outputs are not alike.",
+            "Use groups=1, groups for each layer before torch.cat, or one group for each channel.",
+        )
+    return f.width == groups
 
 
 def _mask_after(
@@ -113,7 +131,7 @@ def _mask_after(
 
 @dataclass(frozen=True)
 class ConvTranspose(Layer):
-    """A transposed convolution: zeros between the positions, then a convolution."""
+    """A transposed convolution: zeros between the positions, then a convolution (groups as in `Conv`)."""
 
     size: tuple[int, ...]
     stride: Pair = 1
@@ -125,10 +143,12 @@ class ConvTranspose(Layer):
     bias: bool = True
     width: int | None = None
     of: nn.Module | None = field(default=None, repr=False, compare=False)
+    groups: int = 1
 
     def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Field:
         """As `Layer.grow`."""
         f, dims = build.field(value, 0), len(self.size)
+        depthwise = check_groups(build, value, f, self.groups)
         if len(f.grid) != dims:
             raise InputError(f"{build.where}: a convolution over {dims} axes was given values of shape {f.shape}.")
         stride, padding, after, dilation = (
@@ -147,8 +167,10 @@ class ConvTranspose(Layer):
         patch = prod(self.size)
         tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
         variances = (self.w_var, self.b_var)
-        affine = weights.layer(name, f.width * patch, patch=patch, bias=self.bias, variances=variances, tensors=tensors)
-        return build.affine(f, self.width or f.width, affine)
+        fan_in = f.width // self.groups * patch
+        affine = weights.layer(name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors)
+        out = build.affine(f, self.width or f.width, affine)
+        return replace(out, gaussian=False) if depthwise else out
 
     def module(self, width: int) -> nn.Module:
         """As `Layer.module`."""
@@ -158,8 +180,9 @@ class ConvTranspose(Layer):
             nn.LazyConvTranspose3d,
         )
         return kinds[len(self.size) - 1](
-            self.width or width, self.size, self.stride, self.padding, self.output_padding, 1, self.bias, self.dilation
-        )
+            self.width or width, self.size, self.stride, self.padding, self.output_padding, self.groups, self.bias,
+            self.dilation,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

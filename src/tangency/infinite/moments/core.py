@@ -306,3 +306,21 @@ class Activation(Op):
         if more is not None:
             ntk = self.rate * more if ntk is None else torch.add(ntk, more, alpha=self.rate)
         return Moments(cov, ntk, s.grid, s.whole, gap)
+
+
+@dataclass(frozen=True)
+class CentredActivation(Activation):
+    """φ(u) − E φ(u): what LayerNorm subtracts, the mean over infinitely many channels, is a number of each sample.
+
+    Its gradient is a mean of independent terms of both signs and vanishes, so that ntk' is the activation's.
+    """
+
+    carries_gap: ClassVar[bool] = False
+
+    def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
+        (s,) = inputs
+        after = super().__call__([replace(s, gap=None)], here)
+        p, q = (
+            (s.cov, s.cov) if here.pairs.same and not s.whole else here.pairs.spread(*here.own(), len(s.grid), s.whole)
+        )
+        return replace(after, cov=after.cov - self.dual.mean(p) * self.dual.mean(q))

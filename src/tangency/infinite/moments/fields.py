@@ -22,7 +22,7 @@ from ...errors import InputError, UnsupportedModule
 from ..activations.dual import Dual, Relu
 from ..activations.duals import Identity
 from ..activations.quadrature import Quadrature
-from .core import Activation, Grid, Input, Op, RandomAffine, channel_products
+from .core import Activation, CentredActivation, Grid, Input, Op, RandomAffine, channel_products
 from .nongaussian import Doubt, FewActivation, find_doubt, warn_once
 from .ops import BatchNormalize, Drawn, Rescale, SameRow
 from .positions import Regrid
@@ -199,7 +199,47 @@ class Seen(Unsettled):
         )
 
 
-Random = Field | Lazy | Joint | Normed | Unsettled
+@dataclass(frozen=True, eq=False)
+class Squared(_OfField):
+    """h² of values that are not Gaussian: its mean over the channels is known, what follows elementwise is not."""
+
+    of: Field
+
+
+@dataclass(frozen=True, eq=False)
+class Statistic:
+    """A function of E[h²], the mean over infinitely many channels (and over positions on `axes`): a known number.
+
+    `mean_of` is set where it is a mean over the channels itself, of that value. `kept`: the channels' axis is there,
+    of size 1.
+    """
+
+    of: Field
+    axes: tuple[int, ...]  # of the field's grid
+    fn: Function
+    kept: bool = True
+    mean_of: "Random | None" = None
+    where: str = ""  # the line that made it, for messages
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the field, with size 1 where means were taken."""
+        f = self.of
+        sizes = [1 if k == f.channel or f.axis(k) in self.axes else n for k, n in enumerate(f.shape)]
+        return tuple(n for k, n in enumerate(sizes) if self.kept or k != f.channel)
+
+    @property
+    def channel(self) -> int:
+        """The axis of the field's channels."""
+        return self.of.channel
+
+    def then(self, fn: Function) -> "Statistic":
+        """A function of it."""
+        before = self.fn
+        return replace(self, fn=lambda v: fn(before(v)), mean_of=None)
+
+
+Random = Field | Lazy | Joint | Normed | Unsettled | Squared | Statistic
 Value = Tensor | Random
 
 
@@ -218,6 +258,9 @@ class Memory:
     parts: dict[int, list[Random]] = field(default_factory=dict)  # what lies side by side in a node's channels
     multiples: dict[int, tuple[Field, float]] = field(default_factory=dict)  # the Gaussian field that a node multiplies
     rows: dict[tuple[int, int], Field] = field(default_factory=dict)  # some channels of a node, by their bits
+    squares: dict[Lazy, Random] = field(default_factory=dict)  # the value that a function is the square of
+    centred: dict[Lazy, Field] = field(default_factory=dict)  # an activation less its mean over the channels
+    normed_nodes: set[int] = field(default_factory=set)  # nodes after a norm: parameters there are its scale and shift
 
 
 @dataclass
@@ -327,14 +370,45 @@ class Builder:
         if isinstance(value, Field):
             if not value.gain:
                 return value
-            if value.node not in memory.gained:  # nothing elementwise follows: the scale's derivative is the value
-                memory.gained[value.node] = self.apply(RandomAffine(1.0, 0.0, value.gain), value, gain=0.0)
+            if value.node not in memory.gained:
+                # Nothing elementwise follows: the scale's derivative is the value. If something did, it would be of
+                # the same channel's value, not independent of it, so this is no Gaussian field to be activated.
+                op = RandomAffine(1.0, 0.0, value.gain)
+                memory.gained[value.node] = self.apply(op, value, gain=0.0, gaussian=False)
             return memory.gained[value.node]
         if isinstance(value, Normed):
             return self.batch_normed(value, None)
+        if isinstance(value, (Squared, Statistic)):
+            raise self._no_values(value)
         if value not in memory.applied:
             memory.applied[value] = self._sampled(value) if isinstance(value, Joint) else self._activated(value)
         return memory.applied[value]
+
+    def _no_values(self, value: Squared | Statistic) -> UnsupportedModule:
+        """The refusal of a mean over the channels that is used otherwise than by a norm."""
+        if isinstance(value, Squared):
+            return self.unsupported(
+                "squares values that are not Gaussian in the limit.",
+                "Put a Linear or Conv layer before it; only the mean of squares over the channels is known.",
+            )
+        return UnsupportedModule(
+            f"{value.where or self.where}: takes a mean over the channels, which is one fixed read-out: a constant in "
+            "the limit. Use a Linear layer; for a norm, multiply values of the same shape by it (keepdim=True)."
+        )
+
+    def centred(self, value: Lazy) -> Field:
+        """An activation less its mean over the channels, as LayerNorm subtracts it."""
+        dual = value.dual or Quadrature(value.fn, name=value.label)
+        if dual.centered():
+            return self.settled(value)
+        if value not in self.memory.centred:
+            f = value.of
+            self.warn(f)
+            inner = _scale_derivative(dual) if f.gain else value.inner
+            after = self.apply(CentredActivation(dual, inner, f.gain or value.rate), f.activated())
+            after = self.apply(Rescale(value.scale), after) if value.scale != 1 else after
+            self.memory.centred[value] = replace(after, centered=True)
+        return self.memory.centred[value]
 
     def _activated(self, value: Lazy) -> Field:
         f, dual = value.of, value.dual or Quadrature(value.fn, name=value.label)

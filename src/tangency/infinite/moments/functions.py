@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..activations.dual import Dual
 from ..activations.duals import Identity
-from .fields import Builder, Field, Function, Joint, Lazy, Normed, Random, Seen, Unsettled
+from .fields import Builder, Field, Function, Joint, Lazy, Normed, Random, Seen, Squared, Statistic, Unsettled
 from .joins import concat_channels
 from .ops import Rescale
 
@@ -19,6 +19,10 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
         raise build.unsupported(*value.why())
     if isinstance(value, Normed):
         return build.batch_normed(value, dual)
+    if isinstance(value, Statistic):
+        return value.then(fn)
+    if isinstance(value, Squared):
+        value = build.settled(value)
     if isinstance(value, Lazy):
         # The parameter's derivative passes through what follows, for which there is no rule.
         if value.rate:
@@ -48,6 +52,8 @@ def scale_by(build: Builder, value: Random, factor: float) -> Random:
     """A multiple. That of a Gaussian field stays a function of it, for what is joined with it later."""
     if isinstance(value, Seen):
         return replace(value, of=scale_by(build, value.of, factor))
+    if isinstance(value, Statistic):
+        return value.then(lambda v: factor * v)
     if isinstance(value, Joint):
         fn = value.fn
         return replace(value, fn=lambda *x: factor * fn(*x))

@@ -14,6 +14,7 @@ from .fields import Builder, Field, Joint, Lazy, Random, Value, all_sources, cor
 from .nongaussian import first_doubt
 from .ops import Add, Mix, Multiply
 from .positions import Join
+from .shapes import take_positions
 
 Origin = tuple[tuple[Field, ...], Callable[..., Tensor]]
 
@@ -75,6 +76,7 @@ def as_fields(build: Builder, values: Sequence[Value]) -> list[Field]:
 
 def add_fields(build: Builder, values: Sequence[Value]) -> Field:
     """The sum of uncorrelated values."""
+    values = _broadcast(build, values)
     fields = as_fields(build, values)
     _check_alike(build, fields, "adds")
     _check_uncorrelated(build, fields, "adds")
@@ -97,7 +99,8 @@ def add_fields(build: Builder, values: Sequence[Value]) -> Field:
 
 
 def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
-    """The product of uncorrelated values, elementwise."""
+    """The product of uncorrelated values, elementwise: a gate, whose one position may serve all of the other's."""
+    values = _broadcast(build, values)
     fields = as_fields(build, values)
     _check_alike(build, fields, "multiplies")
     _check_uncorrelated(build, fields, "multiplies")
@@ -107,6 +110,31 @@ def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
         build.memory.functions[node] = joint
     centered = any(f.centered for f in fields)
     return replace(fields[0].activated(), node=node, centered=centered, sources=all_sources(fields))
+
+
+def _broadcast(build: Builder, values: Sequence[Value]) -> Sequence[Value]:
+    """Positions of size 1 repeated, as torch does: g[:, :, None, None] beside [batch, channels, height, width]."""
+    shapes = {tuple(v.shape[1:]) if isinstance(v, Tensor) else v.shape for v in values}
+    if len(shapes) == 1 or len({len(s) for s in shapes}) > 1:
+        return values
+    full = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+    return [v if isinstance(v, Tensor) else _repeated(build, v, full) for v in values]
+
+
+def _repeated(build: Builder, value: Random, full: tuple[int, ...]) -> Random:
+    """The value with its positions of size 1 repeated; an elementwise function stays one, of the repeated field."""
+    if isinstance(value, Lazy):
+        return replace(value, of=_repeated_field(build, value.of, full))
+    if isinstance(value, Joint):
+        return replace(value, of=tuple(_repeated_field(build, f, full) for f in value.of))
+    return _repeated_field(build, build.settled(value), full)
+
+
+def _repeated_field(build: Builder, f: Field, full: tuple[int, ...]) -> Field:
+    for dim, (have, want) in enumerate(zip(f.shape, full, strict=True)):
+        if have == 1 and want > 1 and dim != f.channel:
+            f = take_positions(build, f, dim, (0,) * want, drop=False)
+    return f
 
 
 def concat_channels(build: Builder, values: Sequence[Value]) -> Field:
@@ -150,5 +178,5 @@ def _check_alike(build: Builder, fields: Sequence[Field], what: str) -> None:
     if len({(f.shape, f.channel) for f in fields}) > 1:
         raise build.unsupported(
             f"{what} values of shapes {[f.shape for f in fields]}, channels on {[f.channel + 1 for f in fields]}.",
-            "Give both the same shape: broadcasting of random values is not read.",
+            "Give both the same axes, the channels in the same place; positions of size 1 are repeated.",
         )

@@ -1,7 +1,7 @@
 """Operations on moments beside the basic three of `core.py`: other sources, norms, dropout, and joining branches."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import ClassVar
 
@@ -77,6 +77,25 @@ class Normalize(Op):
             left, right = (v.mean(self.axes, keepdim=True) for v in (left, right))
         # A gap would have to be divided by different numbers for p and q, so it is not carried on.
         p, q = here.pairs.spread((left + self.eps).rsqrt(), (right + self.eps).rsqrt(), len(s.grid), s.whole)
+        return replace(s.map(lambda v: v * p * q), gap=None)
+
+
+@dataclass(frozen=True)
+class ByStatistic(Op):
+    """h times fn(E[s²]), E over the channels of s (and its positions on `axes`): norms of any form.
+
+    With infinitely many channels E[s²] is a known number of each sample, and its own gradient vanishes beside that of
+    h: it is a mean over channels of terms of both signs.
+    """
+
+    fn: Callable[[Tensor], Tensor] = field(repr=False)
+    axes: tuple[int, ...] = ()
+    own: ClassVar[Need] = Need.DIAGONAL
+
+    def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
+        s = inputs[0]
+        left, right = (v.mean(self.axes, keepdim=True) if self.axes else v for v in here.own(1))
+        p, q = here.pairs.spread(self.fn(left), self.fn(right), len(s.grid), s.whole)
         return replace(s.map(lambda v: v * p * q), gap=None)
 
 

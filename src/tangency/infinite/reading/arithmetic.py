@@ -9,8 +9,7 @@ from torch import Tensor
 from ...errors import InputError
 from ..activations.recognize import recognize
 from ..moments.axes import aligned, atoms_of, on_channels
-from ..moments.core import RandomAffine
-from ..moments.fields import Field, Lazy, Random, Seen, Unsettled, Value
+from ..moments.fields import Field, Lazy, Random, Seen, Statistic, Unsettled, Value
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import add_fields, gaussian_origin, multiply_fields
 from ..moments.positions import Aggregate
@@ -25,6 +24,8 @@ from .attention import (
     scale_scores,
 )
 from .calls import RANDOM, Call, Keywords, Parameter, TorchFunction
+from .gates import apply_gain, apply_shift
+from .norms import joined_statistics, less_statistic, read_square, times_statistic
 
 
 def read_elementwise(call: Call, target: TorchFunction, method: str | None = None) -> Random:
@@ -60,12 +61,14 @@ def _number(call: Call, value: object) -> float | None:
     return float(value)
 
 
-def read_sum(call: Call, sign: float = 1.0) -> Random:
+def read_sum(call: Call, sign: float = 1.0) -> Random | Parameter:
     """x + y, or x − y by its sign: with a number, a known tensor, a parameter, or another random value."""
     a, b = call.get(0, "input"), call.get(1, "other")
     weights = (1.0, sign * float(call.kwargs.get("alpha", 1.0)))
     if not isinstance(a, RANDOM):
         a, b, weights = b, a, weights[::-1]
+    if not isinstance(a, RANDOM) and (offset := _offset_parameter(call, a, b, weights)) is not None:
+        return offset
     if not isinstance(a, RANDOM):
         raise call.build.unsupported("adds a parameter to an input.", "Put a layer with weights before it.")
     by_a, by_b = weights
@@ -76,12 +79,17 @@ def read_sum(call: Call, sign: float = 1.0) -> Random:
         if shift == 0 and by_a == 1:
             return a
         return apply_function(call.build, a, lambda x: by_a * x + by_b * shift, None, call.label)
+    if isinstance(a, Statistic) or isinstance(b, Statistic):
+        return _with_statistic(call, a, b, by_a, by_b)
     if isinstance(b, RANDOM):
         # x + tanh(x) is a function of x: as two fields they would be correlated, and refused.
         joined = _together(call, a, b, lambda x, y: by_a * x + by_b * y)
         if joined is not None:
             return joined
     else:
+        shifted = apply_shift(call, a, b) if isinstance(b, Parameter) and weights == (1.0, 1.0) else None
+        if shifted is not None:
+            return shifted
         b = _beside(call, b, a)
     first, second = (v if w == 1 else _multiple(call, v, w) for v, w in ((a, by_a), (b, by_b)))
     return add_fields(call.build, [first, second])
@@ -112,6 +120,28 @@ def _sum_along(call: Call, a: Unsettled, b: object, by_a: float, by_b: float) ->
         scaled_b = replace(b, factor=b.factor * by_b)
         return on_channels(build, first, lambda f: read_sum(replace(call, args=(f, scaled_b), kwargs=Keywords())))
     raise build.unsupported(*a.why())
+
+
+def _offset_parameter(call: Call, a: object, b: object, weights: tuple[float, float]) -> Parameter | None:
+    """1 + w of a parameter whose entries are all equal at the start, as a norm's scale is written; else None."""
+    p, other = (a, b) if isinstance(a, Parameter) else (b, a)
+    if not isinstance(p, Parameter) or p.factor != 1 or weights != (1.0, 1.0):
+        return None
+    constant = p.value.numel() > 0 and bool((p.value == p.value.flatten()[0]).all())
+    number = _number(call, other)
+    return None if number is None or not constant else replace(p, value=p.value.detach() + number)
+
+
+def _with_statistic(call: Call, a: Random, b: object, by_a: float, by_b: float) -> Random:
+    """A sum with a mean over the channels: of two, or a value less its own."""
+    if isinstance(a, Statistic) and isinstance(b, Statistic):
+        return joined_statistics(call, a, b, lambda x, y: by_a * x + by_b * y)
+    if isinstance(b, Statistic) and (by_a, by_b) == (1.0, -1.0):
+        return less_statistic(call, a, b)
+    raise call.build.unsupported(
+        "adds a mean over the channels to values.",
+        "Subtract a value's own mean, x - x.mean(dim, keepdim=True), as LayerNorm does.",
+    )
 
 
 def _multiple(call: Call, value: Tensor | Random, factor: float) -> Tensor | Random:
@@ -163,11 +193,11 @@ def read_product(call: Call, divide: bool = False) -> Random | Parameter:
     if factor is not None:
         return scale_by(build, a, 1 / factor if divide else factor)
     if isinstance(b, RANDOM):
-        return _together(call, a, b, torch.mul) or multiply_fields(build, [a, b])
+        return _product(call, a, b)
     if isinstance(b, Parameter):
         if divide:
             raise build.unsupported(f"divides by the parameter {b.name}.", "Multiply by one.")
-        return _gain(call, a, b)
+        return apply_gain(call, a, b)
     # Channels are alike in the limit, so a known factor may depend on samples and positions alone.
     known = b.double().reciprocal() if divide else b.double()
     shape = (build.size, *a.shape)
@@ -179,8 +209,23 @@ def read_product(call: Call, divide: bool = False) -> Random | Parameter:
     return weigh_by(build, a, aligned.expand(build.size, *aligned.shape[1:]))
 
 
+def _product(call: Call, a: Random, b: Random) -> Random:
+    """Of two random values."""
+    if isinstance(a, Statistic) and isinstance(b, Statistic):
+        return joined_statistics(call, a, b, torch.mul)
+    if isinstance(a, Statistic) or isinstance(b, Statistic):
+        value, by = (b, a) if isinstance(a, Statistic) else (a, b)
+        assert isinstance(by, Statistic)
+        return times_statistic(call.build, value, by)
+    if a is b:
+        return read_square(replace(call, args=(a,), kwargs=Keywords()))
+    return _together(call, a, b, torch.mul) or multiply_fields(call.build, [a, b])
+
+
 def _quotient(call: Call, a: object, b: Random) -> Random:
     """By a random value: a function of it, if what is divided is a number or a function of the same field."""
+    if isinstance(b, Statistic) and isinstance(a, RANDOM):
+        return _product(call, a, b.then(torch.reciprocal))
     number = _number(call, a)
     if number is not None:
         return apply_function(call.build, b, lambda x: number / x, None, call.label)
@@ -194,33 +239,12 @@ def read_power(call: Call) -> Random:
     """x ** p, or p ** x."""
     base, exponent = call.get(0, "input"), call.get(1, "exponent")
     if isinstance(base, RANDOM):
-        return read_elementwise(call, torch.pow)
+        square = isinstance(exponent, (int, float)) and exponent == 2
+        return read_square(call) if square else read_elementwise(call, torch.pow)
     number = _number(call, base)
     if number is None:
         raise call.build.unsupported("raises a known value to a random one.", "Use a number as base.")
     return apply_function(call.build, exponent, lambda x: number**x, None, call.label)
-
-
-def _gain(call: Call, value: Random, by: Parameter) -> Field:
-    """Each channel times a parameter of its own (LayerScale)."""
-    f = call.build.settled(value)
-    rate = call.weights.rate(by.name) * by.factor**2
-    if by.value.numel() == 1 and f.width != 1:
-        if rate:
-            raise call.build.unsupported(
-                f"multiplies all channels by one trained number ({by.name}), whose gradient has no limit.",
-                "Freeze it (trainable=), or give every channel its own.",
-            )
-        return call.build.settled(scale_by(call.build, value, float(by.value) * by.factor))
-    # Second moments see the mean square of the factors over channels; only equal ones leave the values Gaussian.
-    square = (by.value.detach().double() * by.factor).square()
-    constant = float(square.max() - square.min()) == 0
-    scaled = call.build.apply(RandomAffine(float(square.mean())), f, gaussian=f.gaussian and constant)
-    factor = rate / float(square.mean()) if float(square.mean()) else 0.0
-    # Factors of 0 (LayerScale may begin so): nothing passes, yet their gradient is the value itself.
-    if not factor and rate:
-        return call.build.apply(RandomAffine(0.0, 0.0, rate), f, gaussian=False)
-    return replace(scaled, gain=factor)
 
 
 def read_masked_fill(call: Call) -> Random | Parameter:

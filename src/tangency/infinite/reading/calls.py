@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..layers.weights import Weights
-from ..moments.fields import Builder, Field, Joint, Lazy, Normed, Unsettled
+from ..moments.fields import Builder, Field, Joint, Lazy, Normed, Squared, Statistic, Unsettled
 
-RANDOM = (Field, Lazy, Joint, Normed, Unsettled)
+RANDOM = (Field, Lazy, Joint, Normed, Unsettled, Squared, Statistic)
 # forward() may give anything to anything: what a call is given is known only by looking at it.
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
@@ -87,6 +87,12 @@ class Call:
         """An argument as a random field, applied if it was lazy."""
         return self.build.settled(self.args[position])
 
+    def form(self, position: int = 0) -> Field:
+        """As `field`, but a scale that was just applied still waits: reshaping does not come between it and an
+        activation that follows."""
+        value = self.args[position]
+        return value if isinstance(value, Field) else self.build.settled(value)
+
     def axes(self, dims: int | tuple[int, ...] | list[int], f: Field) -> tuple[int, ...]:
         """Axes of a tensor with its batch (-1 is the last), as axes of the field's shape."""
         rank = len(f.shape) + 1
@@ -94,3 +100,6 @@ class Call:
         if 0 in places:
             raise self.build.unsupported("acts along the batch.", "Samples must not mix: leave axis 0 alone.")
         return tuple(d - 1 for d in places)
+
+
+Rule = Callable[[Call], object]  # what reads a function of torch

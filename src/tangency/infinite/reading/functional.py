@@ -16,6 +16,7 @@ from ..moments.axes import take_channels
 from ..moments.fields import Field, Random
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import multiply_fields
+from . import gates, norms
 from .arithmetic import (
     read_addmm,
     read_baddbmm,
@@ -30,8 +31,8 @@ from .arithmetic import (
     read_where,
 )
 from .attention import read_repeat_interleave, read_sdpa, take_softmax
-from .calls import Call, Keywords, Parameter, TorchFunction
-from .modules import read_module
+from .calls import Call, Keywords, Parameter, Rule, TorchFunction
+from .modules import read_module, reads
 from .tensors import (
     full_shape,
     read_attribute,
@@ -45,7 +46,6 @@ from .tensors import (
     read_pad,
     read_parts,
     read_permute,
-    read_reduction,
     read_repeat,
     read_reshape,
     read_select,
@@ -57,8 +57,6 @@ from .tensors import (
     read_unflatten,
     read_unsqueeze,
 )
-
-Rule = Callable[[Call], object]
 
 
 def _as_module(kind: Callable[..., nn.Module], *names: str) -> Rule:
@@ -116,15 +114,6 @@ def read_conv(call: Call) -> Field:
     return layer.grow(call.build, options["input"], call.weights, "", names)
 
 
-def read_layer_norm(call: Call) -> object:
-    """F.layer_norm without parameters."""
-    options = call.named("input", "normalized_shape", "weight", "bias", "eps")
-    if options.get("weight") is not None or options.get("bias") is not None:
-        raise call.build.unsupported("has parameters of its own.", "Use nn.LayerNorm.")
-    module = nn.LayerNorm(options["normalized_shape"], options.get("eps", 1e-5), elementwise_affine=False)
-    return _through(module, options["input"], call)
-
-
 def read_chunk(call: Call) -> tuple[Random, ...]:
     """Parts of the positions, or of the channels: independent fields of one law."""
     value, count, dim = call.args[0], call.get(1, "chunks"), call.get(2, "dim", 0)
@@ -135,7 +124,7 @@ def read_chunk(call: Call) -> tuple[Random, ...]:
 
 def read_glu(call: Call) -> Field:
     """F.glu: one half of the channels times the sigmoid of the other."""
-    f = call.field()
+    f = call.form()
     (axis,) = call.axes(call.get(1, "dim", -1), f)
     if axis != f.channel:
         raise call.build.unsupported("gates positions by positions.", "Gate along the channels.")
@@ -143,6 +132,11 @@ def read_glu(call: Call) -> Field:
         raise call.build.unsupported(f"takes {f.width} channels apart into 2.", "Use an even number.")
     a, b = (take_channels(call.build, f, range(k, k + f.width // 2)) for k in (0, f.width // 2))
     return multiply_fields(call.build, [a, apply_function(call.build, b, torch.sigmoid, None, "sigmoid")])
+
+
+@reads(nn.GLU)
+def _glu(m: nn.GLU, call: Call) -> Field:
+    return read_glu(replace(call, args=(call.args[0], m.dim), kwargs=Keywords()))
 
 
 def read_negation(call: Call) -> object:
@@ -158,7 +152,8 @@ def read_dim(call: Call) -> int:
 # Functions of each number by itself. `recognize` knows the duals of many; the others are integrated numerically.
 ELEMENTWISE: tuple[TorchFunction, ...] = (
     torch.relu, torch.tanh, torch.sigmoid, torch.erf, torch.sin, torch.cos, torch.exp, torch.abs, torch.sign,
-    torch.square, torch.sqrt, torch.clamp, torch.expm1, torch.log1p, torch.atan, torch.sinh, torch.cosh,
+    torch.square, torch.sqrt, torch.rsqrt, torch.reciprocal, torch.clamp, torch.clip, torch.clamp_min,
+    torch.expm1, torch.log1p, torch.atan, torch.sinh, torch.cosh,
     torch.asinh, torch.selu, torch.celu, torch.relu_, torch.tanh_, torch.sigmoid_, torch.special.erf,
     torch.special.expit, F.relu, F.relu6, F.leaky_relu, F.elu, F.celu, F.selu, F.gelu, F.silu, F.mish,
     F.softplus, F.softsign, F.logsigmoid, F.tanhshrink, F.softshrink, F.hardshrink, F.hardtanh, F.hardswish,
@@ -166,7 +161,24 @@ ELEMENTWISE: tuple[TorchFunction, ...] = (
 )  # fmt: skip
 ELEMENTWISE_METHODS = {
     name: getattr(torch, name)
-    for name in ("relu", "tanh", "sigmoid", "erf", "sin", "cos", "exp", "abs", "sign", "square", "clamp", "sqrt")
+    for name in (
+        "relu",
+        "tanh",
+        "sigmoid",
+        "erf",
+        "sin",
+        "cos",
+        "exp",
+        "abs",
+        "sign",
+        "square",
+        "clamp",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "clip",
+        "clamp_min",
+    )
 }
 # The options of torch's functions are in the order of their signatures, for they may be given by position.
 POOL = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
@@ -174,13 +186,12 @@ NO_TABLE = _refusal("reads a table by a function.", "Use nn.Embedding.")
 NO_MAX = _refusal("has no known infinite-width limit.", "Use average pooling or strides.")
 NO_LOG = _refusal("is a log-softmax of random values.", "Leave it to the loss.")
 read_difference, read_quotient = partial(read_sum, sign=-1.0), partial(read_product, divide=True)
-read_mean, read_total = partial(read_reduction, mean=True), partial(read_reduction, mean=False)
 
-# Methods of tensors, by name.
+# Methods of tensors, by name; further ones are at the end.
 METHODS: dict[str, Rule] = {
     "add": read_sum, "add_": read_sum, "sub": read_difference, "mul": read_product, "mul_": read_product,
     "div": read_quotient, "neg": read_negation, "pow": read_power, "bmm": read_matmul, "matmul": read_matmul,
-    "masked_fill": read_masked_fill, "mean": read_mean, "sum": read_total, "size": read_size, "dim": read_dim,
+    "masked_fill": read_masked_fill, "size": read_size, "dim": read_dim,
     "view": read_reshape, "reshape": read_reshape, "flatten": read_flatten, "permute": read_permute,
     "transpose": read_transpose, "swapaxes": read_transpose, "t": read_transpose, "unsqueeze": read_unsqueeze,
     "squeeze": read_squeeze, "repeat": read_repeat, "chunk": read_chunk, "split": read_split, "unbind": read_unbind,
@@ -207,14 +218,14 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     torch.reshape: read_reshape, torch.flatten: read_flatten, torch.permute: read_permute,
     torch.transpose: read_transpose, torch.swapaxes: read_transpose, torch.t: read_transpose,
     torch.unsqueeze: read_unsqueeze, torch.squeeze: read_squeeze, torch.cat: read_cat, torch.concat: read_cat,
-    torch.mean: read_mean, torch.sum: read_total, F.pad: read_pad, torch.chunk: read_chunk, F.glu: read_glu,
+    F.pad: read_pad, torch.chunk: read_chunk, F.glu: read_glu,
     F.avg_pool1d: _as_module(nn.AvgPool1d, *POOL), F.avg_pool2d: _as_module(nn.AvgPool2d, *POOL),
     F.avg_pool3d: _as_module(nn.AvgPool3d, *POOL),
     F.adaptive_avg_pool1d: _as_module(nn.AdaptiveAvgPool1d, "output_size"),
     F.adaptive_avg_pool2d: _as_module(nn.AdaptiveAvgPool2d, "output_size"),
     F.adaptive_avg_pool3d: _as_module(nn.AdaptiveAvgPool3d, "output_size"),
     F.interpolate: _as_module(nn.Upsample, "size", "scale_factor", "mode", "align_corners"),
-    F.dropout: read_dropout, F.layer_norm: read_layer_norm,
+    F.dropout: read_dropout,
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), read_conv),
     F.embedding: NO_TABLE,
     **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.amax, torch.max), NO_MAX),
@@ -227,3 +238,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     torch.swapdims: read_transpose,
     **{fn: partial(read_elementwise, target=fn) for fn in ELEMENTWISE},
 }  # fmt: skip
+# Whole families of their own files; what they have takes the place of what stands above.
+METHODS |= norms.METHODS | gates.METHODS
+FUNCTIONS |= norms.FUNCTIONS | gates.FUNCTIONS
+METHODS |= {name: gates.or_parameter(name, METHODS[name]) for name in ("view", "reshape", "unsqueeze", "squeeze")}

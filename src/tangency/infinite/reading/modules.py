@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from ...errors import InputError
 from ..activations.duals import ABRelu, LeakyRelu
 from ..activations.recognize import recognize
-from ..layers.basic import Dropout, LayerNorm, Linear, Pair, per_axis
+from ..layers.basic import Dropout, Linear, Pair, per_axis
 from ..layers.sequences import Embedding
 from ..layers.spatial import AvgPool, Conv, ConvTranspose, GlobalAvgPool, resampled
 from ..layers.twin import Twin
@@ -23,12 +22,11 @@ from ..moments.axes import on_channels
 from ..moments.core import RandomAffine
 from ..moments.fields import Builder, Field, Lazy, Normed, Seen, Value
 from ..moments.functions import apply_function
-from ..moments.positions import Pad
 from ..moments.shapes import regrid
 from .attention import take_softmax
 from .calls import RANDOM, Call, Keywords
 from .faithful import check_leaf, exact
-from .tensors import read_flatten, read_unflatten
+from .tensors import padded, read_flatten, read_unflatten
 
 # From a module and its call to the value after it. The module is of one of the types that the reader is for.
 Reader = Callable[[Any, Call], object]
@@ -52,7 +50,6 @@ NO_LIMIT: dict[type, str] = {
     **dict.fromkeys(
         (nn.LogSoftmax, nn.Softmin, nn.Softmax2d), "A softmax over channels has no limit; leave it to the loss"
     ),
-    nn.GLU: "Gate by two layers, a(x) * torch.sigmoid(b(x)), or by h.chunk(2, dim)",
     Twin: "Give Twin(network) itself to infinite_ntk",
 }
 
@@ -160,22 +157,23 @@ def _linear(m: nn.Linear, call: Call) -> Field:
 
 @reads(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def _conv(m: nn.Conv1d | nn.Conv2d | nn.Conv3d, call: Call) -> Field:
-    if m.padding_mode not in ("zeros", "circular"):
-        raise call.build.unsupported(f"pads by {m.padding_mode!r}.", "Use padding_mode='zeros' or 'circular'.")
+    value: Value = call.args[0]
+    padding: Pair | str = m.padding
+    if m.padding_mode not in ("zeros", "circular"):  # borders of their own, then none
+        amounts, padding = list(m._reversed_padding_repeated_twice), 0
+        value = padded(call.build, value, amounts, m.padding_mode, channel=0)
     layer = Conv(
-        tuple(m.kernel_size), m.stride, m.padding, m.dilation, m.groups, m.padding_mode == "circular",
+        tuple(m.kernel_size), m.stride, padding, m.dilation, m.groups, m.padding_mode == "circular",
         bias=m.bias is not None, width=m.out_channels, of=m,
     )  # fmt: skip
-    return layer.grow(call.build, call.args[0], call.weights, call.name)
+    return layer.grow(call.build, value, call.weights, call.name)
 
 
 @reads(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def _conv_transpose(m: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d, call: Call) -> Field:
-    if m.groups > 1:
-        raise call.build.unsupported("has groups.", "Use groups=1.")
     layer = ConvTranspose(
         tuple(m.kernel_size), m.stride, cast(Pair, m.padding), m.output_padding, m.dilation,
-        bias=m.bias is not None, width=m.out_channels, of=m,
+        bias=m.bias is not None, width=m.out_channels, of=m, groups=m.groups,
     )  # fmt: skip
     return layer.grow(call.build, call.args[0], call.weights, call.name)
 
@@ -225,14 +223,22 @@ def _flatten(m: nn.Flatten, call: Call) -> object:
     return read_flatten(replace(call, args=(call.args[0], m.start_dim, m.end_dim), kwargs=Keywords(), label="Flatten"))
 
 
-@reads(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
-def _zero_pad(m: nn.ZeroPad1d | nn.ZeroPad2d | nn.ZeroPad3d, call: Call) -> Field:
-    f = call.build.field(call.args[0], 0)
-    amounts = [m.padding] * 2 * len(f.grid) if isinstance(m.padding, int) else list(m.padding)
-    # torch names the last axis first
-    pairs = tuple((amounts[2 * k], amounts[2 * k + 1]) for k in range(len(f.grid)))[::-1]
-    op = Pad(pairs)
-    return call.build.apply(op, f, shape=(f.width, *op.grid(f.grid)))
+# torch.nn's layers of borders and the mode of F.pad that each is.
+_BORDERS: dict[type, str] = {
+    **dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d), "constant"),
+    **dict.fromkeys((nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d), "constant"),
+    **dict.fromkeys((nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d), "reflect"),
+    **dict.fromkeys((nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d), "replicate"),
+    **dict.fromkeys((nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d), "circular"),
+}
+
+
+@reads(*_BORDERS)
+def _border(m: nn.Module, call: Call) -> Value:
+    value, amounts = call.args[0], getattr(m, "padding", 0)
+    amounts = [amounts] * 2 * (len(value.shape) - 1) if isinstance(amounts, int) else list(amounts)
+    number = getattr(m, "value", 0)
+    return padded(call.build, value, amounts, _BORDERS[type(m)], channel=0, number=float(number))
 
 
 @reads(nn.Upsample)
@@ -274,32 +280,7 @@ def _dropout(m: _DropoutNd, call: Call) -> object:
     return Dropout(m.p).grow(call.build, value, call.weights, call.name)
 
 
-@reads(nn.LayerNorm, nn.RMSNorm)
-def _layer_norm(m: nn.LayerNorm | nn.RMSNorm, call: Call) -> object:
-    build = call.build
-    if isinstance(call.args[0], Tensor):
-        return _of_input(m, call)
-    f = call.field()
-    over = len(m.normalized_shape)
-    if tuple(m.normalized_shape) != f.shape[len(f.shape) - over :]:
-        raise InputError(
-            f"{build.where}: normalises {tuple(m.normalized_shape)}; it was given values of shape {f.shape}."
-        )
-    dims = range(len(f.shape) - over, len(f.shape))
-    if f.channel not in dims or (over > 1 and over != len(f.shape)):
-        raise build.unsupported(
-            f"normalises over axes {[d + 1 for d in dims]}, the channels lie on axis {f.channel + 1}.",
-            "Normalise over the channels, alone or with all positions.",
-        )
-    _check_start(m, build, call.weights)
-    # torch's RMSNorm without eps takes that of its input's dtype; models are float32 unless told otherwise.
-    eps = m.eps if m.eps is not None else torch.finfo(torch.float32).eps
-    affine = bool(m.elementwise_affine)
-    shift = affine and getattr(m, "bias", None) is not None
-    return LayerNorm(f.channel, over > 1, eps, affine, shift).grow(build, f, call.weights, call.name)
-
-
-def _check_start(m: nn.Module, build: Builder, weights: Weights) -> None:
+def check_start(m: nn.Module, build: Builder, weights: Weights) -> None:
     """w_var="init" reads the module's own numbers: a norm's are taken for 1 and 0, as torch begins with."""
     # With numbers given, weights are those of a new network, norms at their start included.
     if weights.w_var != "init":
@@ -312,7 +293,7 @@ def _check_start(m: nn.Module, build: Builder, weights: Weights) -> None:
             )
 
 
-def _of_input(m: nn.Module, call: Call) -> object:
+def of_input(m: nn.Module, call: Call) -> object:
     """A norm of the input itself is known, unless it has trained parameters: they are not infinitely many."""
     if any(call.weights.rate(dotted(call.name, p)) for p, _ in m.named_parameters()):
         raise call.build.unsupported(
@@ -322,19 +303,6 @@ def _of_input(m: nn.Module, call: Call) -> object:
     return as_known(m, call.args[0])
 
 
-@reads(nn.GroupNorm)
-def _group_norm(m: nn.GroupNorm, call: Call) -> object:
-    if m.num_groups != 1:
-        raise call.build.unsupported(
-            "normalises over groups of channels.",
-            "Use GroupNorm(1, …): with infinitely many channels all groups agree.",
-        )
-    if isinstance(call.args[0], Tensor):
-        return _of_input(m, call)
-    _check_start(m, call.build, call.weights)
-    return LayerNorm(0, True, m.eps, m.affine).grow(call.build, call.args[0], call.weights, call.name)
-
-
 @reads(_BatchNorm)
 def _batch_norm(m: _BatchNorm, call: Call) -> object:
     build, weights = call.build, call.weights
@@ -342,9 +310,9 @@ def _batch_norm(m: _BatchNorm, call: Call) -> object:
         # Statistics of the batch would make one sample depend on the others.
         if m.training or not m.track_running_stats:
             raise build.unsupported("normalises the input over the batch.", "Normalise the data beforehand.")
-        return _of_input(m, call)
+        return of_input(m, call)
     f = call.field()
-    _check_start(m, build, weights)
+    check_start(m, build, weights)
     rates = weights.rates(call.name) if m.affine else (0.0, 0.0)
     if not m.training and m.track_running_stats:
         return _running(m, build, rates, f)

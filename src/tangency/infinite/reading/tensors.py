@@ -1,14 +1,16 @@
 """What forward() does to the shapes of tensors: reshaping, indexing, sums over positions, joining."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import InputError
 from ..moments.axes import expanded, permuted, plain, reshaped, seen, taken
-from ..moments.fields import Builder, Field, Random, Seen, Unsettled, Value
+from ..moments.fields import Builder, Field, Lazy, Random, Seen, Unsettled, Value
 from ..moments.joins import as_fields, concat_channels, concat_positions
 from ..moments.positions import Pad, Permute, Total
 from ..moments.shapes import flatten_positions, regrid, take_positions
@@ -28,9 +30,24 @@ def full_shape(build: Builder, value: Random) -> tuple[int, ...]:
     return value.sizes if isinstance(value, Unsettled) else (build.size, *value.shape)
 
 
+def _inside(call: Call, rule: Callable[[Call], object]) -> Lazy:
+    """A rule that only changes the form, applied within an elementwise function: what follows may still join it."""
+    value: Lazy = call.args[0]
+    f = rule(replace(call, args=(value.of, *call.args[1:])))
+    assert isinstance(f, Field)
+    return replace(value, of=f)
+
+
+def _ones_apart(sizes: Sequence[int]) -> list[int]:
+    """Sizes other than 1."""
+    return [n for n in sizes if n != 1]
+
+
 def read_reshape(call: Call) -> Random:
     """view and reshape."""
     value, build = call.args[0], call.build
+    if isinstance(value, Lazy) and _ones_apart(_sizes(call)) == _ones_apart((build.size, *value.shape)):
+        return _inside(call, read_reshape)
     new = list(_sizes(call)) or list(call.kwargs.get("shape", call.kwargs.get("size", ())))
     # Sizes that forward() computed are of this batch, so its size may stand among them.
     full = full_shape(build, value)
@@ -42,7 +59,7 @@ def read_reshape(call: Call) -> Random:
         return reshape_scores(build, value, new)
     if isinstance(value, Seen) or new[0] != build.size:
         return reshaped(build, seen(build, value), new)
-    return _reshaped(call, call.field(), tuple(new[1:]))
+    return _reshaped(call, call.form(), tuple(new[1:]))
 
 
 def _reshaped(call: Call, f: Field, new: tuple[int, ...]) -> Random:
@@ -55,7 +72,7 @@ def _reshaped(call: Call, f: Field, new: tuple[int, ...]) -> Random:
             place = big[0] if big else new_dims[0]
             merged = tuple(f.axis(k) for k in old_dims if k != f.channel and f.shape[k] != 1)
             # Merged with the channels, positions are averaged over in the moments; merged among themselves, they stay.
-            out = flatten_positions(call.build, f, merged) if merged else f
+            out = flatten_positions(call.build, call.build.settled(f), merged) if merged else f
             return regrid(call.build, out, new, place)
     raise AssertionError("no axis holds the channels")
 
@@ -140,7 +157,7 @@ def _permuted(call: Call, value: Random, order: tuple[int, ...]) -> Random:
         return replace(value, axes=tuple(value.axes[k] for k in order))
     if isinstance(value, Seen) or order[0] % len(order) != 0:
         return permuted(call.build, seen(call.build, value), order)
-    f = call.build.settled(value)
+    f = value if isinstance(value, Field) else call.build.settled(value)
     dims = call.axes(order[1:], f)
     shape = tuple(f.shape[d] for d in dims)
     grid = tuple(f.axis(d) for d in dims if d != f.channel)
@@ -158,7 +175,9 @@ def read_unsqueeze(call: Call) -> Random:
         other = value if isinstance(value, Scores) else seen(build, value)
         wider = replace(other, axes=(*other.axes[:dim], (), *other.axes[dim:]))
         return plain(build, wider) if isinstance(wider, Seen) else wider
-    f = call.field()
+    if isinstance(value, Lazy):
+        return _inside(call, read_unsqueeze)
+    f = call.form()
     # Axes of shape do not count the batch, so they are one less than forward()'s.
     shape = (*f.shape[: dim - 1], 1, *f.shape[dim - 1 :])
     return regrid(call.build, f, shape, f.channel + (dim - 1 <= f.channel))
@@ -172,7 +191,7 @@ def read_squeeze(call: Call) -> Random:
         here = range(len(value.axes)) if asked is None else [asked % len(value.axes)]
         gone = [k for k in here if not value.axes[k]]
         return plain(call.build, replace(value, axes=tuple(v for k, v in enumerate(value.axes) if k not in gone)))
-    f = call.field()
+    f = call.form()
     asked = call.get(1, "dim")
     dims = call.axes(asked, f) if asked is not None else tuple(range(len(f.shape)))
     gone = [d for d in dims if f.shape[d] == 1 and d != f.channel]  # an only channel stays: it is the output
@@ -216,9 +235,11 @@ def read_item(call: Call) -> object:
         # All axes that are not named: those of the tensor, less the items beside the ellipsis.
         named = sum(item is not None for item in items) - 1
         items[at : at + 1] = [slice(None)] * (len(full_shape(call.build, value)) - named)
+    if isinstance(value, Lazy) and any(item is None for item in items):
+        return _inside(call, read_item)
     if isinstance(value, Unsettled) or any(item is None for item in items) or _takes_channels(value, items):
         return _indexed(call, value, items)
-    f = call.field()
+    f = call.form()
     if not (isinstance(items[0], slice) and items[0] == slice(None)):
         raise call.build.unsupported("indexes the batch.", "Keep all samples: x[:, …].")
     dim = 0
@@ -232,6 +253,9 @@ def read_item(call: Call) -> object:
             if not -f.shape[dim] <= item < f.shape[dim]:
                 raise InputError(f"{call.build.where}: index {item} of {f.shape[dim]} positions.")
             f = take_positions(call.build, f, dim, (item % f.shape[dim],), drop=True)
+        elif item is None:
+            f = regrid(call.build, f, (*f.shape[:dim], 1, *f.shape[dim:]), f.channel + (dim <= f.channel))
+            dim += 1
         else:
             raise call.build.unsupported(f"indexes by {item!r}.", "Use numbers and slices.")
     return f
@@ -349,21 +373,38 @@ def _as_token(call: Call, value: Value | Parameter, like: Random) -> Value:
     return call.build.affine(f, f.width, call.weights.value(value.name, value.value, value.factor))
 
 
-def read_pad(call: Call) -> Field:
-    """Zeros around the positions."""
-    f = call.field()
-    amounts = list(call.get(1, "pad"))
-    mode, value = call.get(2, "mode", "constant"), call.get(3, "value", 0)
-    if mode != "constant" or value not in (0, None):
-        raise call.build.unsupported(f"pads by {mode} {value}.", "Pad with zeros, or use padding_mode='circular'.")
+def read_pad(call: Call) -> Value:
+    """F.pad: zeros, or copies of positions, around the positions."""
+    f, amounts = call.form(), list(call.get(1, "pad"))
+    number = call.get(3, "value", 0)
+    return padded(call.build, f, amounts, call.get(2, "mode", "constant"), f.channel, float(number or 0))
+
+
+def padded(
+    build: Builder, value: Value, amounts: list[int], mode: str, channel: int, number: float = 0.0
+) -> Tensor | Field:
+    """The value with borders as F.pad has them, `amounts` for the last axis first: zeros, or copies of positions."""
+    if isinstance(value, Tensor):
+        return F.pad(value, amounts, mode, number if mode == "constant" else None)
+    f = value if isinstance(value, Field) else build.settled(value)
     pads = [(0, 0)] * len(f.shape)
-    for k in range(len(amounts) // 2):  # torch names the last axis first
+    for k in range(len(amounts) // 2):
         pads[len(f.shape) - 1 - k] = (amounts[2 * k], amounts[2 * k + 1])
-    if pads[f.channel] != (0, 0):
-        raise call.build.unsupported("pads the channels.", "Use a 1×1 convolution.")
-    grid = tuple(p for k, p in enumerate(pads) if k != f.channel)
-    shape = tuple(n + sum(p) for n, p in zip(f.shape, pads, strict=True))
-    return call.build.apply(Pad(grid), f, shape=shape)
+    if pads[f.channel] != (0, 0) or channel != f.channel:
+        raise build.unsupported("pads the channels.", "Pad positions; for more channels use a 1×1 convolution.")
+    if mode == "constant":
+        if number:
+            raise build.unsupported(f"pads random values by {number}.", "Pad with zeros, or by 'reflect'.")
+        grid = tuple(p for k, p in enumerate(pads) if k != f.channel)
+        return build.apply(Pad(grid), f, shape=tuple(n + sum(p) for n, p in zip(f.shape, pads, strict=True)))
+    if build.mask is not None:
+        raise build.unsupported(f"pads a masked sequence by {mode!r}.", "Pad with zeros.")
+    for dim, pair in enumerate(pads):
+        if pair != (0, 0):  # which position lies where, by torch's own rule
+            places = torch.arange(f.shape[dim], dtype=torch.float64).view(1, 1, -1)
+            index = tuple(int(k) for k in F.pad(places, pair, mode).flatten())
+            f = take_positions(build, f, dim, index, drop=False)
+    return f
 
 
 def read_size(call: Call) -> torch.Size | int:
@@ -420,7 +461,9 @@ def read_expand(call: Call) -> Random | Parameter:
         return value
     if isinstance(value, Seen) and len(like) == len(value.axes):
         return expanded(call.build, value, like)
-    f = call.field()
+    if isinstance(value, Lazy):
+        return _inside(call, read_expand)
+    f = call.form()
     if len(like) != len(f.shape) + 1 or like[0] not in (-1, call.build.size):
         raise call.build.unsupported(f"expands values of shape {f.shape} to {tuple(like)}.", "Keep their axes.")
     for dim, (n, m) in enumerate(zip(f.shape, like[1:], strict=True)):

@@ -122,7 +122,9 @@ def _note_weights(weights: Weights, name: str, m: nn.Module) -> None:
     """Let the weights of one module be decided, for the record."""
     weight, bias = getattr(m, "weight", None), getattr(m, "bias", None)
     if isinstance(m, (nn.Linear, _ConvNd)) and isinstance(weight, Tensor):
-        fan_in = weight.shape[0] * weight[0, 0].numel() if getattr(m, "transposed", False) else weight[0].numel()
+        groups = getattr(m, "groups", 1)
+        transposed = getattr(m, "transposed", False)
+        fan_in = weight.shape[0] // groups * weight[0, 0].numel() if transposed else weight[0].numel()
         weights.layer(name, fan_in, bias=bias is not None, tensors=(weight, bias))
     elif isinstance(m, nn.Embedding):
         weights.layer(name, 1, bias=False, tensors=(weight, None))
@@ -367,7 +369,9 @@ def _only_output(value: object, build: Builder) -> Value:
 
 def _labelled(value: object, label: str = "") -> Iterator[tuple[str, object]]:
     """What tuples and dicts within each other hold, with the way to it."""
-    entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (tuple, list)) else ()
+    entries = (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (tuple, list)) else ()
+    )
     if not isinstance(value, (Mapping, tuple, list)):
         yield label, value
     for key, v in entries:
