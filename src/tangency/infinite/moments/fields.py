@@ -2,7 +2,8 @@
 
 A value is known (a tensor: the input and what is computed from it without weights), a `Field` (random, known by its
 moments), or not applied yet: `Lazy` (an elementwise function of a field: functions compose before they are integrated),
-`Joint` (one of several fields) and `Normed` (BatchNorm, which waits for the activation that follows).
+`Joint` (one of several fields), `Patched` (one of fields over windows of positions) and `Normed` (BatchNorm, which
+waits for the activation that follows).
 
 `Builder` makes fields: of known values, of weights, of what is not applied yet. What is done with fields is in
 `functions.py` (elementwise functions and multiples), `joins.py` (sums, products, concatenation) and `shapes.py`
@@ -27,6 +28,7 @@ from .ops import BatchNormalize, Drawn, Rescale, SameRow
 from .positions import Regrid
 from .recursion import Node, Recursion
 from .sampled import Sampled
+from .windows import Parameters, Source, Windowed, Windows
 
 Function = Callable[[Tensor], Tensor]
 
@@ -125,6 +127,26 @@ class Joint:
 
 
 @dataclass(frozen=True, eq=False)
+class Patched:
+    """g(u₁ over its window, …, w): of independent Gaussian fields, and of parameters of each channel's own.
+
+    g takes a tensor [..., K] for each of them, K the entries of its windows.
+    """
+
+    of: tuple[Field | Parameters, ...]
+    at: tuple[Windows, ...]
+    fn: Callable[..., Tensor]
+    shape: tuple[int, ...]
+    channel: int
+    label: str = ""
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields among what it is of."""
+        return tuple(f for f in self.of if isinstance(f, Field))
+
+
+@dataclass(frozen=True, eq=False)
 class Normed(_OfField):
     """BatchNorm of a Gaussian field, waiting for what follows: ReLU, or something linear."""
 
@@ -134,7 +156,7 @@ class Normed(_OfField):
     name: str
 
 
-Random = Field | Lazy | Joint | Normed
+Random = Field | Lazy | Joint | Patched | Normed
 Value = Tensor | Random
 
 
@@ -146,10 +168,10 @@ class Memory:
     """
 
     inputs: dict[tuple[int, int], tuple[Field, Tensor]] = field(default_factory=dict)  # by id and axis of the channels
-    applied: dict[Lazy | Joint, Field] = field(default_factory=dict)
+    applied: dict[Lazy | Joint | Patched, Field] = field(default_factory=dict)
     normed: dict[tuple[Normed, bool], Field] = field(default_factory=dict)  # by whether ReLU follows
     gained: dict[int, Field] = field(default_factory=dict)  # by node
-    functions: dict[int, Joint] = field(default_factory=dict)  # what a node is, as a function of Gaussian fields
+    functions: dict[int, Joint | Patched] = field(default_factory=dict)  # a node as a function of Gaussian fields
     parts: dict[int, list[Random]] = field(default_factory=dict)  # what lies side by side in a node's channels
     multiples: dict[int, tuple[Field, float]] = field(default_factory=dict)  # the Gaussian field that a node multiplies
 
@@ -265,8 +287,13 @@ class Builder:
         if isinstance(value, Normed):
             return self.batch_normed(value, None)
         if value not in memory.applied:
-            memory.applied[value] = self._sampled(value) if isinstance(value, Joint) else self._activated(value)
+            memory.applied[value] = self._applied(value)
         return memory.applied[value]
+
+    def _applied(self, value: Lazy | Joint | Patched) -> Field:
+        if isinstance(value, Patched):
+            return self._patched(value)
+        return self._sampled(value) if isinstance(value, Joint) else self._activated(value)
 
     def _activated(self, value: Lazy) -> Field:
         f, dual = value.of, value.dual or Quadrature(value.fn, name=value.label)
@@ -290,6 +317,19 @@ class Builder:
         node = self.add(op, value.of, value.of[0].grid)
         self.memory.functions[node] = value
         return replace(value.of[0].activated(), node=node, sources=all_sources(value.of))
+
+    def _patched(self, value: Patched) -> Field:
+        """Its moments by quasi-random points, over all pairs of windows; what follows is a function of the same."""
+        for f in value.fields:
+            self.warn(f)
+        sources = tuple(
+            Source(windows, gain=f.gain) if isinstance(f, Field) else Source(windows, f)
+            for f, windows in zip(value.of, value.at, strict=True)
+        )
+        op = Windowed(value.fn, f"{self.where}, {value.label}", sources, self.samples, self.seed)
+        node = self.add(op, value.fields, value.at[0].grid)
+        self.memory.functions[node] = value
+        return Field(node, value.shape, value.channel, False, False, all_sources(value.fields))
 
     def batch_normed(self, value: Normed, dual: Dual | None) -> Field:
         """BatchNorm and the activation that follows it, which must be ReLU or none."""

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..layers.weights import Weights
-from ..moments.fields import Builder, Field, Joint, Lazy, Normed
+from ..moments.fields import Builder, Field, Joint, Lazy, Normed, Patched
 
-RANDOM = (Field, Lazy, Joint, Normed)
+RANDOM = (Field, Lazy, Joint, Patched, Normed)
 # forward() may give anything to anything: what a call is given is known only by looking at it.
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]

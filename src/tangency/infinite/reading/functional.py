@@ -37,6 +37,7 @@ from .tensors import (
     read_transpose,
     read_unsqueeze,
 )
+from .windows import read_amax, read_max
 
 Rule = Callable[[Call], object]
 
@@ -167,7 +168,7 @@ ELEMENTWISE_METHODS = {
 # The options of torch's functions are in the order of their signatures, for they may be given by position.
 POOL = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
 NO_TABLE = _refusal("reads a table by a function.", "Use nn.Embedding.")
-NO_MAX = _refusal("has no known infinite-width limit.", "Use average pooling or strides.")
+MAX_POOL = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 NO_SOFTMAX = _refusal(
     "is a softmax of random values.", "Leave the last one to the loss; for attention use nn.MultiheadAttention."
 )
@@ -182,7 +183,7 @@ METHODS: dict[str, Rule] = {
     "view": read_reshape, "reshape": read_reshape, "flatten": read_flatten, "permute": read_permute,
     "transpose": read_transpose, "swapaxes": read_transpose, "t": read_transpose, "unsqueeze": read_unsqueeze,
     "squeeze": read_squeeze, "repeat": read_repeat, "chunk": read_chunk,
-    "softmax": NO_SOFTMAX, "log_softmax": NO_SOFTMAX, "max": NO_MAX, "amax": NO_MAX,
+    "softmax": NO_SOFTMAX, "log_softmax": NO_SOFTMAX, "max": read_max, "amax": read_amax,
     **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as"), read_cast),
     **dict.fromkeys(("expand", "expand_as"), read_expand),
 }  # fmt: skip
@@ -213,7 +214,13 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.dropout: read_dropout, F.layer_norm: read_layer_norm,
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), read_conv),
     F.embedding: NO_TABLE,
-    **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.amax, torch.max), NO_MAX),
+    F.max_pool1d: _as_module(nn.MaxPool1d, *MAX_POOL), torch.max_pool1d: _as_module(nn.MaxPool1d, *MAX_POOL),
+    F.max_pool2d: _as_module(nn.MaxPool2d, *MAX_POOL), torch.max_pool2d: _as_module(nn.MaxPool2d, *MAX_POOL),
+    F.max_pool3d: _as_module(nn.MaxPool3d, *MAX_POOL), torch.max_pool3d: _as_module(nn.MaxPool3d, *MAX_POOL),
+    F.adaptive_max_pool1d: _as_module(nn.AdaptiveMaxPool1d, "output_size"),
+    F.adaptive_max_pool2d: _as_module(nn.AdaptiveMaxPool2d, "output_size"),
+    F.adaptive_max_pool3d: _as_module(nn.AdaptiveMaxPool3d, "output_size"),
+    torch.amax: read_amax, torch.max: read_max,
     **dict.fromkeys((F.softmax, torch.softmax, F.log_softmax, torch.log_softmax), NO_SOFTMAX),
     **{fn: partial(read_elementwise, target=fn) for fn in ELEMENTWISE},
 }  # fmt: skip
