@@ -130,7 +130,7 @@ class Joint:
 class Patched:
     """g(u₁ over its window, …, w): of independent Gaussian fields, and of parameters of each channel's own.
 
-    g takes a tensor [..., K] for each of them, K the entries of its windows.
+    g takes a tensor [K, ...] for each of them, K the entries of its windows.
     """
 
     of: tuple[Field | Parameters, ...]

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from ..activations.dual import Relu
 from .core import RandomAffine
-from .fields import Builder, Field, Patched, Random
+from .fields import Builder, Field, Lazy, Patched, Random
+from .functions import apply_function, scale_by
 from .joins import concat_channels
 from .patches import AVERAGE, as_patches, checked_patches, scaled_patches
 from .windows import Windows
@@ -16,6 +18,10 @@ def max_over(build: Builder, value: Random, windows: Windows, shape: tuple[int, 
 
     The limit is that of infinitely many channels, each with its own maximum; positions stay as many as they are.
     """
+    if isinstance(value, Lazy) and value.dual == Relu() and value.scale > 0 and not value.rate:
+        # ReLU is monotone: of the maximum it costs a window's size less.
+        largest_before = max_over(build, value.of, windows, shape, channel)
+        return scale_by(build, apply_function(build, largest_before, value.fn, value.dual, value.label), value.scale)
     parts = build.memory.parts.get(value.node) if isinstance(value, Field) else None
     if parts is not None:  # channels side by side: each part by itself
         pooled = [max_over(build, part, windows, _narrower(shape, channel, part), channel) for part in parts]
@@ -30,7 +36,8 @@ def max_over(build: Builder, value: Random, windows: Windows, shape: tuple[int, 
 
     def largest(*x: Tensor) -> Tensor:
         """Of g at each position of the window."""
-        return inner(*(v.unflatten(-1, (windows.size, k)) for v, k in zip(x, sizes, strict=True))).amax(-1)
+        each = (v.unflatten(0, (windows.size, k)).transpose(0, 1) for v, k in zip(x, sizes, strict=True))
+        return inner(*each).amax(0)
 
     at = tuple(w.within(windows) for w in patches.at)
     return checked_patches(build, Patched(patches.of, at, largest, shape, channel, "max"))

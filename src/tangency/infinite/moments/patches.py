@@ -40,7 +40,7 @@ def as_patches(build: Builder, value: Value) -> Patched | None:
 
 def _first(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function of the only entry of each window."""
-    return lambda *x: fn(*(v[..., 0] for v in x))
+    return lambda *x: fn(*(v[0] for v in x))
 
 
 def joined_patches(build: Builder, values: Sequence[Value], op: Callable[[Tensor, Tensor], Tensor]) -> Patched | None:
@@ -71,7 +71,7 @@ def joined_patches(build: Builder, values: Sequence[Value], op: Callable[[Tensor
     def together(*x: Tensor) -> Tensor:
         """All functions, each of its own windows."""
         found = [
-            part.fn(*(x[order[key]][..., cut] for key, cut in place)) for part, place in zip(known, places, strict=True)
+            part.fn(*(x[order[key]][cut] for key, cut in place)) for part, place in zip(known, places, strict=True)
         ]
         total = found[0]
         for v in found[1:]:
@@ -105,7 +105,7 @@ def scaled_patches(build: Builder, value: Random, factor: float, rates: tuple[fl
 
     def normed(*x: Tensor) -> Tensor:
         """γ and β come last."""
-        return x[-2][..., 0] * factor * fn(*x[:-2]) + x[-1][..., 0]
+        return x[-2][0] * factor * fn(*x[:-2]) + x[-1][0]
 
     return replace(patches, of=(*patches.of, scale, shift), at=(*patches.at, one, one), fn=normed)
 

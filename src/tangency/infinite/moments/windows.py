@@ -22,7 +22,7 @@ from .sampled import normal_factors
 
 # Numbers of one tensor [pairs, window, points] at a time, and of the covariances whose roots are taken at once
 # (heuristics: a few of the first lie in the cache of a core).
-NUMBERS, ROOTS = 1 << 18, 1 << 20
+NUMBERS, ROOTS = 1 << 17, 1 << 20
 WIDEST = 32  # positions of all windows of one function together: the error of quasi-random points grows with them
 
 
@@ -112,7 +112,7 @@ class Source:
 class Windowed(Op):
     """y = g(u₁ over its window, …): cov' = E[g(u)g(v)], ntk' = Σ_j Σ_kl E[∂_jk g(u) ∂_jl g(v)]·ntk_j[p + k, p' + l].
 
-    g takes tensors [..., K], one for each source. For each two positions of two samples, u and v are R(x ± y)/√2 with R
+    g takes tensors [K, ...], one for each source. For each two positions of two samples, u and v are R(x ± y)/√2 with R
     the symmetric root of their joint covariance, its positive part where it is singular. An exchange of the samples
     turns the sign of y; all four signs of x and y are taken, and the points' second moments are exact.
     Cost: O(samples·K²) for each two positions of two samples, and a root of 2K by 2K.
@@ -134,30 +134,39 @@ class Windowed(Op):
         return Need.WHOLE if asked else asked
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
-        grid = self.sources[0].windows.grid
-        whole, like = here.whole(grid), inputs[0].cov
+        first, grid = inputs[0], self.sources[0].windows.grid
+        whole, size = here.whole(grid), prod(grid)
         if torch.is_grad_enabled() and any(s.cov.requires_grad for s in inputs):
             raise InputError(
                 f"{self.label}: means over windows are not differentiable in the inputs, which require gradients. Give "
                 "x.detach()."
             )
-        dims = 2 if inputs[0].whole else 1
-        pairs = like.shape[dims * len(inputs[0].grid) :]
-        part = _Part(self, inputs, here, whole, pairs)
-        entries = torch.arange(prod(grid) ** (2 if whole else 1) * prod(pairs), device=like.device)
-        found = [part.moments(e) for e in entries.split(max(1, ROOTS // part.square))]
-        shape = (*grid * (2 if whole else 1), *pairs)
-        cov = torch.cat([v for v, _ in found]).view(shape)
-        ntks = [v for _, v in found if v is not None]
-        return Moments(cov, torch.cat(ntks).view(shape) if ntks else None, grid, whole)
+        pairs = first.cov.shape[(2 if first.whole else 1) * len(first.grid) :]
+        p = q = torch.arange(size, device=first.cov.device)
+        if whole and here.pairs.same:  # a sample with itself: (q, p) is (p, q)
+            p, q = torch.triu_indices(size, size, device=p.device)
+        elif whole:
+            p, q = p.repeat_interleave(size), p.repeat(size)
+        values = _Draws(self, inputs, here).moments(p, q, pairs)
+
+        def placed(v: Tensor) -> Tensor:
+            """By positions of both sides, as the output is."""
+            if not whole:
+                return v.view(*grid, *pairs)
+            out = v.new_empty(size, size, *pairs)
+            out[q, p] = v
+            out[p, q] = v
+            return out.view(*grid, *grid, *pairs)
+
+        cov, *ntk = (placed(v) for v in values)
+        return Moments(cov, ntk[0] if ntk else None, grid, whole)
 
 
-class _Part:
-    """One call: the moments at hand, and those of any pairs of positions and samples by their number."""
+class _Draws:
+    """One call: the moments at hand, the points, and means over them for any pairs of positions and samples."""
 
-    def __init__(self, op: Windowed, inputs: Sequence[Moments], here: Here, whole: bool, pairs: torch.Size) -> None:
-        self.op, self.pairs, self.whole, self.zipped = op, prod(pairs), whole, here.pairs.zipped
-        self.columns, like = pairs[-1], inputs[0].cov
+    def __init__(self, op: Windowed, inputs: Sequence[Moments], here: Here) -> None:
+        self.fn, self.zipped, like = op.fn, here.pairs.zipped, inputs[0].cov
         # Parameters are no inputs: the others are, in order.
         fields = iter(enumerate(inputs))
         self.views = []
@@ -169,67 +178,52 @@ class _Part:
             self.views.append(view)
         trained = any(s.own.rate if s.own else s.gain for s in op.sources)
         self.slope = here.tangent and (trained or any(s.ntk is not None for s in inputs))
-        even, odd = (sum(getattr(s, kind) for s in op.sources) for kind in ("even", "odd"))
+        even, odd = sum(s.even for s in op.sources), sum(s.odd for s in op.sources)
         self.points = tuple(v.to(like) for v in _signed_points(op.samples, even, odd, op.seed))
-        self.square = max((2 * s.windows.size) ** 2 for s in op.sources)
-        self.positions = len(op.sources[0].windows.index)
+        self.size = max(s.windows.size for s in op.sources)
 
-    def moments(self, entries: Tensor) -> tuple[Tensor, Tensor | None]:
-        """cov and ntk [e] of these entries, counted as the output [p, p', samples] is (or [p, samples])."""
-        at, pair = entries // self.pairs, entries % self.pairs
-        p, q = (at // self.positions, at % self.positions) if self.whole else (at, at)
-        i, j = (pair, pair) if self.zipped else (pair // self.columns, pair % self.columns)
-        for view in self.views:
-            view.look(p, q, pair, i, j)
-        step = max(1, NUMBERS // (self.points[0].shape[1] * max(s.windows.size for s in self.op.sources)))
-        found = [self._means(slice(k, k + step)) for k in range(0, len(entries), step)]
-        ntks = [v for _, v in found if v is not None]
-        return torch.cat([v for v, _ in found]), torch.cat(ntks) if ntks else None
+    def moments(self, p: Tensor, q: Tensor, pairs: torch.Size) -> list[Tensor]:
+        """cov, and ntk if it is not zero, at windows p and q of all pairs of samples: [windows, *pairs]."""
+        count, columns = prod(pairs), pairs[-1]
+        roots, at_once = (
+            max(1, n) for n in (ROOTS // self.size**2 // 4, NUMBERS // self.size // self.points[0].shape[1])
+        )
+        found = []
+        for entries in torch.arange(len(p) * count, device=p.device).split(roots):
+            at, pair = entries // count, entries % count
+            i, j = (pair, pair) if self.zipped else (pair // columns, pair % columns)
+            for view in self.views:
+                view.look(p[at], q[at], pair, i, j)
+            found += [self._means(slice(k, k + at_once)) for k in range(0, len(entries), at_once)]
+        return [torch.cat(v).view(len(p), *pairs) for v in zip(*found, strict=True)]
 
-    def _means(self, part: slice) -> tuple[Tensor, Tensor | None]:
+    def _means(self, part: slice) -> list[Tensor]:
         """The means over all points, for some of the entries that are looked at."""
-        left, right, even, odd = [], [], 0, 0
+        values, even, odd = [], 0, 0
         x, y = self.points
         for view in self.views:
             s = view.source
-            u, v = view.values(part, x[even : even + s.even], y[odd : odd + s.odd])
-            left.append(u)
-            right.append(v)
+            values.append(view.values(part, x[even : even + s.even], y[odd : odd + s.odd]))
             even, odd = even + s.even, odd + s.odd
-        count = x.shape[1]
         if not self.slope:
-            return (self._value(left) * self._value(right)).mean(-1), None
-        g, dg = self._slopes(left)
-        h, dh = self._slopes(right)
-        ntk = torch.zeros_like(g[:, 0])
-        for k, view in enumerate(self.views):
-            a, b = dg[k], dh[k]
-            if a is None or b is None:  # g does not depend on a source that it ignores
-                continue
-            theta = view.tangents(part)
-            if theta is not None:
-                ntk = ntk + ((a @ b.mT) * theta).sum((1, 2)) / count
-            if view.source.gain:  # ∂g/∂γ = Σ_k u_k ∂_k g: one scale for all positions
-                both = (a * left[k]).sum(1) * (b * right[k]).sum(1)
-                ntk = ntk + view.source.gain * both.mean(-1)
-        return (g * h).mean(-1), ntk
-
-    def _value(self, values: list[Tensor]) -> Tensor:
-        """g at all points [e, points]; windows are its last axis."""
-        # What depends on parameters of variance zero alone has no axis of points of its own.
-        return self.op.fn(*(v.movedim(1, -1) for v in values))
-
-    def _slopes(self, values: list[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
-        """g [e, points] and its derivatives [e, K, points] by each source."""
-        known = [v.detach().requires_grad_() for v in values]
+            left, right = self.fn(*values).chunk(2)
+            return [(left * right).mean(-1)]
+        known = [v.requires_grad_() for v in values]
         with torch.enable_grad():
-            out = self._value(known)
+            out = self.fn(*known)
             grads = torch.autograd.grad(out.sum(), known, allow_unused=True)
-        return out.detach(), list(grads)
+        left, right = out.detach().chunk(2)
+        # g does not depend on a source that it ignores: autograd gives None there.
+        parts = [
+            view.tangent(part, v.detach(), d)
+            for view, v, d in zip(self.views, values, grads, strict=True)
+            if d is not None
+        ]
+        return [(left * right).mean(-1), torch.stack(parts).sum(0)]
 
 
 class _View:
-    """One source: its moments, and what was looked at of them."""
+    """One source: its moments, and what was looked at of them. Values are [K, 2e, points]: e of u, then e of v."""
 
     def __init__(self, source: Source, like: Tensor) -> None:
         self.source, self.like = source, like
@@ -251,14 +245,14 @@ class _View:
         cross = self.cov[self._cells(self.a, self.b), self.pair]
         u = self.own[0][self._cells(self.a, self.a), i.view(-1, 1, 1)]
         v = self.own[1][self._cells(self.b, self.b), j.view(-1, 1, 1)]
-        if self.source.windows.size == 1:
+        k = self.source.windows.size
+        if k == 1:
             pa, pb, qa, qb = normal_factors(cross, u, v)
             self.roots = torch.cat([pa, pb], 2), torch.cat([qa, -qb], 2)
             return
         # The root needs float64: a covariance is singular where samples or windows coincide.
         joint = torch.cat([torch.cat([u, cross], 2), torch.cat([cross.mT, v], 2)], 1).double()
         root = joint_roots(joint, None, 1.0, 0.0, 1.0)[1] / 2**0.5
-        k = self.source.windows.size
         # Of (x + y, x − y)/√2: the columns of x, then those of y.
         turned = torch.cat([root[..., :k] + root[..., k:], root[..., :k] - root[..., k:]], 2).to(self.like)
         self.roots = turned[:, :k], turned[:, k:]
@@ -266,21 +260,29 @@ class _View:
     def _cells(self, a: Tensor, b: Tensor) -> Tensor:
         return a.unsqueeze(2) * self.size + b.unsqueeze(1)
 
-    def values(self, part: slice, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The source at the points, for both samples [e, K, points]."""
+    def values(self, part: slice, x: Tensor, y: Tensor) -> Tensor:
+        """The source at the points, of both samples."""
         own = self.source.own
         if own is None:
-            z = torch.cat([x, y])
-            left, right = (root[part] for root in self.roots)
-            return left @ z, right @ z
+            return torch.cat([root[part] for root in self.roots]).movedim(1, 0) @ torch.cat([x, y])
         points = own.mean + own.std * x if own.std else x.new_full((own.count, x.shape[1]), own.mean)
-        return self._picked(points, self.a[part]), self._picked(points, self.b[part])
-
-    def _picked(self, points: Tensor, index: Tensor) -> Tensor:
-        """Parameters [count, points] by number; 0 where there is none."""
+        index = torch.cat([self.a[part], self.b[part]]).T
+        # Parameters by number; 0 where there is none.
         return points[index.clamp(min=0)] * (index >= 0).to(points).unsqueeze(-1)
 
-    def tangents(self, part: slice) -> Tensor | None:
+    def tangent(self, part: slice, values: Tensor, slopes: Tensor) -> Tensor:
+        """What comes through this source [e]: its tangent kernel between both windows, by the slopes there."""
+        left, right = slopes.movedim(1, 0).chunk(2)  # [e, K, points]
+        theta = self._tangents(part)
+        total = slopes.new_zeros(len(left))
+        if theta is not None:
+            total = ((left @ right.mT) * theta).sum((1, 2)) / slopes.shape[-1]
+        if self.source.gain:  # ∂g/∂γ = Σ_k u_k ∂_k g: one scale for all positions
+            u, v = (slopes * values).sum(0).chunk(2)
+            total = total + self.source.gain * (u * v).mean(-1)
+        return total
+
+    def _tangents(self, part: slice) -> Tensor | None:
         """The tangent kernel between the entries of both windows [e, K, K]; None is zero."""
         a, b = self.a[part], self.b[part]
         if self.source.own is not None:
