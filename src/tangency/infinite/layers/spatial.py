@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ..moments.core import RandomAffine
+from ..moments.depthwise import as_depthwise
 from ..moments.fields import Builder, Field, Value
 from ..moments.functions import scale_by
 from ..moments.joins import add_fields
@@ -61,7 +62,8 @@ class Conv(Layer):
             raise InputError(f"{build.where}: a convolution over {dims} axes was given values of shape {f.shape}.")
         # Channels that were put side by side (Concat) would fall into groups by the branch that they came from.
         joined = f.node in build.memory.parts
-        if self.groups > 1 and (isinstance(value, Tensor) or f.width == self.groups or joined):
+        depthwise = self.groups > 1 and f.width == self.groups and not isinstance(value, Tensor) and not joined
+        if self.groups > 1 and not depthwise and (isinstance(value, Tensor) or joined):
             raise build.unsupported(
                 "has groups that see few channels each, so its outputs are not alike and Gaussian in the limit.",
                 "Give each group infinitely many channels (groups > 1 with several channels each, not on the input).",
@@ -80,6 +82,8 @@ class Conv(Layer):
         fan_in, variances = f.width // self.groups * patch, (self.w_var, self.b_var)
         op = weights.layer(name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors, names=names)
         after = build.affine(patched, self.width or f.width, op)
+        if depthwise and not isinstance(value, Tensor):
+            after = as_depthwise(build, value, after, window, op)
         return build.apply(Apart(), after) if self.local else after  # weights of its own: positions are independent
 
     def module(self, width: int) -> nn.Module:

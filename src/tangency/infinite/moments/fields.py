@@ -28,7 +28,7 @@ from .ops import BatchNormalize, Drawn, Rescale, SameRow
 from .positions import Regrid
 from .recursion import Node, Recursion
 from .sampled import Sampled
-from .windows import Parameters, Source, Windowed, Windows
+from .windows import MOST, Parameters, Source, Windowed, Windows
 
 Function = Callable[[Tensor], Tensor]
 
@@ -144,6 +144,11 @@ class Patched:
     def fields(self) -> tuple[Field, ...]:
         """The fields among what it is of."""
         return tuple(f for f in self.of if isinstance(f, Field))
+
+    @property
+    def width(self) -> int:
+        """How many positions of its fields it depends on."""
+        return sum(windows.size for f, windows in zip(self.of, self.at, strict=True) if isinstance(f, Field))
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,6 +325,12 @@ class Builder:
 
     def _patched(self, value: Patched) -> Field:
         """Its moments by quasi-random points, over all pairs of windows; what follows is a function of the same."""
+        if prod(value.at[0].grid) > MOST:
+            raise self.unsupported(
+                f"follows a function of windows of positions ({value.label}) at {prod(value.at[0].grid)} places; the "
+                f"moments of all their pairs are drawn for up to {MOST}.",
+                "Give smaller images, or average pooling in place of max pooling.",
+            )
         for f in value.fields:
             self.warn(f)
         sources = tuple(

@@ -86,10 +86,9 @@ def joined_patches(build: Builder, values: Sequence[Value], op: Callable[[Tensor
 
 def checked_patches(build: Builder, value: Patched) -> Patched:
     """Refuse windows that are too wide for quasi-random points."""
-    widest = sum(w.size for f, w in zip(value.of, value.at, strict=True) if isinstance(f, Field))
-    if widest > WIDEST:
+    if value.width > WIDEST:
         raise build.unsupported(
-            f"depends on {widest} positions at once; expectations are drawn over up to {WIDEST}.", f"{AVERAGE}."
+            f"depends on {value.width} positions at once; expectations are drawn over up to {WIDEST}.", f"{AVERAGE}."
         )
     return value
 

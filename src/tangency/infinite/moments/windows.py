@@ -24,6 +24,8 @@ from .sampled import normal_factors
 # (heuristics: a few of the first lie in the cache of a core).
 NUMBERS, ROOTS = 1 << 17, 1 << 20
 WIDEST = 32  # positions of all windows of one function together: the error of quasi-random points grows with them
+# Windows of one layer: its moments are over all pairs of them (a heuristic: minutes for a pair of samples).
+MOST = 1024
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Windows:
         # Cut off windows are filled up with a position that they have.
         sizes = [max(len(w) for w in windows) for windows in axes]
         full = [[[*w, *[w[0]] * (k - len(w))] for w in windows] for windows, k in zip(axes, sizes, strict=True)]
-        index = tuple(tuple(_places(grid, at) for at in product(*window)) for window in product(*full))
+        index = tuple(tuple(place_of(grid, at) for at in product(*window)) for window in product(*full))
         return cls(tuple(len(windows) for windows in axes), index)
 
     @classmethod
@@ -65,7 +67,7 @@ class Windows:
         return Windows(self.grid, tuple(a + b for a, b in zip(self.index, other.index, strict=True)))
 
 
-def _places(grid: Grid, at: Sequence[int]) -> int:
+def place_of(grid: Grid, at: Sequence[int]) -> int:
     """The number of a position in the grid's order."""
     number = 0
     for n, k in zip(grid, at, strict=True):
@@ -77,13 +79,21 @@ def _places(grid: Grid, at: Sequence[int]) -> int:
 class Parameters:
     """`count` parameters of each channel's own, the same for all samples: mean + std·ω, standard normal ω.
 
-    `rate` is what the training of each adds for (∂f/∂w)². Told apart by identity.
+    `rate` is what the training of each adds for (∂f/∂w)²; `uniform`: they are not normal. Told apart by identity.
     """
 
     count: int
     mean: float
     std: float
     rate: float
+    uniform: bool = False
+
+    def at(self, x: Tensor) -> Tensor:
+        """The parameters at standard normal points [count, points], of which those without variance have none."""
+        if not self.std:
+            return x.new_full((self.count, x.shape[1]), self.mean)
+        # erf(x/√2) is uniform on [−1, 1], √3 makes its variance one.
+        return self.mean + self.std * ((x / 2**0.5).erf() * 3**0.5 if self.uniform else x)
 
 
 @dataclass(frozen=True)
@@ -265,7 +275,7 @@ class _View:
         own = self.source.own
         if own is None:
             return torch.cat([root[part] for root in self.roots]).movedim(1, 0) @ torch.cat([x, y])
-        points = own.mean + own.std * x if own.std else x.new_full((own.count, x.shape[1]), own.mean)
+        points = own.at(x)
         index = torch.cat([self.a[part], self.b[part]]).T
         # Parameters by number; 0 where there is none.
         return points[index.clamp(min=0)] * (index >= 0).to(points).unsqueeze(-1)

@@ -12,12 +12,9 @@ from ..moments.fields import Random
 from ..moments.maxima import max_over
 from ..moments.patches import AVERAGE
 from ..moments.positions import windows
-from ..moments.windows import Windows
+from ..moments.windows import MOST, Windows
 from .calls import Call
 from .modules import reads
-
-# Windows of one layer: its output's moments are over all pairs of them (a heuristic: minutes for a pair of samples).
-MOST = 1024
 
 # What x.max(dim) returns; the places of the maxima are no values.
 Largest = namedtuple("Largest", ["values", "indices"])
