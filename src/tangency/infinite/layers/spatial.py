@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ..moments.core import RandomAffine
+from ..moments.depthwise import as_depthwise
 from ..moments.fields import Builder, Field, Value
 from ..moments.functions import scale_by
 from ..moments.joins import add_fields
@@ -79,7 +80,8 @@ class Conv(Layer):
         fan_in, variances = f.width // self.groups * patch, (self.w_var, self.b_var)
         op = weights.layer(name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors, names=names)
         after = build.affine(patched, self.width or f.width, op)
-        after = replace(after, gaussian=False) if depthwise else after
+        if depthwise and not isinstance(value, Tensor):
+            after = as_depthwise(build, value, after, window, op)
         return build.apply(Apart(), after) if self.local else after  # weights of its own: positions are independent
 
     def module(self, width: int) -> nn.Module:

@@ -153,10 +153,16 @@ class Here:
     nodes: tuple[int, ...]  # its inputs
     asked: Need
     tangent: bool  # whether the ntk is wanted
+    grids: tuple[Grid, ...] = ()  # of its inputs
+    takes: Need = Need.WHOLE  # how much it reads of each side's own moments
 
     def own(self, k: int = 0) -> tuple[Tensor, Tensor]:
         """The moments of each side with itself at input k, as much as the operation's `own` says."""
-        return self.pairs.a.own[self.nodes[k]], self.pairs.b.own[self.nodes[k]]
+        a, b = self.pairs.a.own[self.nodes[k]], self.pairs.b.own[self.nodes[k]]
+        # Another reader of the same node may have asked for its whole covariance.
+        if self.takes < Need.WHOLE and self.grids and self.grids[k] and a.dim() > len(self.grids[k]) + 1:
+            return at_equal_positions(a, self.grids[k]), at_equal_positions(b, self.grids[k])
+        return a, b
 
     def known(self, slot: int) -> tuple[Tensor, Tensor]:
         """Each side's known tensor of this slot."""

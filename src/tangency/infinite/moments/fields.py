@@ -2,8 +2,8 @@
 
 A value is known (a tensor: the input and what is computed from it without weights), a `Field` (random, known by its
 moments), or not applied yet: `Lazy` (an elementwise function of a field: functions compose before they are integrated),
-`Joint` (one of several fields) and `Normed` (BatchNorm, which waits for the activation that follows). `Seen` is any of
-them along other axes, such as channels split into heads.
+`Joint` (one of several fields), `Patched` (one of fields over windows of positions) and `Normed` (BatchNorm, which
+waits for the activation that follows). `Seen` is any of them along other axes, such as channels split into heads.
 
 `Builder` makes fields: of known values, of weights, of what is not applied yet. What is done with fields is in
 `functions.py` (elementwise functions and multiples), `joins.py` (sums, products, concatenation) and `shapes.py`
@@ -28,6 +28,7 @@ from .ops import BatchNormalize, Drawn, Rescale, SameRow
 from .positions import Regrid
 from .recursion import Node, Recursion
 from .sampled import Sampled
+from .windows import MOST, Parameters, Source, Windowed, Windows
 
 Function = Callable[[Tensor], Tensor]
 
@@ -123,6 +124,31 @@ class Joint:
     def channel(self) -> int:
         """The axis of the channels."""
         return self.of[0].channel
+
+
+@dataclass(frozen=True, eq=False)
+class Patched:
+    """g(u₁ over its window, …, w): of independent Gaussian fields, and of parameters of each channel's own.
+
+    g takes a tensor [K, ...] for each of them, K the entries of its windows.
+    """
+
+    of: tuple[Field | Parameters, ...]
+    at: tuple[Windows, ...]
+    fn: Callable[..., Tensor]
+    shape: tuple[int, ...]
+    channel: int
+    label: str = ""
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields among what it is of."""
+        return tuple(f for f in self.of if isinstance(f, Field))
+
+    @property
+    def width(self) -> int:
+        """How many positions of its fields it depends on."""
+        return sum(windows.size for f, windows in zip(self.of, self.at, strict=True) if isinstance(f, Field))
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +265,7 @@ class Statistic:
         return replace(self, fn=lambda v: fn(before(v)), mean_of=None)
 
 
-Random = Field | Lazy | Joint | Normed | Unsettled | Squared | Statistic
+Random = Field | Lazy | Joint | Patched | Normed | Unsettled | Squared | Statistic
 Value = Tensor | Random
 
 
@@ -251,10 +277,10 @@ class Memory:
     """
 
     inputs: dict[tuple[int, int], tuple[Field, Tensor]] = field(default_factory=dict)  # by id and axis of the channels
-    applied: dict[Lazy | Joint, Field] = field(default_factory=dict)
+    applied: dict[Lazy | Joint | Patched, Field] = field(default_factory=dict)
     normed: dict[tuple[Normed, bool], Field] = field(default_factory=dict)  # by whether ReLU follows
     gained: dict[int, Field] = field(default_factory=dict)  # by node
-    functions: dict[int, Joint] = field(default_factory=dict)  # what a node is, as a function of Gaussian fields
+    functions: dict[int, Joint | Patched] = field(default_factory=dict)  # a node as a function of Gaussian fields
     parts: dict[int, list[Random]] = field(default_factory=dict)  # what lies side by side in a node's channels
     multiples: dict[int, tuple[Field, float]] = field(default_factory=dict)  # the Gaussian field that a node multiplies
     rows: dict[tuple[int, int], Field] = field(default_factory=dict)  # some channels of a node, by their bits
@@ -381,7 +407,7 @@ class Builder:
         if isinstance(value, (Squared, Statistic)):
             raise self._no_values(value)
         if value not in memory.applied:
-            memory.applied[value] = self._sampled(value) if isinstance(value, Joint) else self._activated(value)
+            memory.applied[value] = self._applied(value)
         return memory.applied[value]
 
     def _no_values(self, value: Squared | Statistic) -> UnsupportedModule:
@@ -410,6 +436,11 @@ class Builder:
             self.memory.centred[value] = replace(after, centered=True)
         return self.memory.centred[value]
 
+    def _applied(self, value: Lazy | Joint | Patched) -> Field:
+        if isinstance(value, Patched):
+            return self._patched(value)
+        return self._sampled(value) if isinstance(value, Joint) else self._activated(value)
+
     def _activated(self, value: Lazy) -> Field:
         f, dual = value.of, value.dual or Quadrature(value.fn, name=value.label)
         rate, law = f.gain or value.rate, f.doubt
@@ -432,6 +463,25 @@ class Builder:
         node = self.add(op, value.of, value.of[0].grid)
         self.memory.functions[node] = value
         return replace(value.of[0].activated(), node=node, sources=all_sources(value.of))
+
+    def _patched(self, value: Patched) -> Field:
+        """Its moments by quasi-random points, over all pairs of windows; what follows is a function of the same."""
+        if prod(value.at[0].grid) > MOST:
+            raise self.unsupported(
+                f"follows a function of windows of positions ({value.label}) at {prod(value.at[0].grid)} places; the "
+                f"moments of all their pairs are drawn for up to {MOST}.",
+                "Give smaller images, or average pooling in place of max pooling.",
+            )
+        for f in value.fields:
+            self.warn(f)
+        sources = tuple(
+            Source(windows, gain=f.gain) if isinstance(f, Field) else Source(windows, f)
+            for f, windows in zip(value.of, value.at, strict=True)
+        )
+        op = Windowed(value.fn, f"{self.where}, {value.label}", sources, self.samples, self.seed)
+        node = self.add(op, value.fields, value.at[0].grid)
+        self.memory.functions[node] = value
+        return Field(node, value.shape, value.channel, False, False, all_sources(value.fields))
 
     def batch_normed(self, value: Normed, dual: Dual | None) -> Field:
         """BatchNorm and the activation that follows it, which must be ReLU or none."""

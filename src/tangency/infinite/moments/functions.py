@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..activations.dual import Dual
 from ..activations.duals import Identity
-from .fields import Builder, Field, Function, Joint, Lazy, Normed, Random, Seen, Squared, Statistic, Unsettled
+from .fields import Builder, Field, Function, Joint, Lazy, Normed, Patched, Random, Seen, Squared, Statistic, Unsettled
 from .joins import concat_channels
 from .ops import Rescale
 
@@ -29,9 +29,9 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
             raise build.unsupported("follows an activation with trained parameters.", "Put a layer between them.")
         inner, scale = value.fn, value.scale
         return Lazy(value.of, None, lambda x: fn(scale * inner(x)), label=f"{label}∘{value.label}")
-    if isinstance(value, Joint):
+    if isinstance(value, (Joint, Patched)):
         several = value.fn
-        return Joint(value.of, lambda *x: fn(several(*x)), f"{label}∘{value.label}")
+        return replace(value, fn=lambda *x: fn(several(*x)), label=f"{label}∘{value.label}")
     parts = build.memory.parts.get(value.node)
     if parts is not None:  # channels side by side: each part by itself
         joined = concat_channels(build, [apply_function(build, part, fn, dual, label) for part in parts])
@@ -54,7 +54,7 @@ def scale_by(build: Builder, value: Random, factor: float) -> Random:
         return replace(value, of=scale_by(build, value.of, factor))
     if isinstance(value, Statistic):
         return value.then(lambda v: factor * v)
-    if isinstance(value, Joint):
+    if isinstance(value, (Joint, Patched)):
         fn = value.fn
         return replace(value, fn=lambda *x: factor * fn(*x))
     if isinstance(value, Lazy):

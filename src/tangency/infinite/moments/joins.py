@@ -10,37 +10,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .fields import Builder, Field, Joint, Lazy, Random, Value, all_sources, correlated
+from .fields import Builder, Field, Joint, Lazy, Patched, Random, Value, all_sources, correlated
 from .nongaussian import first_doubt
 from .ops import Add, Mix, Multiply
+from .origins import Origin, gaussian_origin
+from .patches import is_patched, joined_patches
 from .positions import Join
 from .shapes import take_positions
 
-Origin = tuple[tuple[Field, ...], Callable[..., Tensor]]
 
-
-def gaussian_origin(build: Builder, value: Value) -> Origin | None:
-    """The Gaussian fields that a value is an elementwise function of, and that function; None if it is none."""
-    memory = build.memory
-    if isinstance(value, Field) and not value.gaussian:
-        joint = memory.functions.get(value.node)
-        return None if joint is None else (joint.of, joint.fn)
-    if isinstance(value, Field):
-        before, factor = memory.multiples.get(value.node, (value, 1.0))
-        return (before,), _itself if factor == 1 else lambda x: factor * x
-    if isinstance(value, Lazy):
-        fn, scale = value.fn, value.scale
-        before, factor = memory.multiples.get(value.of.node, (value.of, 1.0))
-        return (before,), lambda x: scale * fn(factor * x)
-    return (value.of, value.fn) if isinstance(value, Joint) else None
-
-
-def _itself(x: Tensor) -> Tensor:
-    return x
-
-
-def _joint_function(build: Builder, values: Sequence[Value], op: Callable[[Tensor, Tensor], Tensor]) -> Joint | None:
-    """Values that are elementwise functions of independent Gaussian fields, as one function of all of them."""
+def _joint_function(
+    build: Builder, values: Sequence[Value], op: Callable[[Tensor, Tensor], Tensor]
+) -> Joint | Patched | None:
+    """Values that are functions of independent Gaussian fields, as one function of all of them."""
+    if any(is_patched(build, value) for value in values):
+        return joined_patches(build, values, op)
     origins: list[Origin] = []
     fields: list[Field] = []
     for value in values:

@@ -125,7 +125,8 @@ def propagate(
                     pairs.keep_own(j, moments[j].at(node.op.own).cov)
         if needs[k]:
             reads = node.op.reads(needs[k])
-            here = Here(pairs, node.inputs, needs[k], tangent)
+            grids = tuple(recursion.nodes[j].grid for j in node.inputs)
+            here = Here(pairs, node.inputs, needs[k], tangent, grids, node.op.own)
             moments[k] = node.op([moments[j].at(reads) for j in node.inputs], here).at(needs[k])
             if inputs is not None and isinstance(node.op, Input):
                 cov = moments[k].at(Need.DIAGONAL).cov

@@ -45,7 +45,7 @@ class Sampled(Op):
         sides = []
         for k, s in enumerate(inputs):
             p, q = (s.cov, s.cov) if alone else here.pairs.spread(*here.own(k), len(s.grid), s.whole)
-            sides.append(_factors(s.cov, p, q))
+            sides.append(normal_factors(s.cov, p, q))
         # Half of the samples: each point is used with both signs of its second coordinates.
         shape, points = first.cov.shape, _normal_points(self.samples // 2, len(inputs), self.seed, first.cov)
         step = max(1, NUMBERS // max(1, first.cov.numel()))
@@ -98,7 +98,7 @@ class Sampled(Op):
         return (g * h).sum(0), [d.sum(0) for d in products], more
 
 
-def _factors(c: Tensor, p: Tensor, q: Tensor) -> Factors:
+def normal_factors(c: Tensor, p: Tensor, q: Tensor) -> Factors:
     """√p·a, √p·b, √q·a, √q·b."""
     # At zero variance ρ has no meaning; 0 keeps values and gradients finite.
     live = (p > 0) & (q > 0)

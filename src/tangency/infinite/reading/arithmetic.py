@@ -9,9 +9,11 @@ from torch import Tensor
 from ...errors import InputError
 from ..activations.recognize import recognize
 from ..moments.axes import aligned, atoms_of, on_channels
-from ..moments.fields import Field, Lazy, Random, Seen, Statistic, Unsettled, Value
+from ..moments.fields import Field, Lazy, Patched, Random, Seen, Statistic, Unsettled, Value
 from ..moments.functions import apply_function, scale_by
-from ..moments.joins import add_fields, gaussian_origin, multiply_fields
+from ..moments.joins import add_fields, multiply_fields
+from ..moments.origins import gaussian_origin
+from ..moments.patches import same_windows
 from ..moments.positions import Aggregate
 from ..moments.shapes import take_positions, weigh_by
 from .attention import (
@@ -40,8 +42,11 @@ def read_elementwise(call: Call, target: TorchFunction, method: str | None = Non
     return apply_function(call.build, value, lambda x: target(x, *rest, **kwargs), dual, method or call.label)
 
 
-def _together(call: Call, a: Random, b: Random, op: Callable[[Tensor, Tensor], Tensor]) -> Lazy | None:
+def _together(call: Call, a: Random, b: Random, op: Callable[[Tensor, Tensor], Tensor]) -> Lazy | Patched | None:
     """Two elementwise functions of one field, joined: a function of it; None if they are none."""
+    joined = same_windows(call.build, a, b, op)
+    if joined is not None:
+        return joined
     left, right = gaussian_origin(call.build, a), gaussian_origin(call.build, b)
     # Of different fields, or of several, it is for `moments.joins`, which asks whether they are correlated.
     if left is None or right is None or len(left[0]) != 1 or [f.node for f in left[0]] != [f.node for f in right[0]]:

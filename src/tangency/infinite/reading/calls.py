@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..layers.weights import Weights
-from ..moments.fields import Builder, Field, Joint, Lazy, Normed, Squared, Statistic, Unsettled
+from ..moments.fields import Builder, Field, Joint, Lazy, Normed, Patched, Squared, Statistic, Unsettled
 
-RANDOM = (Field, Lazy, Joint, Normed, Unsettled, Squared, Statistic)
+RANDOM = (Field, Lazy, Joint, Patched, Normed, Unsettled, Squared, Statistic)
 # forward() may give anything to anything: what a call is given is known only by looking at it.
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]

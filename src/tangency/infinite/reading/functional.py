@@ -57,6 +57,7 @@ from .tensors import (
     read_unflatten,
     read_unsqueeze,
 )
+from .windows import read_amax, read_max
 
 
 def _as_module(kind: Callable[..., nn.Module], *names: str) -> Rule:
@@ -183,7 +184,7 @@ ELEMENTWISE_METHODS = {
 # The options of torch's functions are in the order of their signatures, for they may be given by position.
 POOL = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
 NO_TABLE = _refusal("reads a table by a function.", "Use nn.Embedding.")
-NO_MAX = _refusal("has no known infinite-width limit.", "Use average pooling or strides.")
+MAX_POOL = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 NO_LOG = _refusal("is a log-softmax of random values.", "Leave it to the loss.")
 read_difference, read_quotient = partial(read_sum, sign=-1.0), partial(read_product, divide=True)
 
@@ -197,7 +198,7 @@ METHODS: dict[str, Rule] = {
     "squeeze": read_squeeze, "repeat": read_repeat, "chunk": read_chunk, "split": read_split, "unbind": read_unbind,
     "unflatten": read_unflatten, "select": read_select, "narrow": read_narrow, "movedim": read_movedim,
     "moveaxis": read_movedim, "swapdims": read_transpose, "repeat_interleave": read_repeat_interleave,
-    "softmax": take_softmax, "log_softmax": NO_LOG, "max": NO_MAX, "amax": NO_MAX,
+    "softmax": take_softmax, "log_softmax": NO_LOG, "max": read_max, "amax": read_amax,
     **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as"), read_cast),
     **dict.fromkeys(("expand", "expand_as"), read_expand),
 }  # fmt: skip
@@ -228,7 +229,13 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.dropout: read_dropout,
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), read_conv),
     F.embedding: NO_TABLE,
-    **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.amax, torch.max), NO_MAX),
+    F.max_pool1d: _as_module(nn.MaxPool1d, *MAX_POOL), torch.max_pool1d: _as_module(nn.MaxPool1d, *MAX_POOL),
+    F.max_pool2d: _as_module(nn.MaxPool2d, *MAX_POOL), torch.max_pool2d: _as_module(nn.MaxPool2d, *MAX_POOL),
+    F.max_pool3d: _as_module(nn.MaxPool3d, *MAX_POOL), torch.max_pool3d: _as_module(nn.MaxPool3d, *MAX_POOL),
+    F.adaptive_max_pool1d: _as_module(nn.AdaptiveMaxPool1d, "output_size"),
+    F.adaptive_max_pool2d: _as_module(nn.AdaptiveMaxPool2d, "output_size"),
+    F.adaptive_max_pool3d: _as_module(nn.AdaptiveMaxPool3d, "output_size"),
+    torch.amax: read_amax, torch.max: read_max,
     **dict.fromkeys((F.softmax, torch.softmax), take_softmax),
     **dict.fromkeys((F.log_softmax, torch.log_softmax), NO_LOG),
     F.scaled_dot_product_attention: read_sdpa, torch.baddbmm: read_baddbmm, torch.addmm: read_addmm,

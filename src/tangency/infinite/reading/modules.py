@@ -19,9 +19,9 @@ from ..layers.spatial import AvgPool, Conv, ConvTranspose, GlobalAvgPool, resamp
 from ..layers.twin import Twin
 from ..layers.weights import Weights, dotted
 from ..moments.axes import on_channels
-from ..moments.core import RandomAffine
-from ..moments.fields import Builder, Field, Lazy, Normed, Seen, Value
+from ..moments.fields import Builder, Field, Lazy, Normed, Random, Seen, Value
 from ..moments.functions import apply_function
+from ..moments.maxima import scale_and_shift
 from ..moments.shapes import regrid
 from .attention import take_softmax
 from .calls import RANDOM, Call, Keywords
@@ -36,10 +36,6 @@ READERS: dict[type, Reader] = {}
 ALL_ARGUMENTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.RNN)
 
 NO_LIMIT: dict[type, str] = {
-    **dict.fromkeys(
-        (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
-        "The maximum over positions has no known kernel; use average pooling or strides (AvgPool, a strided Conv)",
-    ),
     **dict.fromkeys((nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell), "Gated recurrences have no rule here; use nn.RNN"),
     **dict.fromkeys(
         (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
@@ -311,11 +307,11 @@ def _batch_norm(m: _BatchNorm, call: Call) -> object:
         if m.training or not m.track_running_stats:
             raise build.unsupported("normalises the input over the batch.", "Normalise the data beforehand.")
         return of_input(m, call)
-    f = call.field()
     check_start(m, build, weights)
     rates = weights.rates(call.name) if m.affine else (0.0, 0.0)
     if not m.training and m.track_running_stats:
-        return _running(m, build, rates, f)
+        return _running(m, build, rates, call.args[0])
+    f = call.field()
     # The limit over a batch is known of Gaussian values without positions (`moments/batchnorm.py`).
     if len(f.shape) != 1 or not f.gaussian:
         raise build.unsupported(
@@ -325,7 +321,7 @@ def _batch_norm(m: _BatchNorm, call: Call) -> object:
     return Normed(f, m.eps, rates, call.name)
 
 
-def _running(m: _BatchNorm, build: Builder, rates: tuple[float, float], f: Field) -> Field:
+def _running(m: _BatchNorm, build: Builder, rates: tuple[float, float], value: Random) -> Field:
     """In evaluation mode: a constant factor, while the running statistics are those of initialisation."""
     assert m.running_mean is not None
     assert m.running_var is not None
@@ -335,7 +331,7 @@ def _running(m: _BatchNorm, build: Builder, rates: tuple[float, float], f: Field
         raise build.unsupported(
             "has running statistics of its own training.", "Reset them (reset_running_stats), or use GroupNorm(1, …)."
         )
-    return replace(build.apply(RandomAffine(1 / (1 + m.eps), 0.0, 0.0, rates[1]), f), gain=rates[0])
+    return scale_and_shift(build, value, 1 / (1 + m.eps), rates)
 
 
 @reads(nn.PReLU)

@@ -424,6 +424,9 @@ def read_attribute(call: Call) -> object:
             fact: object = getattr(value.value, name)
             return fact
         raise call.build.unsupported(f"reads .{name} of the parameter {value.name}.", "Use it as it is.")
+    if isinstance(value, tuple):  # x.max(dim).values
+        entry: object = getattr(value, name)
+        return entry
     if name == "shape":
         return torch.Size(full_shape(call.build, value))
     if name == "ndim":
