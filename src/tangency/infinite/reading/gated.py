@@ -1,0 +1,65 @@
+"""torch's gated recurrent modules, nn.LSTM and nn.GRU, as layers."""
+
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ..layers.gated import GRU, LSTM
+from ..moments.fields import Builder, Field, Value
+from ..moments.joins import concat_channels
+from ..moments.ops import DropChannels
+from ..moments.shapes import take_positions
+from .calls import Call
+from .modules import reads
+from .sequences import Finals
+
+
+@reads(nn.LSTM)
+def _lstm(m: nn.LSTM, call: Call) -> tuple[Value, tuple[Finals, Finals]]:
+    out, hidden, states = _recurrent(m, call)
+    return out, (hidden, states)
+
+
+@reads(nn.GRU)
+def _gru(m: nn.GRU, call: Call) -> tuple[Value, Finals]:
+    out, hidden, _ = _recurrent(m, call)
+    return out, hidden
+
+
+def _recurrent(m: nn.LSTM | nn.GRU, call: Call) -> tuple[Value, Finals, Finals]:
+    """The last layer's outputs at all times, and the final hidden values and states by layer and direction."""
+    build = call.build
+    options = call.named("input", "hx")
+    value: Value = options["input"]
+    _check(m, build, value, options.get("hx"))
+    kind = LSTM if isinstance(m, nn.LSTM) else GRU
+    hidden: list[Field] = []
+    states: list[Field] = []
+    for k in range(m.num_layers):
+        layer = kind(m.bidirectional, bias=m.bias, width=m.hidden_size, suffix=f"_l{k}", of=m)
+        ways = layer.ways(build, build.field(value, -1), call.weights, call.name, m.hidden_size)
+        for back, (way, state) in enumerate(ways):
+            end = 0 if back else way.shape[0] - 1  # the way back ends at the first time
+            hidden.append(take_positions(build, way, 0, (end,), drop=True))
+            states.append(take_positions(build, state, 0, (end,), drop=True))
+        after = ways[0][0] if len(ways) == 1 else concat_channels(build, [way for way, _ in ways])
+        # As torch does: after each layer but the last.
+        if m.dropout and m.training and k + 1 < m.num_layers:
+            after = build.apply(DropChannels(1 - m.dropout), after)
+        value = after
+    return value, Finals(tuple(hidden)), Finals(tuple(states))
+
+
+def _check(m: nn.LSTM | nn.GRU, build: Builder, value: object, first: object) -> None:
+    """Refuse what these layers do not read."""
+    if isinstance(value, PackedSequence):
+        raise build.unsupported(
+            "is given a packed sequence, whose lengths differ.", "Give padded sequences of one length [batch, time, …]."
+        )
+    if not m.batch_first:
+        raise build.unsupported("has its batch on axis 1.", "Use batch_first=True.")
+    # Many write out the zeros that torch would take.
+    given = first if isinstance(first, (tuple, list)) else () if first is None else (first,)
+    if any(not isinstance(v, Tensor) or bool(v.any()) for v in given):
+        raise build.unsupported("is given a first hidden value or state.", "Leave it out, or give zeros.")
+    if getattr(m, "proj_size", 0):
+        raise build.unsupported("projects its hidden values.", "Use proj_size=0, and a Linear layer after it.")
