@@ -75,9 +75,7 @@ class Gated(Layer):
         state = build.add(replace(op, state=True), (f,), f.grid)
         return out, replace(out, node=state)
 
-    def _numbers(
-        self, weights: Weights, name: str, fan_in: int, kind: str
-    ) -> tuple[list[RandomAffine], list[float]]:
+    def _numbers(self, weights: Weights, name: str, fan_in: int, kind: str) -> tuple[list[RandomAffine], list[float]]:
         """The numbers of each gate's weights and biases, and the biases' means."""
         names = (f"weight_{kind}", f"bias_{kind}")
         parts = gate_rows(self.of, self.cell, names, self.bias)
@@ -95,9 +93,7 @@ class Gated(Layer):
     def module(self, width: int) -> nn.Module:
         """Refused: torch has no lazy LSTM or GRU."""
         kind = self.cell.upper()
-        raise InputError(
-            f"an {kind}'s finite form needs its input size: nn.{kind}(inputs, width, batch_first=True)."
-        )
+        raise InputError(f"an {kind}'s finite form needs its input size: nn.{kind}(inputs, width, batch_first=True).")
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ is part of the next covariance. The weights that act on times are the same ones,
 has all widths infinite, and variances w/fan-in of weights, in whichever parametrisation.
 
 The tangent kernel: a change of the weights is one of the values before the gates, da, which is Gaussian and independent
-of those (its sign may be turned), with the covariance Θ_a[t, t'] = Σ (rates)·(moments) + w_x Θ[t, t'] + w_h Θ_h[t−1, t'−1].
-It changes a channel's state by ds_t = keep_t ds_{t−1} + Σ_g drive^g_t da^g_t, and Θ_h = E[dh dh'] over draws.
+of those (its sign may be turned), with the covariance Θ_a[t, t'] = rates·moments + w_x Θ[t, t'] + w_h Θ_h[t−1, t'−1]. It
+changes a channel's state by ds_t = keep_t ds_{t−1} + Σ_g drive^g_t da^g_t, and Θ_h = E[dh dh'], a mean over the draws.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
@@ -71,8 +71,8 @@ class Gates(Op):
 
     `sources`: i, f, g, o; or r, z, x (of the inputs alone), u (of the hidden values alone). The first state is zero.
     h comes out, or with `state` an LSTM's c. Means over `samples` quasi-random draws (a multiple of 4), the same for
-    all pairs: with both signs, and with both samples exchanged, so (j, i) is the transpose of (i, j), and (i, i) is what
-    a sample alone has. Cost: O(samples·T²) for a pair.
+    all pairs: with both signs, and with both samples exchanged. So (j, i) is the transpose of (i, j), and (i, i) what a
+    sample alone has. Cost: O(samples·T²) for a pair.
     """
 
     cell: Cell
@@ -150,24 +150,19 @@ def _points(count: int, sources: int, times: int, seed: int) -> Tensor:
         raise InputError(f"a gated recurrence over {times} times; at most {most} are drawn. Give shorter sequences.")
     engine = torch.quasirandom.SobolEngine(2 * size, scramble=True, seed=seed)
     uniform = engine.draw(count, dtype=torch.float64).clamp(1e-15, 1 - 1e-15)  # 0 would become −∞
-    points = torch.special.ndtri(uniform).T.reshape(times, sources, 2, count).movedim(2, 0).reshape(2, size, count)
-    # Turned so that no two are correlated, earlier ones first: what is quadratic in them has its exact mean. Of too few
-    # points the covariance may be singular, and turning them would blow up their noise.
-    if count >= 4 * size:
-        factor = torch.linalg.cholesky(points @ points.mT / count)
-        points = torch.linalg.solve_triangular(factor, points, upper=False)
-    return points.reshape(2, times, sources, count)
+    # In the order of time, for the first coordinates are the most even ones.
+    return torch.special.ndtri(uniform).T.reshape(times, sources, 2, count).movedim(2, 0).contiguous()
 
 
 @dataclass
 class _GrowingRoot:
-    """L with L Lᵀ = C, row by row of blocks [sides, sides]; symmetric ones on the diagonal follow an exchange of samples.
+    """L with L Lᵀ = C, by rows of blocks [sides, sides], those on the diagonal symmetric: they follow an exchange.
 
     C may be singular: what rounding leaves of zero is zero, here and in the inverse.
     """
 
     noise: float  # relative to C's diagonal
-    inverse: Tensor | None = field(default=None)  # of what there is, [p, t·sides, t·sides]
+    inverse: Tensor | None = None  # of what there is, [p, t·sides, t·sides]
 
     def grow(self, cov: Tensor) -> Tensor:
         """The next rows of L [p, sides, (t + 1)·sides], from those of C."""
@@ -336,5 +331,8 @@ class _Right(NamedTuple):
 
 def _driven(left: Tensor, right: Tensor, theta: list[Tensor]) -> Tensor:
     """Σ_g drive^g drive'^g Θ_a^g: [p, T', draws] of drives [p, sources, draws] and [p, T', sources, draws]."""
-    scaled = left.unsqueeze(1) * torch.stack(theta, -1).unsqueeze(-1)
-    return (scaled * right).sum(2)
+    scaled = [left[:, k : k + 1] * v.unsqueeze(-1) for k, v in enumerate(theta)]
+    total = scaled[0] * right[:, :, 0]
+    for k in range(1, len(scaled)):
+        total = torch.addcmul(total, scaled[k], right[:, :, k])
+    return total
