@@ -48,6 +48,7 @@ from .compose import Concat, Masked, Product, Serial, Sum
 from .finite import draw, empirical_nngp, empirical_ntk, readout_nngp
 from .kernel import Infinite
 from .layers.basic import Dropout, Layer, LayerNorm, Linear
+from .layers.gated import GRU, LSTM
 from .layers.sequences import RNN, Embedding, SelfAttention
 from .layers.spatial import (
     AvgPool,
@@ -66,6 +67,8 @@ from .layers.twin import Twin
 from .make import infinite_nngp, infinite_ntk
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "RNN",
     "ABRelu",
     "Abs",

@@ -76,7 +76,7 @@ def _role(owner: nn.Module, attribute: str, p: Tensor) -> tuple[Kind, int] | Non
         )
     if isinstance(owner, (nn.Linear, nn.modules.conv._ConvNd)):
         return ("bias", 1) if attribute == "bias" else ("weight", p[0].numel())
-    if isinstance(owner, (nn.RNN, nn.RNNCell, nn.MultiheadAttention)):
+    if isinstance(owner, (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)):
         return ("bias", 1) if "bias" in attribute else ("weight", p.shape[-1])
     return None
 

@@ -30,7 +30,7 @@ from .arithmetic import (
     read_sum,
     read_where,
 )
-from .attention import read_repeat_interleave, read_sdpa, take_softmax
+from .attention import Scores, read_repeat_interleave, read_sdpa, take_softmax
 from .calls import Call, Keywords, Parameter, Rule, TorchFunction
 from .modules import read_module, reads
 from .tensors import (
@@ -121,6 +121,11 @@ def read_chunk(call: Call) -> tuple[Random, ...]:
     total = full_shape(call.build, value)[dim]
     size = -(-total // count)  # rounded up, as torch does: the last part may be shorter
     return read_parts(call, [min(size, total - s) for s in range(0, total, size)], dim)
+
+
+def read_choice(call: Call) -> object:
+    """torch.where: of attention's scores a mask, of other values a mask over positions or an activation."""
+    return read_where(call) if any(isinstance(v, Scores) for v in call.args) else gates.read_where(call)
 
 
 def read_glu(call: Call) -> Field:
@@ -249,3 +254,4 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
 METHODS |= norms.METHODS | gates.METHODS
 FUNCTIONS |= norms.FUNCTIONS | gates.FUNCTIONS
 METHODS |= {name: gates.or_parameter(name, METHODS[name]) for name in ("view", "reshape", "unsqueeze", "squeeze")}
+FUNCTIONS[torch.where] = read_choice

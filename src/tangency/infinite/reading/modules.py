@@ -33,10 +33,10 @@ Reader = Callable[[Any, Call], object]
 SomeReader = TypeVar("SomeReader", bound=Reader)
 READERS: dict[type, Reader] = {}
 # Types whose readers look at all arguments of a call themselves, not at the input alone.
-ALL_ARGUMENTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.RNN)
+ALL_ARGUMENTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.RNN, nn.LSTM, nn.GRU)
 
 NO_LIMIT: dict[type, str] = {
-    **dict.fromkeys((nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell), "Gated recurrences have no rule here; use nn.RNN"),
+    **dict.fromkeys((nn.LSTMCell, nn.GRUCell), "Steps by hand have no rule; use nn.LSTM or nn.GRU over all times"),
     **dict.fromkeys(
         (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
         "Its statistics are over the positions of one channel, which are not infinitely many; use LayerNorm or "

@@ -20,7 +20,7 @@ from ...errors import InputError, TangencyError, UnsupportedModule
 from ..layers.basic import Argument, Layer
 from ..layers.weights import Weights, dotted
 from ..moments.fields import Builder, Value
-from . import sequences  # noqa: F401  (enters its readers)
+from . import gated, sequences  # noqa: F401  (enter their readers)
 from .calls import RANDOM, Args, Call, Keywords, Kwargs, Parameter
 from .faithful import check_root
 from .functional import FUNCTIONS, METHODS
