@@ -11,14 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...errors import UnsupportedModule
 from ..layers.spatial import Conv
-from ..moments.fields import Field
+from ..moments.fields import Builder, Field
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import multiply_fields
 from ..moments.ops import Rescale
 from ..moments.shapes import take_positions
 from .arithmetic import read_elementwise, read_linear, read_masked_fill, read_matmul, read_power, read_product, read_sum
-from .calls import Call, Keywords, Parameter, TorchFunction
+from .calls import QUESTIONS, Call, Keywords, Parameter, TorchFunction
 from .modules import read_module
 from .tensors import (
     read_attribute,
@@ -39,6 +40,7 @@ from .tensors import (
 )
 
 Rule = Callable[[Call], object]
+REFUSED: set[Rule] = set()  # rules that only say why there is none
 
 
 def _as_module(kind: Callable[..., nn.Module], *names: str) -> Rule:
@@ -65,7 +67,16 @@ def _refusal(what: str, instead: str) -> Rule:
         """Always an error."""
         raise call.build.unsupported(what, instead)
 
+    REFUSED.add(refuse)
     return refuse
+
+
+def no_rule(build: Builder) -> UnsupportedModule:
+    """The error for a function that is in no table."""
+    return build.unsupported(
+        "has no rule for random values.",
+        "Use a torch.nn layer for it, or build the network from layers of tangency.infinite.",
+    )
 
 
 def read_dropout(call: Call) -> object:
@@ -171,6 +182,10 @@ NO_MAX = _refusal("has no known infinite-width limit.", "Use average pooling or 
 NO_SOFTMAX = _refusal(
     "is a softmax of random values.", "Leave the last one to the loss; for attention use nn.MultiheadAttention."
 )
+NO_ANSWER = _refusal(
+    "asks for the numbers of random values, and the answer of one draw is not the network's.",
+    "Write it without control flow on values (torch.where), and keep them tensors.",
+)
 read_difference, read_quotient = partial(read_sum, sign=-1.0), partial(read_product, divide=True)
 read_mean, read_total = partial(read_reduction, mean=True), partial(read_reduction, mean=False)
 
@@ -185,6 +200,7 @@ METHODS: dict[str, Rule] = {
     "softmax": NO_SOFTMAX, "log_softmax": NO_SOFTMAX, "max": NO_MAX, "amax": NO_MAX,
     **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as"), read_cast),
     **dict.fromkeys(("expand", "expand_as"), read_expand),
+    **dict.fromkeys(QUESTIONS, NO_ANSWER),
 }  # fmt: skip
 METHODS |= {name: partial(read_elementwise, target=fn, method=name) for name, fn in ELEMENTWISE_METHODS.items()}
 # In place is the same here: values are never changed, and names that would show it are refused (`graphs`).
