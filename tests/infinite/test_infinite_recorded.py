@@ -90,10 +90,11 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shifted images in, one number out."""
-        h = F.relu(self.a(x - self.shift), inplace=True)
-        h = F.avg_pool2d(h + 0.5 * self.b(h).relu(), 2)
+        h = self.a(x - self.shift)
+        h = F.relu(h, inplace=True)
+        h = F.avg_pool2d(h + 0.5 * self.b(h), 2)
         h = h.mean(dim=(2, 3)) + self.scale
-        return self.c(h * torch.sigmoid(h))
+        return self.c(h)
 
 
 class Tokens(nn.Module):
