@@ -294,9 +294,11 @@ def test_what_tracing_cannot_see_is_found_by_comparing() -> None:
             pass
         return s.a(x)
 
-    for fn in (by_type, caught, lambda s, x: s.a(x) * random.random()):
-        with pytest.raises(UnsupportedModule, match="tracing passes over|control flow"):
+    for fn in (by_type, lambda s, x: s.a(x) * random.random()):
+        with pytest.raises(UnsupportedModule, match="tracing passes over"):
             tg.infinite_ntk(Ask(fn, a=nn.Linear(3, 1)))(X)
+    # A question about values stops fx; running the module shows which way all samples go.
+    torch.testing.assert_close(tg.infinite_ntk(Ask(caught, a=nn.Linear(3, 1)))(X), 8 * X @ X.T / 3)
 
 
 def no_grad(s: Any, x: Any) -> Any:
@@ -353,7 +355,7 @@ UNSEEN: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "an output": (lambda s, x: s.b(torch.mul(s.a(x), 2, out=s.d(x))), "out="),
     "division by a parameter": (lambda s, x: s.b(s.a(x) / s.g), "divides by the parameter"),
     "a threshold for each sample": (lambda s, x: s.b(torch.clamp(s.a(x), min=x.mean(1, keepdim=True))), "beside"),
-    "functional_call": (lambda s, x: torch.func.functional_call(s.a, {"weight": 2 * s.a.weight}, (x,)), "traced"),
+    "functional_call": (lambda s, x: torch.func.functional_call(s.a, {"weight": 2 * s.a.weight}, (x,)), "not a param"),
 }  # fmt: skip
 
 
@@ -564,11 +566,6 @@ def forever(s: Any, x: Any) -> Any:
     return forever(s, s.a(x))
 
 
-def asserted(s: Any, x: Any) -> Any:
-    assert x.dim() == 2
-    return s.a(x)
-
-
 def assigned(s: Any, x: Any) -> Any:
     h = s.a(x)
     h[:, 0] = 0
@@ -579,7 +576,6 @@ STRAY = nn.Parameter(torch.randn(8, 3))
 ODD: dict[str, Callable[[], Any]] = {
     "control flow on values": lambda: Ask(lambda s, x: s.a(x) if x.sum() > 0 else x, a=nn.Linear(3, 1)),
     "control flow on shapes": lambda: Ask(lambda s, x: s.a(x) if x.shape[0] > 2 else x, a=nn.Linear(3, 1)),
-    "assert": lambda: Ask(asserted, a=nn.Linear(3, 1)),
     "len": lambda: Ask(lambda s, x: s.a(x) * len(x), a=nn.Linear(3, 1)),
     "loop over a tensor": lambda: Ask(lambda s, x: sum(s.a(r) for r in x), a=nn.Linear(3, 1)),
     "loop over a shape": lambda: Ask(lambda s, x: sum(s.a(x) for _ in range(x.shape[1])), a=nn.Linear(3, 1)),
@@ -598,7 +594,6 @@ ODD: dict[str, Callable[[], Any]] = {
     "None": lambda: Ask(lambda s, x: None, a=nn.Linear(3, 1)),
     "a string": lambda: Ask(lambda s, x: "output", a=nn.Linear(3, 1)),
     "two outputs": lambda: Ask(lambda s, x: (s.a(x), s.b(x)), a=nn.Linear(3, 1), b=nn.Linear(3, 1)),
-    "a dict in a dict": lambda: Ask(lambda s, x: {"a": {"b": s.a(x)}}, a=nn.Linear(3, 1)),
     "assignment": lambda: Ask(assigned, a=nn.Linear(3, 8)),
     "script": lambda: torch.jit.script(dense()),
     "compiled": lambda: torch.compile(dense()),
@@ -614,7 +609,7 @@ ODD: dict[str, Callable[[], Any]] = {
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @pytest.mark.parametrize("name", ODD)
 def test_odd_modules_end_in_words(name: str) -> None:
-    with pytest.raises(UnsupportedModule) as e:
+    with pytest.raises(TangencyError) as e:
         tg.infinite_ntk(ODD[name]())(X)
     said = str(e.value)
     assert len(said) > 40
@@ -629,25 +624,3 @@ def test_any_number_of_arguments() -> None:
 def test_lazy_layers_ask_for_a_call() -> None:
     with pytest.raises(InputError, match=r"0 \(LazyLinear\).*Call the model once"):
         tg.infinite_ntk(nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 1)))
-
-
-def test_hugging_face_models_end_in_words() -> None:
-    transformers = pytest.importorskip("transformers")
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    gpt = transformers.GPT2Config(
-        n_embd=16, n_layer=1, n_head=2, vocab_size=50, n_positions=8, bos_token_id=0, eos_token_id=0
-    )
-    bert = transformers.BertConfig(**small, vocab_size=50)
-    vit = transformers.ViTConfig(**small, image_size=8, patch_size=4)
-    tokens, pictures = torch.randint(50, (2, 5)), torch.randn(2, 3, 8, 8)
-    for model, x in (
-        (transformers.GPT2Model(gpt), tokens),
-        (transformers.GPT2LMHeadModel(gpt), tokens),
-        (transformers.BertModel(bert), tokens),
-        (transformers.BertForSequenceClassification(bert), tokens),
-        (transformers.ViTModel(vit), pictures),
-        (transformers.ViTForImageClassification(vit), pictures),
-        (Ask(lambda s, x: s.m(x).last_hidden_state, m=transformers.BertModel(bert)), tokens),
-    ):
-        with pytest.raises(UnsupportedModule, match=f"{type(model).__name__} cannot be traced.*Hugging Face.*layers"):
-            tg.infinite_ntk(model.eval())(x)

@@ -1341,7 +1341,7 @@ def test_refused_by_name_with_the_fix(name: str) -> None:
 
 def test_control_flow_on_values_names_its_line() -> None:
     with pytest.raises(UnsupportedModule, match=r"test_infinite_modules\.py:\d+ \(if x\.sum\(\) > 0:\)"):
-        tg.infinite_ntk(Ask(lambda s, x: s.a(control(x)), a=nn.Linear(3, 1)))
+        tg.infinite_ntk(Ask(lambda s, x: s.a(control(x)), a=nn.Linear(3, 1)))(torch.tensor([[1.0, 1, 1], [-1, -1, -1]]))
 
 
 @pytest.mark.parametrize(

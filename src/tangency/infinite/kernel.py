@@ -98,10 +98,11 @@ class Infinite(Kernel):
 
     def _check_apart(self, alone: Builder, among: Builder) -> None:
         """Refuse a network whose first sample has other known values alone than among the others."""
-        same = alone.numbers == among.numbers
-        for slot, v in among.known.items():
+        same = alone.numbers == among.numbers and alone.known.keys() == among.known.keys()
+        for slot, v in among.known.items() if same else ():
             by_itself, in_batch = alone.known[slot][..., 0].double(), v[..., 0].double()
-            same = same and torch.allclose(by_itself, in_batch, rtol=1e-9, atol=1e-12, equal_nan=True)
+            alike = by_itself.shape == in_batch.shape
+            same = same and alike and torch.allclose(by_itself, in_batch, rtol=1e-9, atol=1e-12, equal_nan=True)
         if among.known and not same:
             raise ModelError(
                 "what forward() computes of one sample's input depends on the others of its batch. Normalise the data "

@@ -16,6 +16,12 @@ Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
 TorchFunction: TypeAlias = Callable[..., Any]
 
+# Questions about numbers, whose answers are Python values: rules for random ones refuse them.
+QUESTIONS = (
+    "__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "__array__", "__format__",
+    "item", "tolist", "numpy", "is_nonzero", "equal", "allclose",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Parameter:

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...errors import UnsupportedModule
 from ..layers.spatial import Conv
 from ..moments.axes import take_channels
-from ..moments.fields import Field, Random
+from ..moments.fields import Builder, Field, Random
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import multiply_fields
 from . import gates, norms
@@ -31,7 +32,7 @@ from .arithmetic import (
     read_where,
 )
 from .attention import Scores, read_repeat_interleave, read_sdpa, take_softmax
-from .calls import Call, Keywords, Parameter, Rule, TorchFunction
+from .calls import QUESTIONS, Call, Keywords, Parameter, Rule, TorchFunction
 from .modules import read_module, reads
 from .tensors import (
     full_shape,
@@ -59,6 +60,8 @@ from .tensors import (
 )
 from .windows import read_amax, read_max
 
+REFUSED: set[Rule] = set()  # rules that only say why there is none
+
 
 def _as_module(kind: Callable[..., nn.Module], *names: str) -> Rule:
     """The rule of a functional form whose options, in this order, are those of a module."""
@@ -84,7 +87,16 @@ def _refusal(what: str, instead: str) -> Rule:
         """Always an error."""
         raise call.build.unsupported(what, instead)
 
+    REFUSED.add(refuse)
     return refuse
+
+
+def no_rule(build: Builder) -> UnsupportedModule:
+    """The error for a function that is in no table."""
+    return build.unsupported(
+        "has no rule for random values.",
+        "Use a torch.nn layer for it, or build the network from layers of tangency.infinite.",
+    )
 
 
 def read_dropout(call: Call) -> object:
@@ -191,6 +203,10 @@ POOL = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
 NO_TABLE = _refusal("reads a table by a function.", "Use nn.Embedding.")
 MAX_POOL = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 NO_LOG = _refusal("is a log-softmax of random values.", "Leave it to the loss.")
+NO_ANSWER = _refusal(
+    "asks for the numbers of random values, and the answer of one draw is not the network's.",
+    "Write it without control flow on values (torch.where), and keep them tensors.",
+)
 read_difference, read_quotient = partial(read_sum, sign=-1.0), partial(read_product, divide=True)
 
 # Methods of tensors, by name; further ones are at the end.
@@ -206,6 +222,7 @@ METHODS: dict[str, Rule] = {
     "softmax": take_softmax, "log_softmax": NO_LOG, "max": read_max, "amax": read_amax,
     **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as"), read_cast),
     **dict.fromkeys(("expand", "expand_as"), read_expand),
+    **dict.fromkeys(QUESTIONS, NO_ANSWER),
 }  # fmt: skip
 METHODS |= {name: partial(read_elementwise, target=fn, method=name) for name, fn in ELEMENTWISE_METHODS.items()}
 # In place is the same here: values are never changed, and names that would show it are refused (`graphs`).

@@ -7,7 +7,7 @@ import operator
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -383,3 +383,11 @@ def alike(a: Tensor, b: Tensor) -> bool:
     # Of what is finite: large inputs may overflow on their way.
     scale = float(a.abs().nan_to_num(0, 0, 0).max()) if a.numel() else 0.0
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True)
+
+
+def entries(value: object) -> Iterator[tuple[object, object]]:
+    """What a dict, tuple or list holds, by its keys or numbers; nothing of others."""
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, (tuple, list)):
+        yield from enumerate(value)

@@ -1,16 +1,20 @@
 """A module that torch.fx cannot trace, as a layer: recorded anew for every batch, and compared with itself.
 
-The user's module stays as it is (caches, buffers, modes): copies run.
+The user's module stays as it is (caches, buffers, modes): copies run, in the module's own type. Reading then computes
+what is known in float64, but for constants that torch did not see made (by NumPy, in vmap).
 """
 
 import copy
 import inspect
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from ..._base import tree
@@ -22,7 +26,7 @@ from ..layers.basic import Argument, Layer
 from ..layers.weights import Weights
 from ..moments.fields import Builder, Value
 from .calls import RANDOM, Args, Kwargs
-from .faithful import check_root
+from .faithful import check_root, exact
 from .graphs import ModuleGraph, Untraceable, alike, examined, line_of, line_of_error, training_modes
 from .recorder import Recorder, plain_outputs, watched
 from .traced import Reading, Traced, without_frozen
@@ -75,20 +79,19 @@ class Recorded(Traced):
         """As `Layer.grow`: one run of the module, and one over its graph."""
         check_root(self.source)
         inputs = _shaped(value, build.size)
-        recording = record(self.source, inputs)
-        self._check(recording, inputs)
-        graph = _for_reading(recording, self.source, inputs)
-        return Reading(graph, build, without_frozen(weights, self.source, name), name).run(value)
+        graph = _for_reading(record(self.source, inputs), self.source, inputs)
+        after = Reading(graph, build, without_frozen(weights, self.source, name), name).run(value)
+        self._check(inputs)  # after reading, which says more of what it cannot take
+        return after
 
-    def _check(self, recording: Recording, inputs: Inputs) -> None:
+    def _check(self, inputs: Inputs) -> None:
         """Once for each form of inputs: another run does the same, whatever the weights, and samples do not mix."""
         form = str([(label, v.shape[1:], v.dtype) for label, v in tree.leaves(inputs)])
-        question = recording.asked()
-        if question is not None:
-            self._check_answers(form, question, inputs)
-        if form in self.verified:
+        if form in self.verified and form not in self.texts:
             return
-        kind = type(self.source).__name__
+        recording, kind = record(self.source, inputs), type(self.source).__name__
+        if question := recording.asked():
+            self._check_answers(form, question, inputs)
         if not _replays(recording, self.source, inputs):
             raise UnsupportedModule(
                 f"{kind}: run twice on the same inputs, its forward() gives other values: it keeps a state that it "
@@ -128,6 +131,10 @@ def record(source: nn.Module, inputs: Inputs, redrawn: bool = False) -> Recordin
     working = _copied(source)
     if redrawn:
         _redraw(working)
+    for m in working.modules():
+        # torch's own stand for themselves, whatever they give; of one sample in training they give an error.
+        if isinstance(m, _BatchNorm) and exact(m):
+            m.eval()
     args, kwargs = _arguments(source, inputs)
     recorder = Recorder(working, dict(source.named_modules()))
     recorder.begin(_names(source, args, kwargs))
@@ -141,8 +148,8 @@ def record(source: nn.Module, inputs: Inputs, redrawn: bool = False) -> Recordin
         raise
     except Exception as e:
         raise UnsupportedModule(
-            f"{type(source).__name__} could not be read, for its forward() stops at {line_of_error(e)}: "
-            f"{type(e).__name__}: {e}. Call the model with these inputs, as a dict if it takes them by name."
+            f"{type(source).__name__} could not be read for these inputs: forward() stops{recorder.place()} at "
+            f"{line_of_error(e)}: {type(e).__name__}: {e}. Call the model with them; a dict gives them by name."
         ) from e
     # Its parameters are the user's: whether two layers share one is told by where it lies.
     root = _copied(source, parameters=False)
@@ -176,7 +183,7 @@ def _redraw(module: nn.Module) -> None:
             p.mul_(factor.to(p)).add_(0.01 * (factor - 1).to(p))
 
 
-def _apart(source: nn.Module) -> torch.random.fork_rng:  # type: ignore[valid-type]
+def _apart(source: nn.Module) -> AbstractContextManager[None]:
     """The generators of the process stay as they are."""
     devices = {p.device for p in source.parameters() if p.device.type == "cuda"}
     return torch.random.fork_rng(devices=[d.index or 0 for d in devices])
@@ -185,7 +192,7 @@ def _apart(source: nn.Module) -> torch.random.fork_rng:  # type: ignore[valid-ty
 # Inputs
 
 
-def _shaped(value: Argument, size: int) -> Inputs:
+def _shaped(value: Argument, size: int) -> Any:
     """The inputs as tensors: hidden values of layers before the module are stood in for by numbers."""
     if isinstance(value, RANDOM):
         generator = torch.Generator().manual_seed(0)
@@ -195,7 +202,7 @@ def _shaped(value: Argument, size: int) -> Inputs:
     if isinstance(value, (tuple, list)):
         parts = [_shaped(v, size) for v in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _arguments(source: nn.Module, inputs: Inputs) -> tuple[Args, Kwargs]:
@@ -286,8 +293,8 @@ def _for_reading(recording: Recording, source: nn.Module, inputs: Inputs) -> Mod
         return torch.float64 if v is p.dtype else v
 
     for node in recording.graph.nodes.nodes:
-        node.args = fx.node.map_aggregate(node.args, change)  # type: ignore[assignment,arg-type]
-        node.kwargs = fx.node.map_aggregate(node.kwargs, change)  # type: ignore[assignment,arg-type]
+        node.args = fx.node.map_aggregate(node.args, change)  # type: ignore[arg-type]
+        node.kwargs = fx.node.map_aggregate(node.kwargs, change)  # type: ignore[arg-type]
     if device != p.device:
         for name, v in recording.constants.items():
             setattr(recording.graph.root, name, v.to(device))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,7 +20,7 @@ from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 
 from ...errors import UnsupportedModule
 from .calls import Args, Kwargs, TorchFunction
-from .graphs import Tracer, changed_node, shown_line, users_line
+from .graphs import Tracer, changed_node, entries, shown_line, users_line
 
 # What is asked of a tensor's form, not of its numbers: the answer is a number or type of this batch.
 FORM = {
@@ -28,11 +29,6 @@ FORM = {
     "get_device", "data_ptr", "result_type", "has_names", "untyped_storage", "is_tensor", "__len__", "__hash__",
     "__dir__", "__deepcopy__", "__reduce_ex__", "_is_view", "is_conj", "is_neg",
 }  # fmt: skip
-# Questions about numbers, whose answers are Python values: rules for random ones refuse them.
-QUESTIONS = (
-    "__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "__array__", "__format__",
-    "item", "tolist", "numpy", "is_nonzero", "equal", "allclose",
-)  # fmt: skip
 # Methods that stand for Python's operators; those of the right side get their arguments exchanged.
 OPERATORS: dict[str, TorchFunction] = {
     f"__{name}__": getattr(operator, name)
@@ -56,6 +52,7 @@ class Recorder(TorchFunctionMode):
         self.graph, self.tracer = fx.Graph(), Tracer(single=False)
         self.constants: dict[str, Tensor] = {}
         self.questions: list[fx.Node] = []
+        self._layer = ""  # the module that was entered last, as messages call it
         self._inside = False  # within a function or layer that is one node already
         self._originals = originals
         self._names = {id(m): name for name, m in module.named_modules()}
@@ -116,7 +113,9 @@ class Recorder(TorchFunctionMode):
         # The user's module, not the copy that runs: that is what will be read.
         known = self._originals[name]
         self.tracer.check(name, known)
+        self.tracer.check(name, m)  # forward() may have put other weights into it
         self.tracer.met[name] = known
+        self._layer = f"layer {name} ({type(m).__name__})" if name else ""
         if not self.tracer.is_leaf_module(m, name):
             return original(m, *args, **kwargs)
         node = self._node("call_module", name, self._mapped(args), self._mapped(kwargs))
@@ -158,6 +157,10 @@ class Recorder(TorchFunctionMode):
             )
         return self._run(func, args, {})
 
+    def place(self) -> str:
+        """Where the module stopped, if it did: in which of its parts."""
+        return f" in {self._layer}" if self._layer else ""
+
     # Tensors and their nodes
 
     def _node(self, op: str, target: object, args: Args, kwargs: Kwargs | None = None) -> fx.Node:
@@ -171,12 +174,11 @@ class Recorder(TorchFunctionMode):
         if isinstance(value, Tensor):
             self._nodes[id(value)] = (weakref.ref(value), node)
             return
-        entries = value.items() if isinstance(value, Mapping) else enumerate(value) if _listed(value) else ()
-        for key, v in entries:
+        for key, v in entries(value):
             if _holds(v):
                 self._note(v, self._node("call_function", operator.getitem, (node, key)))
 
-    def _mapped(self, value: object) -> object:
+    def _mapped(self, value: object) -> Any:
         """A value with nodes in the place of tensors."""
         return _replaced(value, self._of)
 
@@ -216,7 +218,7 @@ def watched(recorder: Recorder) -> Iterator[None]:
         return recorder.call(m, call, args, kwargs)
 
     def is_compiling() -> bool:
-        """Whether a graph is being made: then libraries do not look into masks, to leave those out that hide nothing."""
+        """Whether a graph is being made: libraries then do not look whether a mask hides anything."""
         return threading.get_ident() == recorder.tracer.thread or compiling()
 
     nn.Module.__call__ = record  # type: ignore[method-assign]
@@ -254,7 +256,7 @@ def _spelled(func: TorchFunction, args: Args) -> tuple[str, object, Args]:
     return "call_method", name, args
 
 
-def _replaced(value: object, change: Callable[[Tensor], object]) -> object:
+def _replaced(value: object, change: Callable[[Tensor], object]) -> Any:
     """A value with its tensors changed, in tuples, lists, dicts and slices."""
     if isinstance(value, Tensor):
         return change(value)
@@ -276,10 +278,6 @@ def _tensors(value: object) -> list[Tensor]:
 
 def _holds(value: object) -> bool:
     return bool(_tensors(value))
-
-
-def _listed(value: object) -> bool:
-    return isinstance(value, (tuple, list))
 
 
 def _transformed(value: object) -> bool:

@@ -350,8 +350,12 @@ def _sliced(call: Call, f: Field, dim: int, item: slice) -> Field:
 
 def read_cat(call: Call) -> Field:
     """Values side by side, along the channels or along positions."""
-    values = list(call.get(0, "tensors"))
+    # What is empty adds nothing: a cache of keys before its first use.
+    values = [v for v in call.get(0, "tensors") if not (isinstance(v, Tensor) and v.numel() == 0)]
     build = call.build
+    if len(values) == 1:
+        only: Field = values[0]
+        return only
     # Where the channels lie is known of random values alone; known tensors and parameters follow them.
     like = next(v for v in values if isinstance(v, RANDOM))
     dim = call.get(1, "dim", 0) % (len(like.shape) + 1) - 1

@@ -22,9 +22,10 @@ from ..layers.weights import Weights, dotted
 from ..moments.fields import Builder, Value
 from . import gated, sequences  # noqa: F401  (enter their readers)
 from .calls import RANDOM, Args, Call, Keywords, Kwargs, Parameter
+from .early import refuse_early
 from .faithful import check_root
-from .functional import FUNCTIONS, METHODS
-from .graphs import ModuleGraph, Settled, line_of, same_outputs, trace_module, training_modes
+from .functional import FUNCTIONS, METHODS, no_rule
+from .graphs import ModuleGraph, Settled, entries, line_of, same_outputs, trace_module, training_modes
 from .modules import as_known, read_module
 
 
@@ -39,6 +40,7 @@ class Traced(Layer):
     def __post_init__(self) -> None:
         check_root(self.source)
         object.__setattr__(self, "graph", trace_module(self.source))
+        refuse_early(self.graph)
         object.__setattr__(self, "verified", set())
 
     def __getstate__(self) -> dict[str, nn.Module]:
@@ -244,10 +246,7 @@ class Reading:
         self._check_shown(node)
         rule = METHODS.get(target) if isinstance(target, str) else FUNCTIONS.get(target)
         if rule is None:
-            raise build.unsupported(
-                "has no rule for random values.",
-                "Use a torch.nn layer for it, or build the network from layers of tangency.infinite.",
-            )
+            raise no_rule(build)
         options = Keywords(kwargs)
         value = rule(Call(build, self.weights, args, options, label))
         if missed := options.missed():
@@ -369,12 +368,9 @@ def _only_output(value: object, build: Builder) -> Value:
 
 def _labelled(value: object, label: str = "") -> Iterator[tuple[str, object]]:
     """What tuples and dicts within each other hold, with the way to it."""
-    entries = (
-        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (tuple, list)) else ()
-    )
     if not isinstance(value, (Mapping, tuple, list)):
         yield label, value
-    for key, v in entries:
+    for key, v in entries(value):
         yield from _labelled(v, dotted(label, str(key)))
 
 

@@ -1,0 +1,300 @@
+"""The model families that `model_families` tries: as torchvision, timm, transformers and torch ship them, small.
+
+Nothing is downloaded: weights are random, and where a family has a configuration it is a tiny one.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Samples = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family: who ships it, how it is made, and two samples for it."""
+
+    name: str
+    library: str
+    make: Callable[[], nn.Module]
+    samples: Callable[[], Samples]
+
+
+def stub_torchvision() -> None:
+    """torchvision's C++ operators do not load beside every torch; no classifier needs them."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    one, size = "Tensor dets, Tensor scores", "float scale, SymInt h, SymInt w"
+    forms = {
+        "nms": f"({one}, float iou) -> Tensor",
+        "qnms": f"({one}, float iou) -> Tensor",
+        "roi_align": f"(Tensor x, Tensor rois, {size}, int ratio, bool aligned) -> Tensor",
+        "roi_pool": f"(Tensor x, Tensor rois, {size}) -> (Tensor, Tensor)",
+        "ps_roi_align": f"(Tensor x, Tensor rois, {size}, int ratio) -> (Tensor, Tensor)",
+        "ps_roi_pool": f"(Tensor x, Tensor rois, {size}) -> (Tensor, Tensor)",
+        "deform_conv2d": "(Tensor x) -> Tensor",
+    }
+    for name, form in forms.items():
+        for which in (name, f"_{name}_backward"):
+            try:
+                library.define(f"{which}{form}")
+            except RuntimeError:  # it is there
+                continue
+    LIBRARIES.append(library)
+
+
+LIBRARIES: list[Any] = []  # a library that is let go takes its operators with it
+
+
+def images(size: int = 32, frames: int = 0) -> Callable[[], Tensor]:
+    """Two pictures, or films."""
+    shape = (2, 3, *([frames] if frames else []), size, size)
+    return lambda: torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def tokens(mask: bool = True, length: int = 6) -> Callable[[], dict[str, Tensor]]:
+    """Two sentences, the first one shorter."""
+
+    def make() -> dict[str, Tensor]:
+        """Indices, and which of them are real."""
+        ids = torch.randint(2, 50, (2, length), generator=torch.Generator().manual_seed(0))
+        real = torch.ones_like(ids)
+        real[0, -2:] = 0
+        return {"input_ids": ids, "attention_mask": real} if mask else {"input_ids": ids}
+
+    return make
+
+
+def _vision(name: str, size: int = 32, **options: Any) -> Family:
+    def make() -> nn.Module:
+        """The network of this name, without weights."""
+        models = importlib.import_module("torchvision.models")
+        return models.get_model(name, weights=None, num_classes=10, **options)  # type: ignore[no-any-return]
+
+    return Family(name, "torchvision", make, images(size))
+
+
+def _vision_class(name: str, module: str, kind: str, size: int = 32, **options: Any) -> Family:
+    def make() -> nn.Module:
+        """A small network of this class."""
+        return getattr(importlib.import_module(f"torchvision.models.{module}"), kind)(**options)  # type: ignore[no-any-return]
+
+    return Family(name, "torchvision", make, images(size))
+
+
+def _timm(name: str, size: int = 32, **options: Any) -> Family:
+    def make() -> nn.Module:
+        """The network of this name, without weights."""
+        timm = importlib.import_module("timm")
+        return timm.create_model(name, pretrained=False, num_classes=10, **options)  # type: ignore[no-any-return]
+
+    return Family(name, "timm", make, images(size))
+
+
+TEXT = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50,
+    "max_position_embeddings": 16, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+PICTURE = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 16,
+    "patch_size": 4,
+}  # fmt: skip
+
+
+def _hugging(
+    name: str, kind: str, base: dict[str, Any], samples: Callable[[], Samples] | None = None, **options: Any
+) -> Family:
+    def make() -> nn.Module:
+        """A tiny network of this class."""
+        transformers = importlib.import_module("transformers")
+        made = getattr(transformers, kind)
+        return made(made.config_class(**(base | options)))  # type: ignore[no-any-return]
+
+    usual = tokens() if base is TEXT else lambda: {"pixel_values": images(16)()}
+    return Family(name, "transformers", make, samples or usual)
+
+
+class LeNet5(nn.Module):
+    """LeCun et al. 1998, as tutorials write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        self.classifier = nn.Sequential(
+            nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pictures [n, 3, 32, 32] to scores."""
+        scores: Tensor = self.classifier(self.features(x))
+        return scores
+
+
+class Recurrent(nn.Module):
+    """A classifier by the last state of nn.RNN, nn.LSTM or nn.GRU."""
+
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.words, self.layer, self.out = nn.Embedding(50, 8), kind(8, 16, batch_first=True), nn.Linear(16, 2)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Indices [n, t] to scores."""
+        states, _ = self.layer(self.words(input_ids))
+        scores: Tensor = self.out(states[:, -1])
+        return scores
+
+
+class Encoder(nn.Module):
+    """nn.TransformerEncoder as a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.words = nn.Embedding(50, 16)
+        self.layers, self.out = nn.TransformerEncoder(layer, 2), nn.Linear(16, 2)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Indices [n, t] to scores."""
+        scores: Tensor = self.out(self.layers(self.words(input_ids)).mean(1))
+        return scores
+
+
+class Translator(nn.Module):
+    """nn.Transformer, from one sequence to another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(50, 16), nn.Linear(16, 2)
+        self.layers = nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
+
+    def forward(self, input_ids: Tensor, target: Tensor) -> Tensor:
+        """Indices of both to scores."""
+        source = self.words(input_ids)
+        scores: Tensor = self.out(self.layers(source, source + target[:, :, None]).mean(1))
+        return scores
+
+
+def _two_sequences() -> dict[str, Tensor]:
+    return {**tokens(mask=False)(), "target": torch.zeros(2, 6)}
+
+
+SMALL = {"img_size": 32, "patch_size": 8}
+FAMILIES: list[Family] = [
+    Family("LeNet-5", "torch", LeNet5, images()),
+    Family("RNN classifier", "torch", lambda: Recurrent(nn.RNN), tokens(mask=False)),
+    Family("LSTM classifier", "torch", lambda: Recurrent(nn.LSTM), tokens(mask=False)),
+    Family("GRU classifier", "torch", lambda: Recurrent(nn.GRU), tokens(mask=False)),
+    Family("nn.TransformerEncoder", "torch", Encoder, tokens(mask=False)),
+    Family("nn.Transformer", "torch", Translator, _two_sequences),
+    _vision("alexnet", 64),
+    _vision("vgg11"),
+    _vision("vgg11_bn"),
+    _vision("resnet18"),
+    _vision("resnet50"),
+    _vision("resnext50_32x4d"),
+    _vision("wide_resnet50_2"),
+    _vision("densenet121"),
+    _vision("squeezenet1_1"),
+    _vision("googlenet", aux_logits=False, init_weights=False),
+    _vision("inception_v3", 75, aux_logits=False, init_weights=False),
+    _vision("mobilenet_v2"),
+    _vision("mobilenet_v3_small"),
+    _vision("shufflenet_v2_x0_5"),
+    _vision("mnasnet0_5"),
+    _vision("efficientnet_b0"),
+    _vision("efficientnet_v2_s"),
+    _vision("regnet_y_400mf"),
+    _vision("regnet_x_400mf"),
+    _vision("convnext_tiny"),
+    _vision_class(
+        "vit_b_16 (small)", "vision_transformer", "VisionTransformer", image_size=32, patch_size=8, num_layers=1,
+        num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=10,
+    ),
+    _vision_class(
+        "swin_t (small)", "swin_transformer", "SwinTransformer", patch_size=[4, 4], embed_dim=16, depths=[2],
+        num_heads=[2], window_size=[4, 4], num_classes=10,
+    ),
+    _timm("resnet18"),
+    _timm("resnet26d"),
+    _timm("seresnet18"),
+    _timm("resnetv2_50"),
+    _timm("skresnet18"),
+    _timm("res2net50_26w_4s"),
+    _timm("cspresnet50"),
+    _timm("darknet53"),
+    _timm("dla34"),
+    _timm("hrnet_w18_small"),
+    _timm("repvgg_a0"),
+    _timm("nf_resnet50"),
+    _timm("convnext_atto"),
+    _timm("convnextv2_atto"),
+    _timm("inception_next_tiny"),
+    _timm("mambaout_femto", 64),
+    _timm("mobilenetv3_small_050"),
+    _timm("lcnet_050"),
+    _timm("ghostnet_050"),
+    _timm("rexnet_100"),
+    _timm("efficientnet_lite0"),
+    _timm("regnetx_002"),
+    _timm("ese_vovnet19b_dw"),
+    _timm("mobilevit_xxs", 64),
+    _timm("edgenext_xx_small", 64),
+    _timm("poolformer_s12", 64),
+    _timm("mixer_s16_224", **SMALL, num_blocks=1, embed_dim=16),
+    _timm("resmlp_12_224", **SMALL, num_blocks=1, embed_dim=16),
+    _timm("gmlp_ti16_224", **SMALL, num_blocks=1, embed_dim=16),
+    _timm("vit_tiny_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),
+    _timm("deit_tiny_distilled_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),
+    _timm("beit_base_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),
+    _timm("cait_xxs24_224", **SMALL, depth=1, depth_token_only=1, embed_dim=16, num_heads=2),
+    _timm("xcit_nano_12_p8_224", **SMALL, depth=1, cls_attn_layers=1, embed_dim=16, num_heads=2),
+    _timm("swin_tiny_patch4_window7_224", img_size=32, window_size=4, depths=(2,), embed_dim=16, num_heads=(2,)),
+    _timm("levit_128s", 64, img_size=64),
+    _timm("pit_ti_224", 64, img_size=64),
+    _hugging("BERT", "BertForSequenceClassification", TEXT),
+    _hugging("RoBERTa", "RobertaForSequenceClassification", TEXT, max_position_embeddings=20),
+    _hugging("ALBERT", "AlbertForSequenceClassification", TEXT, embedding_size=8),
+    _hugging("ELECTRA", "ElectraForSequenceClassification", TEXT, embedding_size=16),
+    _hugging("DistilBERT", "DistilBertForSequenceClassification", {}, tokens(), dim=16, n_layers=1, n_heads=2,
+             hidden_dim=32, vocab_size=50, max_position_embeddings=16),
+    _hugging("DeBERTa-v2", "DebertaV2ForSequenceClassification", TEXT),
+    _hugging("MPNet", "MPNetForSequenceClassification", TEXT, max_position_embeddings=20),
+    _hugging("GPT-2", "GPT2Model", {}, tokens(), n_embd=16, n_layer=1, n_head=2, vocab_size=50, n_positions=16,
+             bos_token_id=0, eos_token_id=1),
+    _hugging("GPT-Neo", "GPTNeoModel", {}, tokens(), hidden_size=16, num_layers=1, num_heads=2, vocab_size=50,
+             attention_types=[[["global"], 1]], max_position_embeddings=16, bos_token_id=0, eos_token_id=1),
+    _hugging("GPT-NeoX (Pythia)", "GPTNeoXModel", TEXT),
+    _hugging("OPT", "OPTModel", TEXT, ffn_dim=32, word_embed_proj_dim=16),
+    _hugging("BLOOM", "BloomModel", {}, tokens(), hidden_size=16, n_layer=1, n_head=2, vocab_size=50),
+    _hugging("Llama", "LlamaModel", TEXT),
+    _hugging("Mistral", "MistralModel", TEXT, num_key_value_heads=1),
+    _hugging("Qwen2", "Qwen2Model", TEXT, num_key_value_heads=1),
+    _hugging("Gemma", "GemmaModel", TEXT, num_key_value_heads=1, head_dim=8),
+    _hugging("Phi", "PhiModel", TEXT),
+    _hugging("T5 encoder", "T5EncoderModel", {}, tokens(), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
+             vocab_size=50),
+    _hugging("Mamba", "MambaModel", {}, tokens(mask=False), hidden_size=16, num_hidden_layers=1, vocab_size=50,
+             state_size=4),
+    _hugging("ViT", "ViTForImageClassification", PICTURE),
+    _hugging("DeiT", "DeiTForImageClassification", PICTURE),
+    _hugging("BEiT", "BeitForImageClassification", PICTURE),
+    _hugging("DINOv2", "Dinov2ForImageClassification", PICTURE),
+    _hugging("CLIP vision", "CLIPVisionModel", PICTURE),
+    _hugging("Swin", "SwinForImageClassification", {}, lambda: {"pixel_values": images(16)()}, image_size=16,
+             patch_size=2, embed_dim=8, depths=[1], num_heads=[2], window_size=4),
+    _hugging("SegFormer", "SegformerForImageClassification", {}, lambda: {"pixel_values": images()()},
+             depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4),
+    _hugging("ResNet", "ResNetForImageClassification", {}, lambda: {"pixel_values": images()()},
+             embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"),
+    _hugging("ConvNeXt", "ConvNextForImageClassification", {}, lambda: {"pixel_values": images()()},
+             hidden_sizes=[8, 16, 16, 16], depths=[1] * 4),
+    _hugging("MobileNetV2", "MobileNetV2ForImageClassification", {}, lambda: {"pixel_values": images()()}),
+    _hugging("Wav2Vec2", "Wav2Vec2Model", {}, lambda: {"input_values": torch.randn(2, 400)}, hidden_size=16,
+             num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, conv_dim=(8, 8), conv_stride=(5, 2),
+             conv_kernel=(10, 3), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2),
+]  # fmt: skip
