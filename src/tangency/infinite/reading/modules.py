@@ -86,6 +86,9 @@ def read_module(module: nn.Module, call: Call) -> object:
             return value
     dual = recognize(module)
     if dual is not None or _elementwise(module):
+        if getattr(module, "inplace", False):  # as a function, it leaves what it is given as it is
+            module = copy.copy(module)
+            module.inplace = False
         return apply_function(build, call.args[0], module, dual, type(module).__name__)
     raise build.unsupported(
         "has no rule for an infinite width.",
@@ -206,7 +209,10 @@ def _adaptive(m: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d | nn.AdaptiveAvgPoo
     want = tuple(n if w is None else w for w, n in zip(asked, f.grid, strict=True))
     # Windows of equal size tile the positions; torch's overlap where sizes do not divide.
     if any(n % w for w, n in zip(want, f.grid, strict=True)):
-        raise build.unsupported(f"makes {want} of {f.grid} positions by unequal windows.", "Use sizes that divide.")
+        eyes = [torch.eye(n, dtype=torch.float64).unsqueeze(0) for n in f.grid]
+        return resampled(
+            build, f, {k: F.adaptive_avg_pool1d(eye, w)[0].T for k, (eye, w) in enumerate(zip(eyes, want, strict=True))}
+        )
     size = tuple(n // w for w, n in zip(want, f.grid, strict=True))
     if all(w == 1 for w in want):
         pooled = GlobalAvgPool().grow(build, f, call.weights, call.name)
