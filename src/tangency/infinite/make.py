@@ -33,8 +33,8 @@ def infinite_ntk(
 ) -> Infinite:
     """Θ(x1, x2) = E ⟨∂f(x1)/∂θ, ∂f(x2)/∂θ⟩ of the network as all its widths grow, by the recursion over layers.
 
-    `model` is an nn.Module (read by torch.fx, or by running it) or layers of `tangency.infinite`. Weights have variance w_var/fan-in
-    and biases b_var; "init" reads off how the module was initialised. A mapping gives numbers by layer name. In the
+    `model` is an nn.Module (read by torch.fx, or by running it once) or layers of `tangency.infinite`. Weights have
+    variance w_var/fan-in and biases b_var; "init" reads off how the module was initialised. A mapping gives numbers by layer name. In the
     "ntk" parametrisation weights are √(w_var/fan-in) times standard normal parameters; in the "standard" one (the
     default with "init") the parameters are the weights themselves, and the module's own widths enter. `trainable` says
     which parameters count, as in `trace_ntk`; `lr` is a factor of each one's part. Outputs with positions give

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 
 from ...errors import UnsupportedModule
 from .calls import Args, Kwargs, TorchFunction
+from .faithful import check_module
 from .graphs import Tracer, changed_node, entries, shown_line, users_line
 
 # What is asked of a tensor's form, not of its numbers: the answer is a number or type of this batch.
@@ -106,6 +107,10 @@ class Recorder(TorchFunctionMode):
             return original(m, *args, **kwargs)
         name = self._names.get(id(m))
         if name is None:
+            # Made in forward(), or kept elsewhere: without tensors of its own it is what it calls.
+            if not (*m.parameters(), *m.buffers()):
+                check_module(m, "")
+                return original(m, *args, **kwargs)
             raise UnsupportedModule(
                 f"{type(m).__name__} at {_here()}: is called in forward(), but is no part of the module. Register its "
                 "modules: as attributes, or in nn.ModuleList."
