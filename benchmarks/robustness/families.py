@@ -72,7 +72,7 @@ def _vision(name: str, size: int = 32, **options: Any) -> Family:
     def make() -> nn.Module:
         """The network of this name, without weights."""
         models = importlib.import_module("torchvision.models")
-        return models.get_model(name, weights=None, num_classes=10, **options)  # type: ignore[no-any-return]
+        return models.get_model(name, weights=None, num_classes=10, **options)
 
     return Family(name, "torchvision", make, images(size))
 
@@ -80,7 +80,7 @@ def _vision(name: str, size: int = 32, **options: Any) -> Family:
 def _vision_class(name: str, module: str, kind: str, size: int = 32, **options: Any) -> Family:
     def make() -> nn.Module:
         """A small network of this class."""
-        return getattr(importlib.import_module(f"torchvision.models.{module}"), kind)(**options)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(f"torchvision.models.{module}"), kind)(**options)
 
     return Family(name, "torchvision", make, images(size))
 
@@ -89,7 +89,7 @@ def _timm(name: str, size: int = 32, **options: Any) -> Family:
     def make() -> nn.Module:
         """The network of this name, without weights."""
         timm = importlib.import_module("timm")
-        return timm.create_model(name, pretrained=False, num_classes=10, **options)  # type: ignore[no-any-return]
+        return timm.create_model(name, pretrained=False, num_classes=10, **options)
 
     return Family(name, "timm", make, images(size))
 
@@ -111,7 +111,7 @@ def _hugging(
         """A tiny network of this class."""
         transformers = importlib.import_module("transformers")
         made = getattr(transformers, kind)
-        return made(made.config_class(**(base | options)))  # type: ignore[no-any-return]
+        return made(made.config_class(**(base | options)))
 
     usual = tokens() if base is TEXT else lambda: {"pixel_values": images(16)()}
     return Family(name, "transformers", make, samples or usual)
@@ -245,9 +245,9 @@ FAMILIES: list[Family] = [
     _timm("mobilevit_xxs", 64),
     _timm("edgenext_xx_small", 64),
     _timm("poolformer_s12", 64),
-    _timm("mixer_s16_224", **SMALL, num_blocks=1, embed_dim=16),
-    _timm("resmlp_12_224", **SMALL, num_blocks=1, embed_dim=16),
-    _timm("gmlp_ti16_224", **SMALL, num_blocks=1, embed_dim=16),
+    _timm("mixer_s16_224", img_size=32, num_blocks=1, embed_dim=16),
+    _timm("resmlp_12_224", img_size=32, num_blocks=1, embed_dim=16),
+    _timm("gmlp_ti16_224", img_size=32, num_blocks=1, embed_dim=16),
     _timm("vit_tiny_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),
     _timm("deit_tiny_distilled_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),
     _timm("beit_base_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),

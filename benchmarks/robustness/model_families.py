@@ -89,7 +89,8 @@ def _work(family: Family, pipe: Connection) -> None:
 def tried(families: list[Family], seconds: float, jobs: int) -> Iterator[tuple[Family, dict[str, Any]]]:
     """Every family in a process forked from this one, which has the libraries loaded."""
     context = multiprocessing.get_context("fork")
-    waiting, running = list(families), []
+    waiting = list(families)
+    running: list[tuple[Family, Any, Connection, float]] = []
     while waiting or running:
         while waiting and len(running) < jobs:
             family = waiting.pop(0)
@@ -123,13 +124,14 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Model families at infinite width",
         "",
-        "What `tg.infinite_ntk(model)` makes of models as their libraries ship them: built from their configurations with",
-        "random weights, small, in evaluation mode, for two samples each. Every row is executed by",
-        "`python -m benchmarks.robustness.model_families`; the figures are in `benchmarks/results/model_families.json`.",
+        "What `tg.infinite_ntk(model)` makes of models as their libraries ship them: built from their",
+        "configurations with random weights, small, in evaluation mode, for two samples each. Every row is executed by",
+        "`python -m benchmarks.robustness.model_families`; figures: `benchmarks/results/model_families.json`.",
         "",
         f"Of {len(rows)} families {share:.0f} % have a kernel: {said}. *Read*: exact, up to rounding and quadrature.",
-        f"*Drawn*: expectations without a closed form are drawn; the standard error is that of {DRAWS} draws and falls with",
-        "`samples=`. *Refused*: the first sentence of the refusal; the whole names a way out.",
+        "*Drawn*: expectations without a closed form are drawn; the standard error, relative to the largest entry, is",
+        f"that of {DRAWS} draws and falls with `samples=`. *Refused*: the first sentence of the refusal; the rest",
+        "names a way out.",
         "",
         "| family | library | outcome | why |",
         "|---|---|---|---|",

@@ -201,6 +201,8 @@ FREE: dict[str, Callable[..., Any]] = {
     "numpy of the input": lambda s, x, **k: s.a(torch.from_numpy(x.numpy() * 1.0)),
     "vmap of the input": lambda s, x, **k: s.a(torch.vmap(lambda r: r * 1.0)(x)),
     "a loop over positions": lambda s, x, **k: s.a(torch.stack(list(x.T), 1)),
+    "a module made there": lambda s, x, **k: nn.Identity()(s.a(nn.Flatten()(x))),
+    "an empty cache": lambda s, x, **k: torch.cat([torch.tensor([]), s.a(x)], dim=-1),
     "an index": lambda s, x, **k: s.a(x[:, [0, 1, 2]]),
     "reversed": lambda s, x, **k: 1 - (1 - s.a(x)),
     "a length": lambda s, x, **k: s.a(x.view(len(x), -1)),
@@ -235,14 +237,13 @@ def test_inputs_by_name() -> None:
 def test_a_deep_network_agrees_with_fx() -> None:
     """A network that fx stops at, and the same one without what stops it."""
     torch.manual_seed(0)
-    inner = Residual()
-    free = Any1(lambda s, x, **k: s.net(x) if x.dim() == 4 and x.sum() == x.sum() else x, net=inner)
-    x = images()
+    inner = mlp()
+    free = Any1(lambda s, x, **k: s.net(x) if x.dim() == 2 and x.sum() == x.sum() else x, net=inner)
     for make in (tg.infinite_ntk, tg.infinite_nngp):
-        assert torch.equal(make(free, w_var=1.5, b_var=0.1)(x), make(inner, w_var=1.5, b_var=0.1)(x))
-    assert torch.equal(tg.infinite_ntk(free, dtype="float32")(x), tg.infinite_ntk(inner, dtype="float32")(x))
-    names = ["net.c.weight"]
-    assert torch.equal(tg.infinite_ntk(free, trainable=names)(x), tg.infinite_ntk(inner, trainable=["c.weight"])(x))
+        assert torch.equal(make(free, w_var=1.5, b_var=0.1)(X), make(inner, w_var=1.5, b_var=0.1)(X))
+    assert torch.equal(tg.infinite_ntk(free, dtype="float32")(X), tg.infinite_ntk(inner, dtype="float32")(X))
+    names = ["net.4.weight"]
+    assert torch.equal(tg.infinite_ntk(free, trainable=names)(X), tg.infinite_ntk(inner, trainable=["4.weight"])(X))
 
 
 def test_hidden_values_of_layers_before_it() -> None:

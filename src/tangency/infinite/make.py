@@ -33,13 +33,13 @@ def infinite_ntk(
 ) -> Infinite:
     """Θ(x1, x2) = E ⟨∂f(x1)/∂θ, ∂f(x2)/∂θ⟩ of the network as all its widths grow, by the recursion over layers.
 
-    `model` is an nn.Module (read by torch.fx) or layers of `tangency.infinite`. Weights have variance w_var/fan-in
-    and biases b_var; "init" reads off how the module was initialised. A mapping gives numbers by layer name. In the
-    "ntk" parametrisation weights are √(w_var/fan-in) times standard normal parameters; in the "standard" one (the
-    default with "init") the parameters are the weights themselves, and the module's own widths enter. `trainable` says
-    which parameters count, as in `trace_ntk`; `lr` is a factor of each one's part. Outputs with positions give
-    [n, s, m, t]. `samples` and `seed` are for what is drawn, such as softmax attention; `error` says how exact it is.
-    Pairs are computed where the inputs lie, or on `device`.
+    `model` is an nn.Module (read by torch.fx, or by running it once) or layers of `tangency.infinite`. Weights have
+    variance w_var/fan-in and biases b_var; "init" reads off how the module was initialised. A mapping gives numbers by
+    layer name. In the "ntk" parametrisation weights are √(w_var/fan-in) times standard normal parameters; in the
+    "standard" one (the default with "init") the parameters are the weights themselves, and the module's own widths
+    enter. `trainable` says which parameters count, as in `trace_ntk`; `lr` is a factor of each one's part. Outputs with
+    positions give [n, s, m, t]. `samples` and `seed` are for what is drawn, such as softmax attention; `error` says how
+    exact it is. Pairs are computed where the inputs lie, or on `device`.
 
     Computed in float64. With `dtype` "float32" the moments of pairs are in float32: half the memory, and errors about
     1e-6 of the largest entry; the diagonal and nearly equal inputs still come from float64. Cost: O(n m) for dense

@@ -163,6 +163,11 @@ def trace_module(module: nn.Module) -> ModuleGraph:
     root = nn.Sequential(module) if single else copy.copy(module)
     tracer = Tracer(single)
     nodes = _traced(root, module, tracer)
+    for node in nodes.nodes:
+        # torch.fx.wrap keeps a library's function whole (torchvision's stochastic depth); run, it shows what it does.
+        of = getattr(node.target, "__module__", None) if node.op == "call_function" else None
+        if isinstance(of, str) and of.partition(".")[0] not in ("torch", "_operator", "builtins", "math"):
+            raise Untraceable(f"{type(module).__name__} calls {of}.{node.name}, which torch.fx does not go into.")
     return examined(root, nodes, tracer, single, training_modes(module))
 
 

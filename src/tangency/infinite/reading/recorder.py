@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 
 from ...errors import UnsupportedModule
 from .calls import Args, Kwargs, TorchFunction
+from .faithful import check_module
 from .graphs import Tracer, changed_node, entries, shown_line, users_line
 
 # What is asked of a tensor's form, not of its numbers: the answer is a number or type of this batch.
@@ -98,7 +99,7 @@ class Recorder(TorchFunctionMode):
         if name in FORM or (name == "__get__" and not isinstance(func(*args), Tensor)):
             form: object = func(*args, **kwargs)
             return form
-        return self._record(func, args, kwargs)
+        return self._record(*_without_empty(func, args, kwargs))
 
     def call(self, m: nn.Module, original: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         """A module's call: torch's own layers are one node, others are gone into."""
@@ -106,6 +107,10 @@ class Recorder(TorchFunctionMode):
             return original(m, *args, **kwargs)
         name = self._names.get(id(m))
         if name is None:
+            # Made in forward(), or kept elsewhere: without tensors of its own it is what it calls.
+            if not (*m.parameters(), *m.buffers()):
+                check_module(m, "")
+                return original(m, *args, **kwargs)
             raise UnsupportedModule(
                 f"{type(m).__name__} at {_here()}: is called in forward(), but is no part of the module. Register its "
                 "modules: as attributes, or in nn.ModuleList."
@@ -254,6 +259,18 @@ def _spelled(func: TorchFunction, args: Args) -> tuple[str, object, Args]:
     if name in OPERATORS:
         return "call_function", OPERATORS[name], args
     return "call_method", name, args
+
+
+def _without_empty(func: TorchFunction, args: Args, kwargs: Kwargs) -> tuple[TorchFunction, Args, Kwargs]:
+    """torch.cat passes over tensors of shape [0], with which caches begin; of one that is left it is a copy."""
+    parts = args[0] if args else kwargs.get("tensors")
+    if func not in (torch.cat, torch.concat, torch.concatenate) or not isinstance(parts, (tuple, list)):
+        return func, args, kwargs
+    left = [v for v in parts if tuple(v.shape) != (0,)]
+    if len(left) == 1:
+        return Tensor.clone, (left[0],), {}
+    rest = {k: v for k, v in kwargs.items() if k != "tensors"}
+    return (func, (left or parts, *args[1:]), rest)
 
 
 def _replaced(value: object, change: Callable[[Tensor], object]) -> Any:
