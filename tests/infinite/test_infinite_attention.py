@@ -171,3 +171,63 @@ def test_every_causal_mask_is_one_kernel(attend: Callable[[Any, Tensor], Tensor]
     assert torch.allclose(k.diag(X), k(X).diagonal(), rtol=1e-9)
     small = tg.infinite_ntk(net, samples=64, dtype="float32")
     assert torch.allclose(small(X).double(), k(X), rtol=1e-4)
+
+
+class Cross(nn.Module):
+    """Attention from one sequence to another; by torch's module or by hand, the batch first or second."""
+
+    def __init__(self, hand: bool, first: bool = True, width: int = C, keys: int = 6, out: int = 1) -> None:
+        super().__init__()
+        self.x, self.y, self.hand, self.first = nn.Linear(5, width), nn.Linear(4, keys), hand, first
+        self.heads = max(1, width // 4)
+        if hand:
+            self.q, self.k, self.v = nn.Linear(width, width), nn.Linear(keys, width), nn.Linear(keys, width)
+            self.o = nn.Linear(width, width)
+        else:
+            self.a = nn.MultiheadAttention(width, self.heads, kdim=keys, vdim=keys, batch_first=first)
+        self.out = nn.Linear(width, out)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = self.x(x), self.y(y)
+        if not self.hand:
+            x, y = (x, y) if self.first else (x.transpose(0, 1), y.transpose(0, 1))
+            z = self.a(x, y, y, need_weights=False)[0]
+            z = z if self.first else z.transpose(0, 1)
+        else:
+            q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q(x), self.k(y), self.v(y)))
+            att = (q @ k.transpose(-1, -2) / q.size(-1) ** 0.5).softmax(-1)
+            z = self.o((att @ v).transpose(1, 2).flatten(2))
+        return self.out(F.relu(z).mean(1))
+
+
+MEMORY = torch.randn(3, 4, 4, dtype=torch.float64)
+
+
+def test_cross_attention_in_every_form() -> None:
+    want = both(Cross(hand=True), (X, MEMORY))
+    for net in (Cross(hand=False), Cross(hand=False, first=False)):
+        for got, ref in zip(both(net, (X, MEMORY)), want, strict=True):
+            assert torch.allclose(got, ref, rtol=1e-9)
+
+
+def test_masks_of_any_form_agree_with_torch_s_module() -> None:
+    """Padding, and the same as a mask of every sample's and head's own scores."""
+    padding = torch.tensor([[False] * 3, [False, False, True], [False, True, True]])
+
+    class Padded(nn.Module):
+        def __init__(self, how: str) -> None:
+            super().__init__()
+            self.inputs, self.a, self.out = nn.Linear(5, C), nn.MultiheadAttention(C, H, batch_first=True), nn.Linear(C, 1)
+            self.how = how
+
+        def forward(self, x: Tensor, pad: Tensor) -> Tensor:
+            x = self.inputs(x)
+            if self.how == "padding":
+                z = self.a(x, x, x, key_padding_mask=pad)[0]
+            else:
+                z = self.a(x, x, x, attn_mask=pad[:, None].expand(-1, T, T).repeat_interleave(H, 0))[0]
+            return self.out(F.relu(z)[:, 0])
+
+    a, b = (both(Padded(how), (X, padding), samples=1 << 13) for how in ("padding", "scores"))
+    for got, want in zip(a, b, strict=True):
+        assert torch.allclose(got, want, rtol=5e-3)  # by other draws

@@ -383,6 +383,8 @@ class Builder:
         """All operations up to the network's output."""
         if isinstance(value, Tensor):
             raise InputError("the network's output does not depend on any weights, so it has no kernel.")
+        if isinstance(value, Unsettled):
+            self.where = "the network's output"
         f = self.settled(value)
         if f.grid and prod(f.grid) == 1:  # outputs with a single position have none
             f = self.apply(Regrid(()), f, shape=(f.width,), channel=0)
