@@ -217,7 +217,11 @@ def test_masks_of_any_form_agree_with_torch_s_module() -> None:
     class Padded(nn.Module):
         def __init__(self, how: str) -> None:
             super().__init__()
-            self.inputs, self.a, self.out = nn.Linear(5, C), nn.MultiheadAttention(C, H, batch_first=True), nn.Linear(C, 1)
+            self.inputs, self.a, self.out = (
+                nn.Linear(5, C),
+                nn.MultiheadAttention(C, H, batch_first=True),
+                nn.Linear(C, 1),
+            )
             self.how = how
 
         def forward(self, x: Tensor, pad: Tensor) -> Tensor:
@@ -231,3 +235,75 @@ def test_masks_of_any_form_agree_with_torch_s_module() -> None:
     a, b = (both(Padded(how), (X, padding), samples=1 << 13) for how in ("padding", "scores"))
     for got, want in zip(a, b, strict=True):
         assert torch.allclose(got, want, rtol=5e-3)  # by other draws
+
+
+class Freely(nn.Module):
+    """forward() as given, with layers of the names that it uses."""
+
+    def __init__(self, forward: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.out = nn.Linear(5, C), nn.Linear(5, C), nn.Linear(5, 3 * C), nn.Linear(C, 1)
+        self.table, self.way = nn.Parameter(torch.randn(T, T)), forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.way(self, x))
+
+
+REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+    "softmax over the queries": (
+        lambda s, x: (s.a(x) @ s.b(x).transpose(1, 2)).softmax(1) @ s.c(x)[..., :C],
+        r"softmax at .*not that of the keys",
+    ),
+    "no softmax": (lambda s, x: (s.a(x) @ s.b(x).mT) @ s.c(x)[..., :C], "without a softmax"),
+    "one matrix for queries and keys": (
+        lambda s, x: (lambda q: (q @ q.mT).softmax(-1) @ s.c(x)[..., :C])(s.a(x)),
+        r"matmul at .*share weights",
+    ),
+    "overlapping slices": (
+        lambda s, x: (lambda y: (y[..., :C] @ y[..., C // 2 : C // 2 + C].mT).softmax(-1) @ s.b(x))(s.c(x)),
+        "share weights",
+    ),
+    "values that are keys": (
+        lambda s, x: (lambda k: (s.a(x) @ k.mT).softmax(-1) @ k)(s.b(x)),
+        "values that share weights with its queries or keys",
+    ),
+    "channels that attend to channels": (
+        lambda s, x: ((s.a(x).mT @ s.b(x)).softmax(-1) @ s.c(x)[..., :C].mT).mT,
+        "attention sums over channels",
+    ),
+    "a trained bias": (lambda s, x: (s.a(x) @ s.b(x).mT + s.table).softmax(-1) @ s.c(x)[..., :C], "relative position"),
+    "a weak mask": (
+        lambda s, x: (s.a(x) @ s.b(x).mT).masked_fill(torch.ones(T, T).tril() == 0, -1.0).softmax(-1) @ s.c(x)[..., :C],
+        "fills scores with -1.0",
+    ),
+    "a query without keys": (
+        lambda s, x: (s.a(x) @ s.b(x).mT).masked_fill(torch.ones(T, T) == 1, -torch.inf).softmax(-1) @ s.c(x)[..., :C],
+        "without any key",
+    ),
+    "heads that are not joined": (lambda s, x: s.a(x).view(-1, T, H, D) + s.b(x).view(-1, T, H, D), "channel 2 × chan"),
+    "samples that are split": (lambda s, x: s.a(x).view(-1, C * T * x.size(0)), "batch"),
+    "overlapping sum": (lambda s, x: (lambda y: y[..., :C] + y[..., 1 : C + 1])(s.c(x)), "correlated"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_the_way_out(name: str) -> None:
+    way, message = REFUSED[name]
+    with pytest.raises(tg.errors.TangencyError, match=message):
+        tg.infinite_ntk(Freely(way), samples=64)(X)
+
+
+def test_parts_of_the_channels_are_independent_and_come_back_as_they_were() -> None:
+    """A gate of two halves is a gate of two layers; view there and back adds no operation; a shuffle no other law."""
+    two = Freely(lambda s, x: torch.tanh(s.a(x)) * s.b(x))
+    one = Freely(lambda s, x: (lambda y: torch.tanh(y[..., C : 2 * C]) * y[..., 2 * C :])(s.c(x)))
+    assert torch.allclose(tg.infinite_ntk(one)(X), tg.infinite_ntk(two)(X), rtol=1e-12)
+    plain = Freely(lambda s, x: torch.relu(s.a(x)))
+    for way in (
+        lambda s, x: torch.relu(s.a(x).view(-1, T, H, D).transpose(1, 2)).transpose(1, 2).reshape(-1, T, C),
+        lambda s, x: torch.relu(s.a(x).transpose(0, 1)).transpose(0, 1),
+        lambda s, x: torch.relu(s.a(x).reshape(-1, C)).view(-1, T, C),
+        lambda s, x: torch.relu(s.a(x).view(-1, T, H, D).transpose(2, 3).flatten(2)),
+        lambda s, x: torch.relu(torch.cat([s.a(x), s.b(x)], -1)[..., :C]),
+    ):
+        assert torch.equal(tg.infinite_ntk(Freely(way))(X), tg.infinite_ntk(plain)(X))
