@@ -181,6 +181,18 @@ class Unsettled:
 
 
 @dataclass(frozen=True, eq=False)
+class Turn:
+    """A known matrix over the channels of each head, for each position: rotary embeddings are one.
+
+    `matrix` is [*positions, after, before], positions in the field's order, each of its size or 1. `atoms` are the
+    channels after it; they stay together on one axis.
+    """
+
+    matrix: Tensor
+    atoms: tuple[Atom, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Seen(Unsettled):
     """A random value along other axes than its own: its channels split over several, its batch elsewhere than first.
 
@@ -189,9 +201,15 @@ class Seen(Unsettled):
 
     of: "Random"
     axes: Axes
+    turn: Turn | None = None
 
     def why(self) -> tuple[str, str]:
         """As `Unsettled.why`."""
+        if self.turn is not None:
+            return (
+                "takes values whose channels were each multiplied by a known number, or turned with others.",
+                "Rotary embeddings and the like have a rule for queries and keys alone.",
+            )
         words = " × ".join("·".join(f"{a.kind} {a.size}" for a in axis) or "1" for axis in self.axes)
         return (
             f"takes values with the batch first and all channels on one axis; it was given the axes {words}.",
@@ -218,6 +236,7 @@ class Memory:
     parts: dict[int, list[Random]] = field(default_factory=dict)  # what lies side by side in a node's channels
     multiples: dict[int, tuple[Field, float]] = field(default_factory=dict)  # the Gaussian field that a node multiplies
     rows: dict[tuple[int, int], Field] = field(default_factory=dict)  # some channels of a node, by their bits
+    cuts: dict[int, tuple[Field, tuple[int, ...]]] = field(default_factory=dict)  # of which field a node is which rows
 
 
 @dataclass

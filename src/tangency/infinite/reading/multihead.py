@@ -107,9 +107,9 @@ def batch_second(build: Builder, value: Value, first: bool) -> Value:
 @reads(nn.MultiheadAttention)
 def _multihead(m: nn.MultiheadAttention, call: Call) -> tuple[Value, None]:
     options = call.named(*ORDER)
-    first = options[ORDER[0]]
+    options = dict.fromkeys(ORDER[:3], options[ORDER[0]]) | options
     # need_weights and average_attn_weights concern the second output, which is not read.
-    given: list[Value] = [options[name] if name in options else first for name in ORDER[:3]]
+    given: list[Value] = [options[name] for name in ORDER[:3]]
     alone = all(v is given[0] for v in given)
     q = batch_first(call.build, given[0], m.batch_first)
     k, v = (q, q) if alone else (batch_first(call.build, x, m.batch_first) for x in given[1:])
