@@ -171,3 +171,139 @@ def test_every_causal_mask_is_one_kernel(attend: Callable[[Any, Tensor], Tensor]
     assert torch.allclose(k.diag(X), k(X).diagonal(), rtol=1e-9)
     small = tg.infinite_ntk(net, samples=64, dtype="float32")
     assert torch.allclose(small(X).double(), k(X), rtol=1e-4)
+
+
+class Cross(nn.Module):
+    """Attention from one sequence to another; by torch's module or by hand, the batch first or second."""
+
+    def __init__(self, hand: bool, first: bool = True, width: int = C, keys: int = 6, out: int = 1) -> None:
+        super().__init__()
+        self.x, self.y, self.hand, self.first = nn.Linear(5, width), nn.Linear(4, keys), hand, first
+        self.heads = max(1, width // 4)
+        if hand:
+            self.q, self.k, self.v = nn.Linear(width, width), nn.Linear(keys, width), nn.Linear(keys, width)
+            self.o = nn.Linear(width, width)
+        else:
+            self.a = nn.MultiheadAttention(width, self.heads, kdim=keys, vdim=keys, batch_first=first)
+        self.out = nn.Linear(width, out)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = self.x(x), self.y(y)
+        if not self.hand:
+            x, y = (x, y) if self.first else (x.transpose(0, 1), y.transpose(0, 1))
+            z = self.a(x, y, y, need_weights=False)[0]
+            z = z if self.first else z.transpose(0, 1)
+        else:
+            q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q(x), self.k(y), self.v(y)))
+            att = (q @ k.transpose(-1, -2) / q.size(-1) ** 0.5).softmax(-1)
+            z = self.o((att @ v).transpose(1, 2).flatten(2))
+        return self.out(F.relu(z).mean(1))
+
+
+MEMORY = torch.randn(3, 4, 4, dtype=torch.float64)
+
+
+def test_cross_attention_in_every_form() -> None:
+    want = both(Cross(hand=True), (X, MEMORY))
+    for net in (Cross(hand=False), Cross(hand=False, first=False)):
+        for got, ref in zip(both(net, (X, MEMORY)), want, strict=True):
+            assert torch.allclose(got, ref, rtol=1e-9)
+
+
+def test_masks_of_any_form_agree_with_torch_s_module() -> None:
+    """Padding, and the same as a mask of every sample's and head's own scores."""
+    padding = torch.tensor([[False] * 3, [False, False, True], [False, True, True]])
+
+    class Padded(nn.Module):
+        def __init__(self, how: str) -> None:
+            super().__init__()
+            self.inputs, self.a, self.out = (
+                nn.Linear(5, C),
+                nn.MultiheadAttention(C, H, batch_first=True),
+                nn.Linear(C, 1),
+            )
+            self.how = how
+
+        def forward(self, x: Tensor, pad: Tensor) -> Tensor:
+            x = self.inputs(x)
+            if self.how == "padding":
+                z = self.a(x, x, x, key_padding_mask=pad)[0]
+            else:
+                z = self.a(x, x, x, attn_mask=pad[:, None].expand(-1, T, T).repeat_interleave(H, 0))[0]
+            return self.out(F.relu(z)[:, 0])
+
+    a, b = (both(Padded(how), (X, padding), samples=1 << 13) for how in ("padding", "scores"))
+    for got, want in zip(a, b, strict=True):
+        assert torch.allclose(got, want, rtol=5e-3)  # by other draws
+
+
+class Freely(nn.Module):
+    """forward() as given, with layers of the names that it uses."""
+
+    def __init__(self, forward: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.out = nn.Linear(5, C), nn.Linear(5, C), nn.Linear(5, 3 * C), nn.Linear(C, 1)
+        self.table, self.way = nn.Parameter(torch.randn(T, T)), forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.way(self, x))
+
+
+REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+    "softmax over the queries": (
+        lambda s, x: (s.a(x) @ s.b(x).transpose(1, 2)).softmax(1) @ s.c(x)[..., :C],
+        r"softmax at .*not that of the keys",
+    ),
+    "no softmax": (lambda s, x: (s.a(x) @ s.b(x).mT) @ s.c(x)[..., :C], "without a softmax"),
+    "one matrix for queries and keys": (
+        lambda s, x: (lambda q: (q @ q.mT).softmax(-1) @ s.c(x)[..., :C])(s.a(x)),
+        r"matmul at .*share weights",
+    ),
+    "overlapping slices": (
+        lambda s, x: (lambda y: (y[..., :C] @ y[..., C // 2 : C // 2 + C].mT).softmax(-1) @ s.b(x))(s.c(x)),
+        "share weights",
+    ),
+    "values that are keys": (
+        lambda s, x: (lambda k: (s.a(x) @ k.mT).softmax(-1) @ k)(s.b(x)),
+        "values that share weights with its queries or keys",
+    ),
+    "channels that attend to channels": (
+        lambda s, x: ((s.a(x).mT @ s.b(x)).softmax(-1) @ s.c(x)[..., :C].mT).mT,
+        "attention sums over channels",
+    ),
+    "a trained bias": (lambda s, x: (s.a(x) @ s.b(x).mT + s.table).softmax(-1) @ s.c(x)[..., :C], "relative position"),
+    "a weak mask": (
+        lambda s, x: (s.a(x) @ s.b(x).mT).masked_fill(torch.ones(T, T).tril() == 0, -1.0).softmax(-1) @ s.c(x)[..., :C],
+        "fills scores with -1.0",
+    ),
+    "a query without keys": (
+        lambda s, x: (s.a(x) @ s.b(x).mT).masked_fill(torch.ones(T, T) == 1, -torch.inf).softmax(-1) @ s.c(x)[..., :C],
+        "without any key",
+    ),
+    "heads that are not joined": (lambda s, x: s.a(x).view(-1, T, H, D) + s.b(x).view(-1, T, H, D), "channel 2 × chan"),
+    "samples that are split": (lambda s, x: s.a(x).view(-1, C * T * x.size(0)), "batch"),
+    "overlapping sum": (lambda s, x: (lambda y: y[..., :C] + y[..., 1 : C + 1])(s.c(x)), "correlated"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_the_way_out(name: str) -> None:
+    way, message = REFUSED[name]
+    with pytest.raises(tg.errors.TangencyError, match=message):
+        tg.infinite_ntk(Freely(way), samples=64)(X)
+
+
+def test_parts_of_the_channels_are_independent_and_come_back_as_they_were() -> None:
+    """A gate of two halves is a gate of two layers; view there and back adds no operation; a shuffle no other law."""
+    two = Freely(lambda s, x: torch.tanh(s.a(x)) * s.b(x))
+    one = Freely(lambda s, x: (lambda y: torch.tanh(y[..., C : 2 * C]) * y[..., 2 * C :])(s.c(x)))
+    assert torch.allclose(tg.infinite_ntk(one)(X), tg.infinite_ntk(two)(X), rtol=1e-12)
+    plain = Freely(lambda s, x: torch.relu(s.a(x)))
+    for way in (
+        lambda s, x: torch.relu(s.a(x).view(-1, T, H, D).transpose(1, 2)).transpose(1, 2).reshape(-1, T, C),
+        lambda s, x: torch.relu(s.a(x).transpose(0, 1)).transpose(0, 1),
+        lambda s, x: torch.relu(s.a(x).reshape(-1, C)).view(-1, T, C),
+        lambda s, x: torch.relu(s.a(x).view(-1, T, H, D).transpose(2, 3).flatten(2)),
+        lambda s, x: torch.relu(torch.cat([s.a(x), s.b(x)], -1)[..., :C]),
+    ):
+        assert torch.equal(tg.infinite_ntk(Freely(way))(X), tg.infinite_ntk(plain)(X))

@@ -52,7 +52,7 @@ class Attention(Op):
     bias: int | None = None  # the slot of known summands [heads, T, S, n]; heads is 1 where all have the same
     shared: Tensor | None = field(default=None, repr=False, compare=False)  # those of all samples [heads, T, S]
     shift: float = 0.0  # the variance of the keys' biases: alike for all keys, so that a softmax does not see them
-    waves: Tensor | None = field(default=None, repr=False, compare=False)  # [R, T, S], see `rotary`
+    waves: Tensor | None = field(default=None, repr=False, compare=False)  # [R, T, S]: G = Σ_r wave_r·G_r
     own: ClassVar[Need] = Need.WHOLE
 
     def alone(self) -> bool:
@@ -229,22 +229,6 @@ class _Bias:
             own = self.of_samples[:, min(head, self.of_samples.shape[1] - 1)]
             scores = scores + own.unsqueeze(1).to(scores)
         return scores.softmax(-1)
-
-
-def rotary(angles: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Waves [R, T, S] of rotary embeddings (Su et al. 2021) by angles [F] per step, at these positions [T] and [S].
-
-    Pairs of channels of q and k are turned by angle·position, so that Cov(G[s, t], G[s', t']) gets the factor mean over
-    angles of cos(angle·((s − t) − (s' − t'))). It is Σ_r w_r[s, t] w_r[s', t'] for as many waves w as it has rank.
-    """
-    steps = queries.double().unsqueeze(1) - keys.double()
-    apart = steps.flatten().unique()
-    turns = apart.unsqueeze(1) * angles.double()
-    features = torch.cat([turns.cos(), turns.sin()], 1) / math.sqrt(len(angles))  # [steps, 2F]
-    vectors, values, _ = torch.linalg.svd(features, full_matrices=False)
-    kept = values > 1e-7 * values[0]  # what is below adds less than 1e-14 to the covariance
-    waves = (vectors * values)[:, kept]
-    return waves[torch.searchsorted(apart, steps)].movedim(-1, 0)
 
 
 def _times(x: Tensor, mat: Tensor) -> Tensor:

@@ -47,6 +47,8 @@ def _in_order(atoms: Sequence[Atom]) -> list[Atom]:
 
 def plain(build: Builder, value: Seen) -> Random:
     """The value itself where its axes are batch, positions and all channels; else as it was given."""
+    if value.turn is not None:
+        return value
     if value.axes == seen(build, value.of).axes:
         return value.of
     at = [k for k, axis in enumerate(value.axes) if any(a.kind == "channel" for a in axis)]
@@ -131,6 +133,8 @@ def expanded(build: Builder, value: Seen, sizes: Sequence[int]) -> Random:
 
 def taken(build: Builder, value: Seen, dim: int, index: Sequence[int], drop: bool) -> Random:
     """Some entries along an axis, which goes if `drop`: positions, or channels."""
+    if value.turn is not None:
+        raise build.unsupported(*value.why())
     dim %= len(value.axes)
     axis, rest = value.axes[dim], (value.axes[:dim], value.axes[dim + 1 :])
     kinds = {a.kind for a in axis}
@@ -196,6 +200,7 @@ def take_channels(build: Builder, value: Random, rows: Sequence[int]) -> Random:
         law = f.doubt if f.doubt is None or f.doubt.node != f.node else replace(f.doubt, node=part.node)
         sources = frozenset(_rows_of(s, rows) for s in f.sources)
         build.memory.rows[f.node, bits] = replace(part, sources=sources, doubt=law)
+        build.memory.cuts[part.node] = f, tuple(rows)
     found = build.memory.rows[f.node, bits]
     # The same channels may have been asked for when they lay on another axis.
     return replace(found, shape=(*f.shape[: f.channel], len(rows), *f.shape[f.channel + 1 :]), channel=f.channel)
@@ -212,7 +217,7 @@ def _rows_of(source: object, rows: Sequence[int]) -> Rows:
 def on_channels(build: Builder, value: Seen, layer: Callable[[Field], Value]) -> Random:
     """The value after a layer that takes the last axis, where that is all channels, whatever the other axes are."""
     channels = atoms_of(value.axes, "channel")
-    if tuple(_in_order(channels)) != value.axes[-1] or atoms_of(value.axes, "copy"):
+    if tuple(_in_order(channels)) != value.axes[-1] or atoms_of(value.axes, "copy") or value.turn is not None:
         raise build.unsupported(*value.why())
     places = _in_order(atoms_of(value.axes, "position"))
     after = layer(arranged(build, value, places))

@@ -207,6 +207,18 @@ class Unsettled:
 
 
 @dataclass(frozen=True, eq=False)
+class Turn:
+    """A known matrix over the channels of each head, for each position: rotary embeddings are one.
+
+    `matrix` is [*positions, after, before], positions in the field's order, each of its size or 1. `atoms` are the
+    channels after it; they stay together on one axis.
+    """
+
+    matrix: Tensor
+    atoms: tuple[Atom, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Seen(Unsettled):
     """A random value along other axes than its own: its channels split over several, its batch elsewhere than first.
 
@@ -215,9 +227,15 @@ class Seen(Unsettled):
 
     of: "Random"
     axes: Axes
+    turn: Turn | None = None
 
     def why(self) -> tuple[str, str]:
         """As `Unsettled.why`."""
+        if self.turn is not None:
+            return (
+                "takes values whose channels were each multiplied by a known number, or turned with others.",
+                "Rotary embeddings and the like have a rule for queries and keys alone.",
+            )
         words = " × ".join("·".join(f"{a.kind} {a.size}" for a in axis) or "1" for axis in self.axes)
         return (
             f"takes values with the batch first and all channels on one axis; it was given the axes {words}.",
@@ -287,6 +305,7 @@ class Memory:
     squares: dict[Lazy, Random] = field(default_factory=dict)  # the value that a function is the square of
     centred: dict[Lazy, Field] = field(default_factory=dict)  # an activation less its mean over the channels
     normed_nodes: set[int] = field(default_factory=set)  # nodes after a norm: parameters there are its scale and shift
+    cuts: dict[int, tuple[Field, tuple[int, ...]]] = field(default_factory=dict)  # of which field a node is which rows
 
 
 @dataclass
@@ -507,6 +526,8 @@ class Builder:
         """All operations up to the network's output."""
         if isinstance(value, Tensor):
             raise InputError("the network's output does not depend on any weights, so it has no kernel.")
+        if isinstance(value, Unsettled):
+            self.where = "the network's output"
         f = self.settled(value)
         if f.grid and prod(f.grid) == 1:  # outputs with a single position have none
             f = self.apply(Regrid(()), f, shape=(f.width,), channel=0)

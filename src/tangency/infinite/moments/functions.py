@@ -13,7 +13,7 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
     """φ of a value, `fn` itself and its dual where it is known; of an elementwise function, their composition."""
     if isinstance(dual, Identity):
         return value
-    if isinstance(value, Seen):  # each number by itself, whatever the axes
+    if isinstance(value, Seen) and value.turn is None:  # each number by itself, whatever the axes
         return replace(value, of=apply_function(build, value.of, fn, dual, label))
     if isinstance(value, Unsettled):
         raise build.unsupported(*value.why())

@@ -28,6 +28,7 @@ from .attention import (
 from .calls import RANDOM, Call, Keywords, Parameter, TorchFunction
 from .gates import apply_gain, apply_shift
 from .norms import joined_statistics, less_statistic, read_square, times_statistic
+from .rotary import add_turned, weigh_channels
 
 
 def read_elementwise(call: Call, target: TorchFunction, method: str | None = None) -> Random:
@@ -112,6 +113,12 @@ def _sum_along(call: Call, a: Unsettled, b: object, by_a: float, by_b: float) ->
     assert isinstance(a, Seen)
     first = a if by_a == 1 else scale_by(build, a, by_a)
     assert isinstance(first, Seen)
+    turned = isinstance(b, Seen) and (a.turn is not None or b.turn is not None)
+    if turned:
+        together = add_turned(build, a, b, (by_a, by_b))  # type: ignore[arg-type]
+        if together is None:
+            raise build.unsupported(*(b.why() if a.turn is None else a.why()))  # type: ignore[attr-defined]
+        return together
     if isinstance(b, Seen) and b.axes == a.axes and isinstance(a.of, RANDOM) and a.of.shape == b.of.shape:
         return replace(a, of=read_sum(replace(call, args=(first.of, scale_by(build, b.of, by_b)), kwargs=Keywords())))
     if isinstance(b, float):
@@ -205,6 +212,8 @@ def read_product(call: Call, divide: bool = False) -> Random | Parameter:
         return apply_gain(call, a, b)
     # Channels are alike in the limit, so a known factor may depend on samples and positions alone.
     known = b.double().reciprocal() if divide else b.double()
+    if isinstance(a, Seen):  # but those of a head may be turned, before scores are made of them
+        return weigh_channels(build, a, known)
     shape = (build.size, *a.shape)
     aligned = known.reshape(*[1] * (len(shape) - known.dim()), *known.shape)
     if aligned.shape[1 + a.channel] != 1:

@@ -21,6 +21,7 @@ from ..moments.ops import Rescale
 from ..moments.positions import Permute, Regrid, Take
 from ..moments.shapes import regrid
 from .calls import RANDOM, Call, Parameter
+from .rotary import score_waves
 
 # Below it, a number that fills scores is a mask: its exponential is 0 beside any other (in float32 from −104 on).
 MASKED = -1e3
@@ -43,6 +44,7 @@ class Scores(Unsettled):
     bias: Tensor | None = None
     fixed: bool = True
     done: bool = False  # softmax was taken
+    waves: Tensor | None = None  # of rotary embeddings
 
     def why(self) -> tuple[str, str]:
         """As `Unsettled.why`."""
@@ -114,7 +116,8 @@ def make_scores(build: Builder, q: Random, k: Random) -> Scores:
     lead = [a for axis in queries.axes[:-2] for a in axis if a.kind == "position"]
     names = {a: replace(a, place=(k,)) for k, a in enumerate(lead)}
     axes = [tuple(names.get(a, a) for a in axis) for axis in queries.axes[:-2]]
-    return Scores(left, right, (*axes, *ends), math.sqrt(queries.sizes[-1]))
+    waves = score_waves(build, queries, keys, -(-build.samples // 4))
+    return Scores(left, right, (*axes, *ends), math.sqrt(queries.sizes[-1]), waves=waves)
 
 
 def add_known(build: Builder, s: Scores, known: Tensor) -> Scores:
@@ -198,6 +201,8 @@ def attend(build: Builder, s: Scores, value: Random) -> Random:
         )
     for a, b in zip(s.axes[:-2], values.axes[:-2], strict=True):
         _lead(build, a, b)
+    if values.turn is not None:
+        raise build.unsupported(*values.why())
     v = _line(build, values, -2)
     if correlated(s.q, v) or correlated(s.k, v):
         raise build.unsupported(
@@ -245,7 +250,7 @@ def _attended(build: Builder, s: Scores, v: Field, width: int) -> Field:
         else:
             slot = build.slot(bias.expand(build.size, *bias.shape[1:]).movedim(0, -1))
     shift = _bias_variance(build, s.k.node)
-    op = Attention(s.scale, build.samples, build.seed, slot, shared, shift)
+    op = Attention(s.scale, build.samples, build.seed, slot, shared, 0.0 if s.waves is not None else shift, s.waves)
     node = build.add(op, (s.q, s.k, v), (s.q.shape[0],))
     return Field(node, (s.q.shape[0], width), 1, gaussian=False, centered=v.centered, sources=v.sources)
 

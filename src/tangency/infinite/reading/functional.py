@@ -53,6 +53,7 @@ from .tensors import (
     read_size,
     read_split,
     read_squeeze,
+    read_stack,
     read_transpose,
     read_unbind,
     read_unflatten,
@@ -264,7 +265,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     torch.einsum: read_einsum, torch.where: read_where, torch.repeat_interleave: read_repeat_interleave,
     torch.split: read_split, torch.unbind: read_unbind, torch.unflatten: read_unflatten, torch.narrow: read_narrow,
     torch.select: read_select, torch.movedim: read_movedim, torch.moveaxis: read_movedim,
-    torch.swapdims: read_transpose,
+    torch.swapdims: read_transpose, torch.stack: read_stack,
     **{fn: partial(read_elementwise, target=fn) for fn in ELEMENTWISE},
 }  # fmt: skip
 # Whole families of their own files; what they have takes the place of what stands above.

@@ -33,7 +33,10 @@ Reader = Callable[[Any, Call], object]
 SomeReader = TypeVar("SomeReader", bound=Reader)
 READERS: dict[type, Reader] = {}
 # Types whose readers look at all arguments of a call themselves, not at the input alone.
-ALL_ARGUMENTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.RNN, nn.LSTM, nn.GRU)
+ALL_ARGUMENTS = (
+    nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.TransformerDecoderLayer,
+    nn.TransformerDecoder, nn.Transformer, nn.RNN, nn.LSTM, nn.GRU,
+)  # fmt: skip
 
 NO_LIMIT: dict[type, str] = {
     **dict.fromkeys((nn.LSTMCell, nn.GRUCell), "Steps by hand have no rule; use nn.LSTM or nn.GRU over all times"),

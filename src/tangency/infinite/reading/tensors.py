@@ -16,6 +16,7 @@ from ..moments.positions import Pad, Permute, Total
 from ..moments.shapes import flatten_positions, regrid, take_positions
 from .attention import Scores, reshape_scores
 from .calls import RANDOM, Call, Keywords, Parameter
+from .rotary import join_turned
 
 
 def _sizes(call: Call) -> tuple[int, ...]:
@@ -348,7 +349,7 @@ def _sliced(call: Call, f: Field, dim: int, item: slice) -> Field:
     return take_positions(call.build, f, dim, index, drop=False)
 
 
-def read_cat(call: Call) -> Field:
+def read_cat(call: Call) -> Random:
     """Values side by side, along the channels or along positions."""
     # What is empty adds nothing: a cache of keys before its first use.
     values = [v for v in call.get(0, "tensors") if not (isinstance(v, Tensor) and v.numel() == 0)]
@@ -358,6 +359,8 @@ def read_cat(call: Call) -> Field:
         return only
     # Where the channels lie is known of random values alone; known tensors and parameters follow them.
     like = next(v for v in values if isinstance(v, RANDOM))
+    if isinstance(like, Seen):
+        return _join_along(call, values, call.get(1, "dim", 0) % len(like.axes) == len(like.axes) - 1, stacked=False)
     dim = call.get(1, "dim", 0) % (len(like.shape) + 1) - 1
     if dim < 0:
         raise build.unsupported("joins batches.", "Samples must not mix: use another axis.")
@@ -365,6 +368,25 @@ def read_cat(call: Call) -> Field:
         return concat_channels(build, values)
     fields = as_fields(build, [_as_token(call, v, like) for v in values])
     return concat_positions(build, fields, fields[0].axis(dim))
+
+
+def _join_along(call: Call, values: list[Value | Parameter], last: bool, stacked: bool) -> Random:
+    """Values along other axes joined: parts of one field's channels, as rotary embeddings turn them."""
+    turned = join_turned(call.build, values, stacked) if last else None
+    if turned is None:
+        raise call.build.unsupported(
+            "joins values whose channels are split over several axes.",
+            "Join them before they are split into heads; of heads, parts of one layer's channels can be joined.",
+        )
+    return turned
+
+
+def read_stack(call: Call) -> Random:
+    """torch.stack along the last axis, of parts of a head's channels."""
+    values = list(call.get(0, "tensors"))
+    like, dim = next(v for v in values if isinstance(v, RANDOM)), call.get(1, "dim", 0)
+    rank = len(full_shape(call.build, like))
+    return _join_along(call, values, dim in (-1, rank), stacked=True)
 
 
 def _as_token(call: Call, value: Value | Parameter, like: Random) -> Value:

@@ -20,7 +20,7 @@ from ...errors import InputError, TangencyError, UnsupportedModule
 from ..layers.basic import Argument, Layer
 from ..layers.weights import Weights, dotted
 from ..moments.fields import Builder, Value
-from . import gated, sequences  # noqa: F401  (enter their readers)
+from . import gated, multihead, sequences  # noqa: F401  (they enter their readers)
 from .calls import RANDOM, Args, Call, Keywords, Kwargs, Parameter
 from .early import refuse_early
 from .faithful import check_root
@@ -132,7 +132,7 @@ def _note_weights(weights: Weights, name: str, m: nn.Module) -> None:
         weights.layer(name, 1, bias=False, tensors=(weight, None))
     elif isinstance(m, (nn.RNNBase, nn.MultiheadAttention)):
         for w_name, p in m.named_parameters(recurse=False):
-            if w_name.startswith(("weight", "in_proj_weight")):
+            if w_name.startswith(("weight", "in_proj_weight", "q_proj", "k_proj", "v_proj")):
                 b_name = w_name.replace("weight", "bias")
                 b = getattr(m, b_name, None)
                 weights.layer(name, p.shape[1], bias=b is not None, tensors=(p, b), names=(w_name, b_name))
