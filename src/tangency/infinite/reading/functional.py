@@ -17,7 +17,7 @@ from ..moments.functions import apply_function, scale_by
 from ..moments.joins import multiply_fields
 from ..moments.ops import Rescale
 from ..moments.shapes import take_positions
-from . import gates, norms
+from . import gates, norms, products, shuffles
 from .arithmetic import read_elementwise, read_linear, read_masked_fill, read_matmul, read_power, read_product, read_sum
 from .calls import Call, Keywords, Parameter, Rule, TorchFunction
 from .modules import read_module, reads
@@ -178,7 +178,6 @@ ELEMENTWISE_METHODS = {
 }
 # The options of torch's functions are in the order of their signatures, for they may be given by position.
 POOL = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
-NO_TABLE = _refusal("reads a table by a function.", "Use nn.Embedding.")
 NO_MAX = _refusal("has no known infinite-width limit.", "Use average pooling or strides.")
 NO_SOFTMAX = _refusal(
     "is a softmax of random values.", "Leave the last one to the loss; for attention use nn.MultiheadAttention."
@@ -223,12 +222,24 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.interpolate: _as_module(nn.Upsample, "size", "scale_factor", "mode", "align_corners"),
     F.dropout: read_dropout,
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), read_conv),
-    F.embedding: NO_TABLE,
     **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.amax, torch.max), NO_MAX),
     **dict.fromkeys((F.softmax, torch.softmax, F.log_softmax, torch.log_softmax), NO_SOFTMAX),
     **{fn: partial(read_elementwise, target=fn) for fn in ELEMENTWISE},
 }  # fmt: skip
 # Whole families of their own files; what they have takes the place of what stands above.
-METHODS |= norms.METHODS | gates.METHODS
-FUNCTIONS |= norms.FUNCTIONS | gates.FUNCTIONS
+METHODS |= norms.METHODS | gates.METHODS | shuffles.METHODS
+FUNCTIONS |= norms.FUNCTIONS | gates.FUNCTIONS | shuffles.FUNCTIONS | products.FUNCTIONS
 METHODS |= {name: gates.or_parameter(name, METHODS[name]) for name in ("view", "reshape", "unsqueeze", "squeeze")}
+
+
+def _stochastic_depth(call: Call) -> object:
+    """torchvision's: nothing outside of training."""
+    options = call.named("input", "p", "mode", "training")
+    if options.get("training", True) and options["p"]:
+        raise call.build.unsupported("drops whole branches at random.", "Use model.eval(), or p=0.")
+    value: object = options["input"]
+    return value
+
+
+# Functions of libraries that may be missing, by their names: torch.fx keeps them as they are (torch.fx.wrap).
+NAMED: dict[str, Rule] = {"torchvision.ops.stochastic_depth.stochastic_depth": _stochastic_depth}

@@ -31,7 +31,9 @@ Reader = Callable[[Any, Call], object]
 SomeReader = TypeVar("SomeReader", bound=Reader)
 READERS: dict[type, Reader] = {}
 # Types whose readers look at all arguments of a call themselves, not at the input alone.
-ALL_ARGUMENTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.RNN)
+ALL_ARGUMENTS = (
+    nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.RNN, nn.Bilinear, nn.EmbeddingBag,
+)  # fmt: skip
 
 NO_LIMIT: dict[type, str] = {
     **dict.fromkeys(
@@ -44,7 +46,6 @@ NO_LIMIT: dict[type, str] = {
         "Its statistics are over the positions of one channel, which are not infinitely many; use LayerNorm or "
         "GroupNorm(1, …)",
     ),
-    **dict.fromkeys((nn.Bilinear,), "Products of two inputs by one weight have no rule; multiply two Linear layers"),
     **dict.fromkeys(
         (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d),
         "A softmax over channels has no limit; leave it to the loss",
