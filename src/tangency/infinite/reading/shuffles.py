@@ -85,10 +85,7 @@ def _unfold(m: nn.Unfold, call: Call) -> Field:
     """[C, H, W] to [C·k², positions]: the window's positions become channels, and are averaged over."""
     _check_picture(call, call.args[0])
     f = call.field()
-    size, stride, padding, dilation = (
-        per_axis(v, 2)
-        for v in (m.kernel_size, m.stride, m.padding, m.dilation)  # type: ignore[arg-type]
-    )
+    size, stride, padding, dilation = (per_axis(v, 2) for v in (m.kernel_size, m.stride, m.padding, m.dilation))
     op = Window(size, stride, tuple((p, p) for p in padding), dilation)
     h, w = op.grid(f.grid)
     count = size[0] * size[1]
