@@ -1306,7 +1306,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
         seq,
         r"output.*channel 2 × position 4 × channel 3.*transpose and reshape",
     ),
-    "batch second": (lambda: nn.RNN(6, 8), seq, r"\(RNN\).*batch_first=True"),
+    "batch second": (lambda: nn.Sequential(nn.Linear(6, 6), nn.RNN(6, 8)), seq, r"1 \(RNN\).*batch_first=True"),
     "attention, batch second": (
         ask(lambda s, x: s.a(x, x, x)[0], a=nn.MultiheadAttention(6, 2)),
         seq,

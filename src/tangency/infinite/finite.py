@@ -65,8 +65,10 @@ def _role(owner: nn.Module, attribute: str, p: Tensor) -> tuple[Kind, int] | Non
     if isinstance(owner, _NORM_LAYERS):
         return ("shift" if attribute == "bias" else "scale"), 1
     # A row is looked up, not summed over.
-    if isinstance(owner, nn.Embedding):
+    if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
         return "weight", 1
+    if isinstance(owner, nn.Bilinear):
+        return ("bias", 1) if attribute == "bias" else ("weight", p[0].numel())
     # Its weights are [in, out, *window], so the first entry is not one output's.
     if isinstance(owner, nn.modules.conv._ConvTransposeNd):
         return (
@@ -118,7 +120,7 @@ def draw(
             # In float64 on the CPU, then rounded: the same numbers for every dtype and device.
             p.copy_(variance**0.5 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
         for layer in model.modules():
-            if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+            if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.padding_idx is not None:
                 layer.weight[layer.padding_idx] = 0.0
     return model
 

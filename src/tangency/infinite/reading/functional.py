@@ -10,14 +10,15 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from ...errors import UnsupportedModule
 from ..layers.spatial import Conv
 from ..moments.axes import take_channels
-from ..moments.fields import Builder, Field, Random
+from ..moments.fields import Builder, Field, Random, Unsettled
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import multiply_fields
-from . import gates, norms
+from . import gates, norms, products, shuffles
 from .arithmetic import (
     read_addmm,
     read_baddbmm,
@@ -32,7 +33,7 @@ from .arithmetic import (
     read_where,
 )
 from .attention import Scores, read_repeat_interleave, read_sdpa, take_softmax
-from .calls import QUESTIONS, Call, Keywords, Parameter, Rule, TorchFunction
+from .calls import QUESTIONS, RANDOM, Call, Keywords, Parameter, Rule, TorchFunction
 from .modules import read_module, reads
 from .tensors import (
     full_shape,
@@ -136,11 +137,6 @@ def read_chunk(call: Call) -> tuple[Random, ...]:
     return read_parts(call, [min(size, total - s) for s in range(0, total, size)], dim)
 
 
-def read_choice(call: Call) -> object:
-    """torch.where: of attention's scores a mask, of other values a mask over positions or an activation."""
-    return read_where(call) if any(isinstance(v, Scores) for v in call.args) else gates.read_where(call)
-
-
 def read_glu(call: Call) -> Field:
     """F.glu: one half of the channels times the sigmoid of the other."""
     f = call.form()
@@ -201,7 +197,6 @@ ELEMENTWISE_METHODS = {
 }
 # The options of torch's functions are in the order of their signatures, for they may be given by position.
 POOL = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
-NO_TABLE = _refusal("reads a table by a function.", "Use nn.Embedding.")
 MAX_POOL = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 NO_LOG = _refusal("is a log-softmax of random values.", "Leave it to the loss.")
 NO_ANSWER = _refusal(
@@ -251,7 +246,6 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.interpolate: _as_module(nn.Upsample, "size", "scale_factor", "mode", "align_corners"),
     F.dropout: read_dropout,
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), read_conv),
-    F.embedding: NO_TABLE,
     F.max_pool1d: _as_module(nn.MaxPool1d, *MAX_POOL), torch.max_pool1d: _as_module(nn.MaxPool1d, *MAX_POOL),
     F.max_pool2d: _as_module(nn.MaxPool2d, *MAX_POOL), torch.max_pool2d: _as_module(nn.MaxPool2d, *MAX_POOL),
     F.max_pool3d: _as_module(nn.MaxPool3d, *MAX_POOL), torch.max_pool3d: _as_module(nn.MaxPool3d, *MAX_POOL),
@@ -269,7 +263,40 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     **{fn: partial(read_elementwise, target=fn) for fn in ELEMENTWISE},
 }  # fmt: skip
 # Whole families of their own files; what they have takes the place of what stands above.
-METHODS |= norms.METHODS | gates.METHODS
-FUNCTIONS |= norms.FUNCTIONS | gates.FUNCTIONS
+METHODS |= norms.METHODS | gates.METHODS | shuffles.METHODS
+FUNCTIONS |= norms.FUNCTIONS | gates.FUNCTIONS | shuffles.FUNCTIONS | products.FUNCTIONS
 METHODS |= {name: gates.or_parameter(name, METHODS[name]) for name in ("view", "reshape", "unsqueeze", "squeeze")}
-FUNCTIONS[torch.where] = read_choice
+
+
+def _either(first: Rule, other: Rule, kinds: type | tuple[type, ...], every: bool = False) -> Rule:
+    """The first rule where some value (or every one) is of these kinds, as those of attention are; else the other."""
+
+    def choose(call: Call) -> object:
+        """The value by the rule that is for it."""
+        values = [
+            v for v in tree_leaves(call.args, is_leaf=lambda v: isinstance(v, RANDOM)) if not isinstance(v, (str, int))
+        ]
+        met = [isinstance(v, kinds) for v in values]
+        return first(call) if (all(met) if every else any(met)) else other(call)
+
+    return choose
+
+
+FUNCTIONS[torch.where] = _either(read_where, gates.read_where, Scores)
+FUNCTIONS[torch.einsum] = _either(read_einsum, products.read_einsum, RANDOM, every=True)
+FUNCTIONS[torch.stack] = _either(read_stack, shuffles.read_stack, Unsettled)
+FUNCTIONS[torch.repeat_interleave] = _either(read_repeat_interleave, shuffles.read_repeat_interleave, Unsettled)
+METHODS["repeat_interleave"] = FUNCTIONS[torch.repeat_interleave]
+
+
+def _stochastic_depth(call: Call) -> object:
+    """torchvision's: nothing outside of training."""
+    options = call.named("input", "p", "mode", "training")
+    if options.get("training", True) and options["p"]:
+        raise call.build.unsupported("drops whole branches at random.", "Use model.eval(), or p=0.")
+    value: object = options["input"]
+    return value
+
+
+# Functions of libraries that may be missing, by their names: torch.fx keeps them as they are (torch.fx.wrap).
+NAMED: dict[str, Rule] = {"torchvision.ops.stochastic_depth.stochastic_depth": _stochastic_depth}

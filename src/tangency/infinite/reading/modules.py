@@ -35,7 +35,8 @@ READERS: dict[type, Reader] = {}
 # Types whose readers look at all arguments of a call themselves, not at the input alone.
 ALL_ARGUMENTS = (
     nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.TransformerDecoderLayer,
-    nn.TransformerDecoder, nn.Transformer, nn.RNN, nn.LSTM, nn.GRU,
+    nn.TransformerDecoder, nn.Transformer, nn.RNN, nn.LSTM, nn.GRU, nn.Bilinear,
+    nn.EmbeddingBag,
 )  # fmt: skip
 
 NO_LIMIT: dict[type, str] = {
@@ -45,7 +46,6 @@ NO_LIMIT: dict[type, str] = {
         "Its statistics are over the positions of one channel, which are not infinitely many; use LayerNorm or "
         "GroupNorm(1, …)",
     ),
-    **dict.fromkeys((nn.Bilinear,), "Products of two inputs by one weight have no rule; multiply two Linear layers"),
     **dict.fromkeys(
         (nn.LogSoftmax, nn.Softmin, nn.Softmax2d), "A softmax over channels has no limit; leave it to the loss"
     ),

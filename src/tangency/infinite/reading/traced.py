@@ -24,7 +24,7 @@ from . import gated, multihead, sequences  # noqa: F401  (they enter their reade
 from .calls import RANDOM, Args, Call, Keywords, Kwargs, Parameter
 from .early import refuse_early
 from .faithful import check_root
-from .functional import FUNCTIONS, METHODS, no_rule
+from .functional import FUNCTIONS, METHODS, NAMED, no_rule
 from .graphs import ModuleGraph, Settled, entries, line_of, same_outputs, trace_module, training_modes
 from .modules import as_known, read_module
 
@@ -128,8 +128,10 @@ def _note_weights(weights: Weights, name: str, m: nn.Module) -> None:
         transposed = getattr(m, "transposed", False)
         fan_in = weight.shape[0] // groups * weight[0, 0].numel() if transposed else weight[0].numel()
         weights.layer(name, fan_in, bias=bias is not None, tensors=(weight, bias))
-    elif isinstance(m, nn.Embedding):
+    elif isinstance(m, (nn.Embedding, nn.EmbeddingBag)):
         weights.layer(name, 1, bias=False, tensors=(weight, None))
+    elif isinstance(m, nn.Bilinear):
+        weights.layer(name, m.weight[0].numel(), bias=bias is not None, tensors=(m.weight, m.bias))
     elif isinstance(m, (nn.RNNBase, nn.MultiheadAttention)):
         for w_name, p in m.named_parameters(recurse=False):
             if w_name.startswith(("weight", "in_proj_weight", "q_proj", "k_proj", "v_proj")):
@@ -245,6 +247,7 @@ class Reading:
                 return known
         self._check_shown(node)
         rule = METHODS.get(target) if isinstance(target, str) else FUNCTIONS.get(target)
+        rule = rule or NAMED.get(f"{getattr(target, '__module__', '')}.{label}")
         if rule is None:
             raise no_rule(build)
         options = Keywords(kwargs)
