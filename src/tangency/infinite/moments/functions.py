@@ -14,7 +14,7 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
     if isinstance(dual, Identity):
         return value
     if isinstance(value, Normed):
-        return build.batch_normed(value, dual)
+        return build.batch_normed(value, dual, fn)
     if isinstance(value, Lazy):
         # The parameter's derivative passes through what follows, for which there is no rule.
         if value.rate:

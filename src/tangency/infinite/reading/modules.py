@@ -325,10 +325,10 @@ def _batch_norm(m: _BatchNorm, call: Call) -> object:
     if not m.training and m.track_running_stats:
         return _running(m, build, rates, call.args[0])
     f = call.field()
-    # The limit over a batch is known of Gaussian values without positions (`moments/batchnorm.py`).
-    if len(f.shape) != 1 or not f.gaussian:
+    # The limit over a batch is known of Gaussian values (`moments/batchnorm.py`, `moments/batchdraws.py`).
+    if not f.gaussian:
         raise build.unsupported(
-            "uses the statistics of the batch; their limit is known after a Linear layer, without positions.",
+            "uses the statistics of the batch; their limit is known right after a Linear or Conv layer.",
             "Use LayerNorm or GroupNorm(1, …), or model.eval() for the statistics of initialisation.",
         )
     return Normed(f, m.eps, rates, call.name)
