@@ -88,11 +88,20 @@ def read_module(module: nn.Module, call: Call) -> object:
             return value
     dual = recognize(module)
     if dual is not None or _elementwise(module):
-        return apply_function(build, call.args[0], module, dual, type(module).__name__)
+        return apply_function(build, call.args[0], _out_of_place(module), dual, type(module).__name__)
     raise build.unsupported(
         "has no rule for an infinite width.",
         "Write it with layers that have one (docs/infinite.md lists them), or as an activation by torch functions.",
     )
+
+
+def _out_of_place(module: nn.Module) -> nn.Module:
+    """An activation that leaves its input as it is: functions compose, and others may read the same values."""
+    if not getattr(module, "inplace", False):
+        return module
+    other = copy.copy(module)
+    other.inplace = False  # type: ignore[assignment]
+    return other
 
 
 def read_part(part: nn.Module, value: Value, call: Call, name: str) -> Value:
