@@ -1241,17 +1241,17 @@ def ask(fn: Callable[[Any, Tensor], Tensor], **modules: Any) -> Callable[[], nn.
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
-    "max pool": (lambda: conv2(nn.MaxPool2d(2)), images, r"1 \(MaxPool2d\).*average pooling"),
+    "max pool": (lambda: conv2(nn.MaxPool2d(6)), lambda: images(size=8), r"1 \(MaxPool2d\).*average pooling"),
     "functional max pool": (
-        ask(lambda s, x: F.max_pool2d(s.a(x), 2), a=nn.Conv2d(2, 4, 3)),
-        images,
+        ask(lambda s, x: F.max_pool2d(s.a(x), 6), a=nn.Conv2d(2, 4, 3)),
+        lambda: images(size=8),
         r"max_pool2d at .*\.py:\d+",
     ),
     "lstm": (lambda: nn.LSTM(6, 8, batch_first=True), seq, r"\(LSTM\).*nn\.RNN"),
     "gru": (lambda: nn.Sequential(nn.Linear(6, 6), nn.GRU(6, 8, batch_first=True)), seq, r"1 \(GRU\).*nn\.RNN"),
     "instance norm": (lambda: conv2(nn.InstanceNorm2d(4)), images, r"1 \(InstanceNorm2d\).*GroupNorm\(1"),
     "group norm": (lambda: conv2(nn.GroupNorm(4, 4)), images, r"1 \(GroupNorm\).*GroupNorm\(1"),
-    "batch norm on images": (lambda: conv2(nn.BatchNorm2d(4)), images, r"1 \(BatchNorm2d\).*eval"),
+    "batch norm on images": (lambda: conv2(nn.ReLU(), nn.BatchNorm2d(4)), images, r"2 \(BatchNorm2d\).*eval"),
     "softmax": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Softmax(-1)), points, r"1 \(Softmax\)"),
     "log softmax": (lambda: nn.Sequential(nn.Linear(3, 8), nn.LogSoftmax(-1)), points, r"1 \(LogSoftmax\)"),
     "softmin": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Softmin(-1)), points, r"1 \(Softmin\)"),
@@ -1298,7 +1298,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
         points,
         r"add at .*:\d+",
     ),
-    "depthwise, activated": (lambda: conv2(nn.Conv2d(4, 4, 1, groups=4), nn.ReLU()), images, r"2 \(ReLU\).*Gaussian"),
+    "depthwise, wide and activated": (
+        lambda: conv2(nn.Conv2d(4, 4, 7, padding=3, groups=4), nn.ReLU()),
+        images,
+        r"2 \(ReLU\).*Gaussian",
+    ),
     "groups of the input": (lambda: nn.Conv2d(2, 4, 3, groups=2), images, r"\(Conv2d\).*groups"),
     "mean over channels": (ask(lambda s, x: s.a(x).mean(-1), a=nn.Linear(3, 8)), points, r"mean at .*:\d+.*channels"),
     "split channels": (

@@ -24,7 +24,7 @@ from ..activations.duals import Identity
 from ..activations.quadrature import Quadrature
 from .core import Activation, CentredActivation, Grid, Input, Op, RandomAffine, channel_products
 from .nongaussian import Doubt, FewActivation, find_doubt, warn_once
-from .ops import BatchNormalize, Drawn, Rescale, SameRow
+from .ops import DRAWN, EXACT, BatchNormalize, Drawn, Rescale, SameRow
 from .positions import Regrid
 from .recursion import Node, Recursion
 from .sampled import Sampled
@@ -153,7 +153,7 @@ class Patched:
 
 @dataclass(frozen=True, eq=False)
 class Normed(_OfField):
-    """BatchNorm of a Gaussian field, waiting for what follows: ReLU, or something linear."""
+    """BatchNorm of a Gaussian field, waiting for what follows: an activation, or something linear."""
 
     of: Field
     eps: float
@@ -296,7 +296,7 @@ class Memory:
 
     inputs: dict[tuple[int, int], tuple[Field, Tensor]] = field(default_factory=dict)  # by id and axis of the channels
     applied: dict[Lazy | Joint | Patched, Field] = field(default_factory=dict)
-    normed: dict[tuple[Normed, bool], Field] = field(default_factory=dict)  # by whether ReLU follows
+    normed: dict[tuple[Normed, object], Field] = field(default_factory=dict)  # by the function that follows
     gained: dict[int, Field] = field(default_factory=dict)  # by node
     functions: dict[int, Joint | Patched] = field(default_factory=dict)  # a node as a function of Gaussian fields
     parts: dict[int, list[Random]] = field(default_factory=dict)  # what lies side by side in a node's channels
@@ -502,20 +502,24 @@ class Builder:
         self.memory.functions[node] = value
         return Field(node, value.shape, value.channel, False, False, all_sources(value.fields))
 
-    def batch_normed(self, value: Normed, dual: Dual | None) -> Field:
-        """BatchNorm and the activation that follows it, which must be ReLU or none."""
-        if not (dual is None or isinstance(dual, Identity) or dual == Relu()):
+    def batch_normed(self, value: Normed, dual: Dual | None, fn: Function | None = None) -> Field:
+        """BatchNorm and the activation that follows it: exactly for ReLU and for none, other functions by points."""
+        f, linear, relu = value.of, (dual is None and fn is None) or isinstance(dual, Identity), dual == Relu()
+        rows = self.size * prod(f.grid)
+        if f.grid and rows > DRAWN:
             raise self.unsupported(
-                f"follows BatchNorm ({value.name}); its limit is known for ReLU and for none only.",
-                "Use ReLU there, or LayerNorm instead of BatchNorm.",
+                f"normalises {self.size} samples with {prod(f.grid)} positions each, {rows} numbers of a channel; the "
+                f"limit is computed for up to {DRAWN}.",
+                "Give fewer samples or smaller images, use GroupNorm(1, …), or model.eval() for running statistics.",
             )
-        relu = dual == Relu()
-        if relu:
-            self.warn(value.of)
-        if (value, relu) not in self.memory.normed:
-            op = BatchNormalize(relu, value.eps, *value.rates)
-            self.memory.normed[value, relu] = replace(self.apply(op, value.of.activated()), centered=not relu)
-        return self.memory.normed[value, relu]
+        if not linear:
+            self.warn(f)
+        key = (value, None if linear else "relu" if relu else fn)
+        if key not in self.memory.normed:
+            drawn = None if linear or (relu and (rows <= EXACT or not f.grid)) else fn
+            op = BatchNormalize(relu, value.eps, *value.rates, len(f.grid) > 0, drawn, self.samples, self.seed)
+            self.memory.normed[key] = replace(self.apply(op, f.activated()), centered=linear)
+        return self.memory.normed[key]
 
     def warn(self, f: Field) -> None:
         """Warn, once for each layer of a kernel, that these values are taken for Gaussian."""

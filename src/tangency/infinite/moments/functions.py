@@ -18,7 +18,7 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
     if isinstance(value, Unsettled):
         raise build.unsupported(*value.why())
     if isinstance(value, Normed):
-        return build.batch_normed(value, dual)
+        return build.batch_normed(value, dual, fn)
     if isinstance(value, Statistic):
         return value.then(fn)
     if isinstance(value, Squared):

@@ -8,8 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .batchdraws import drawn_normalized
 from .batchnorm import normalized, slopes
 from .core import Grid, Here, Moments, Need, Op, embed
+
+# Numbers of a batch (samples times positions) up to which BatchNorm before ReLU is exact, and up to which it is drawn:
+# the first costs their cube a hundred times, the second the root of their covariance (heuristics).
+EXACT, DRAWN = 512, 4096
 
 
 @dataclass(frozen=True)
@@ -128,24 +133,56 @@ class DropChannels(Op):
 
 @dataclass(frozen=True)
 class BatchNormalize(Op):
-    """BatchNorm over the batch at hand, then ReLU or nothing; the rates are those of its scale and shift."""
+    """BatchNorm over the batch at hand with all its positions, then an activation; rates are those of scale and shift.
+
+    The limit: infinitely many channels, each normalised by the mean and variance of its n·P numbers, which stay as many
+    as they are. ReLU and no activation exactly (up to EXACT numbers where there are positions), others by points.
+    """
 
     relu: bool
     eps: float
     scale_rate: float
     shift_rate: float
+    positions: bool = False
+    fn: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)  # the activation, if it is drawn
+    samples: int = 4096
+    seed: int = 0
     batchwise: ClassVar[bool] = True
+
+    def reads(self, asked: Need) -> Need:
+        """All pairs of positions, which the statistics mix."""
+        return Need.WHOLE if asked and self.positions else asked
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         (s,) = inputs
+        rows, shape, size = s.cov.shape[-1], s.cov.shape, prod(s.grid)
+
+        def batch(v: Tensor) -> Tensor:
+            """Samples with their positions as one batch [n·P, n·P]."""
+            return v.reshape(size, size, rows, rows).permute(2, 0, 3, 1).reshape(rows * size, -1) if s.grid else v
+
+        def back(v: Tensor) -> Tensor:
+            """Positions first again."""
+            return v.view(rows, size, rows, size).permute(1, 3, 0, 2).reshape(shape) if s.grid else v
+
+        cov, ntk = self._moments(batch(s.cov), None if s.ntk is None else batch(s.ntk), here.tangent)
+        after = replace(s, cov=back(cov), ntk=None if ntk is None else back(ntk), gap=None)
+        return after.at(here.asked)
+
+    def _moments(self, cov: Tensor, below: Tensor | None, tangent: bool) -> tuple[Tensor, Tensor | None]:
         # Without a tangent kernel from below, that of scale and shift is still wanted.
-        below = torch.zeros_like(s.cov) if s.ntk is None and here.tangent else s.ntk
-        cov, ntk = normalized(s.cov, below, relu=self.relu, eps=self.eps)
-        if here.tangent and ntk is not None:
+        below = torch.zeros_like(cov) if below is None and tangent else below
+        if self.fn is not None:
+            theta = torch.zeros_like(cov) if below is None else below
+            drawn = drawn_normalized(cov, theta, self.fn, self.eps, self.samples, self.seed)
+            trained = drawn.ntk + self.scale_rate * drawn.scale + self.shift_rate * drawn.shift
+            return drawn.cov, trained if tangent else None
+        found, ntk = normalized(cov, below, relu=self.relu, eps=self.eps)
+        if tangent and ntk is not None:
             # ∂y/∂γ = y where γ = 1 and β = 0; ∂y/∂β is the slope of what follows.
-            ntk = ntk + self.scale_rate * cov
-            ntk = ntk + self.shift_rate * slopes(s.cov, relu=self.relu) if self.shift_rate else ntk
-        return replace(s, cov=cov, ntk=ntk, gap=None)
+            ntk = ntk + self.scale_rate * found
+            ntk = ntk + self.shift_rate * slopes(cov, relu=self.relu) if self.shift_rate else ntk
+        return found, ntk
 
 
 @dataclass(frozen=True)

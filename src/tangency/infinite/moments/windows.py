@@ -303,13 +303,13 @@ class _View:
 
 def _signed_points(samples: int, even: int, odd: int, seed: int) -> Iterator[Tensor]:
     """Standard normal points x [even, n] and y [odd, n], with all four signs, n about `samples`."""
-    x, y = _points(max(1, -(-samples // 4)), even, odd, seed)
+    x, y = normal_points(max(1, -(-samples // 4)), even, odd, seed)
     yield torch.cat([x, x, -x, -x], 1)
     yield torch.cat([y, -y, y, -y], 1)
 
 
 @lru_cache(maxsize=8)
-def _points(count: int, even: int, odd: int, seed: int) -> tuple[Tensor, Tensor]:
+def normal_points(count: int, even: int, odd: int, seed: int) -> tuple[Tensor, Tensor]:
     """Quasi-random standard normal points [even, count] and [odd, count], turned so that they have unit covariance.
 
     With all signs, what is linear or quadratic in them then has its exact mean.

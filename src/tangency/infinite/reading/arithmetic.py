@@ -40,7 +40,15 @@ def read_elementwise(call: Call, target: TorchFunction, method: str | None = Non
         if isinstance(v, (Parameter, *RANDOM)) or (isinstance(v, Tensor) and v.numel() != 1):
             raise call.build.unsupported("is given a tensor beside its input.", "Give numbers, or use arithmetic.")
     dual = recognize(target, *rest, **kwargs)
-    return apply_function(call.build, value, lambda x: target(x, *rest, **kwargs), dual, method or call.label)
+    # torch.relu_ would change what others read, for functions compose.
+    copied = getattr(target, "__name__", "").endswith("_")
+
+    def fn(x: Tensor) -> Tensor:
+        """The function, out of place."""
+        out: Tensor = target(x.clone() if copied else x, *rest, **kwargs)
+        return out
+
+    return apply_function(call.build, value, fn, dual, method or call.label)
 
 
 def _together(call: Call, a: Random, b: Random, op: Callable[[Tensor, Tensor], Tensor]) -> Lazy | Patched | None:

@@ -89,10 +89,7 @@ def read_module(module: nn.Module, call: Call) -> object:
             return value
     dual = recognize(module)
     if dual is not None or _elementwise(module):
-        if getattr(module, "inplace", False):  # as a function, it leaves what it is given as it is
-            module = copy.copy(module)
-            module.inplace = False
-        return apply_function(build, call.args[0], module, dual, type(module).__name__)
+        return apply_function(build, call.args[0], _out_of_place(module), dual, type(module).__name__)
     raise build.unsupported(
         "has no rule for an infinite width.",
         "Write it with layers that have one (docs/infinite.md lists them), or as an activation by torch functions.",
@@ -105,6 +102,15 @@ def _read_along(module: nn.Module, kind: type, call: Call) -> object:
     if isinstance(value, Seen) and kind in (nn.Linear, nn.LayerNorm, nn.RMSNorm):
         return on_channels(call.build, value, lambda f: READERS[kind](module, replace(call, args=(f,))))  # type: ignore[arg-type, return-value]
     return READERS[kind](module, call)
+
+
+def _out_of_place(module: nn.Module) -> nn.Module:
+    """An activation that leaves its input as it is: functions compose, and others may read the same values."""
+    if not getattr(module, "inplace", False):
+        return module
+    other = copy.copy(module)
+    other.inplace = False  # type: ignore[assignment]
+    return other
 
 
 def read_part(part: nn.Module, value: Value, call: Call, name: str) -> Value:
@@ -321,10 +327,10 @@ def _batch_norm(m: _BatchNorm, call: Call) -> object:
     if not m.training and m.track_running_stats:
         return _running(m, build, rates, call.args[0])
     f = call.field()
-    # The limit over a batch is known of Gaussian values without positions (`moments/batchnorm.py`).
-    if len(f.shape) != 1 or not f.gaussian:
+    # The limit over a batch is known of Gaussian values (`moments/batchnorm.py`, `moments/batchdraws.py`).
+    if not f.gaussian:
         raise build.unsupported(
-            "uses the statistics of the batch; their limit is known after a Linear layer, without positions.",
+            "uses the statistics of the batch; their limit is known right after a Linear or Conv layer.",
             "Use LayerNorm or GroupNorm(1, …), or model.eval() for the statistics of initialisation.",
         )
     return Normed(f, m.eps, rates, call.name)
