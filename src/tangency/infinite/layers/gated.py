@@ -1,5 +1,6 @@
 """Gated recurrent layers, LSTM and GRU, over the positions of a sequence."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -33,7 +34,7 @@ class Gated(Layer):
     bias: bool = True
     width: int | None = None
     suffix: str = "_l0"
-    of: nn.Module | None = field(default=None, repr=False, compare=False)
+    of: nn.LSTM | nn.GRU | None = field(default=None, repr=False, compare=False)
     cell: ClassVar[Cell]
 
     def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Field:
@@ -78,7 +79,9 @@ class Gated(Layer):
     def _numbers(self, weights: Weights, name: str, fan_in: int, kind: str) -> tuple[list[RandomAffine], list[float]]:
         """The numbers of each gate's weights and biases, and the biases' means."""
         names = (f"weight_{kind}", f"bias_{kind}")
-        parts = gate_rows(self.of, self.cell, names, self.bias)
+        parts: Iterable[tuple[Tensor | None, Tensor | None]] = ((None, None) for _ in ROWS[self.cell])
+        if self.of is not None:
+            parts = gate_rows(self.of, names).values()
         numbers, means = [], []
         for weight, bias in parts:
             mean = _constant(bias) if weights.w_var == "init" and bias is not None and self.b_var is None else 0.0
@@ -116,15 +119,12 @@ class GRU(Gated):
     cell: ClassVar[Cell] = "gru"
 
 
-def gate_rows(
-    of: nn.Module | None, cell: Cell, names: tuple[str, str], bias: bool
-) -> list[tuple[Tensor | None, Tensor | None]]:
-    """Each gate's rows of a module's weight and bias; None where there is none."""
-    count = len(ROWS[cell])
-    weight, shift = (getattr(of, name, None) for name in names)
-    weights = [None] * count if weight is None else list(weight.chunk(count))
-    biases = [None] * count if shift is None or not bias else list(shift.chunk(count))
-    return list(zip(weights, biases, strict=True))
+def gate_rows(m: nn.LSTM | nn.GRU, names: tuple[str, str]) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """Each gate's rows of a module's weight and bias (None if it has none), by the gate's letter."""
+    gates = ROWS["lstm" if isinstance(m, nn.LSTM) else "gru"]
+    weight, bias = getattr(m, names[0]), getattr(m, names[1]) if m.bias else None
+    biases = [None] * len(gates) if bias is None else bias.chunk(len(gates))
+    return dict(zip(gates, zip(weight.chunk(len(gates)), biases, strict=True), strict=True))
 
 
 def _constant(bias: Tensor) -> float:

@@ -8,8 +8,8 @@ is part of the next covariance. The weights that act on times are the same ones,
 has all widths infinite, and variances w/fan-in of weights, in whichever parametrisation.
 
 The tangent kernel: a change of the weights is one of the values before the gates, da, which is Gaussian and independent
-of those (its sign may be turned), with the covariance Θ_a[t, t'] = rates·moments + w_x Θ[t, t'] + w_h Θ_h[t−1, t'−1]. It
-changes a channel's state by ds_t = keep_t ds_{t−1} + Σ_g drive^g_t da^g_t, and Θ_h = E[dh dh'], a mean over the draws.
+of those (its sign may be turned), with the covariance Θ_a[t, t'] = rates·moments + w_x Θ[t, t'] + w_h Θ_h[t−1, t'−1].
+It changes a channel's state by ds_t = keep_t ds_{t−1} + Σ_g drive^g_t da^g_t, and Θ_h = E[dh dh'], a mean over draws.
 """
 
 import math
@@ -316,10 +316,14 @@ class _Right(NamedTuple):
     @classmethod
     def of(cls, steps: list[_Step]) -> "_Right":
         """Of all steps."""
-        keep, drive = (torch.stack([v[k][:, -1] for v in steps], 1) for k in (2, 3))
-        out, direct = ([v[k] for v in steps] for k in (4, 5))
-        both = [None if v[0] is None else torch.stack([x[:, -1] for x in v if x is not None], 1) for v in (out, direct)]
-        return cls(keep, drive, *both)
+        out = [v.out[:, -1] for v in steps if v.out is not None]
+        direct = [v.direct[:, -1] for v in steps if v.direct is not None]
+        return cls(
+            torch.stack([v.keep[:, -1] for v in steps], 1),
+            torch.stack([v.drive[:, -1] for v in steps], 1),
+            torch.stack(out, 1) if out else None,
+            torch.stack(direct, 1) if direct else None,
+        )
 
     def run(self, driven: Tensor) -> Tensor:
         """s_t' = keep_t' s_{t'−1} + driven_t', over all times."""

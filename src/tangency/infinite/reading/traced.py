@@ -18,6 +18,7 @@ from ..._base.fingerprint import architecture, digest
 from ..._base.types import Json, Spec
 from ...errors import InputError, TangencyError, UnsupportedModule
 from ..layers.basic import Argument, Layer
+from ..layers.gated import gate_rows
 from ..layers.weights import Weights, dotted
 from ..moments.fields import Builder, Value
 from . import gated, multihead, sequences  # noqa: F401  (they enter their readers)
@@ -132,6 +133,12 @@ def _note_weights(weights: Weights, name: str, m: nn.Module) -> None:
         weights.layer(name, 1, bias=False, tensors=(weight, None))
     elif isinstance(m, nn.Bilinear):
         weights.layer(name, m.weight[0].numel(), bias=bias is not None, tensors=(m.weight, m.bias))
+    elif isinstance(m, (nn.LSTM, nn.GRU)):
+        for w_name in [n for n, _ in m.named_parameters(recurse=False) if n.startswith(("weight_ih", "weight_hh"))]:
+            names = (w_name, w_name.replace("weight", "bias"))
+            for gate, (p, b) in gate_rows(m, names).items():
+                weights.layer(name, p.shape[1], bias=b is not None, tensors=(p, b), names=names)
+                weights.record[dotted(name, w_name, gate)] = weights.record.pop(name or w_name)
     elif isinstance(m, (nn.RNNBase, nn.MultiheadAttention)):
         for w_name, p in m.named_parameters(recurse=False):
             if w_name.startswith(("weight", "in_proj_weight", "q_proj", "k_proj", "v_proj")):
