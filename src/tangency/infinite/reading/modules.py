@@ -26,7 +26,7 @@ from ..moments.shapes import regrid
 from .attention import take_softmax
 from .calls import RANDOM, Call, Keywords
 from .faithful import check_leaf, exact
-from .tensors import padded, read_flatten, read_unflatten
+from .tensors import padded, read_flatten
 
 # From a module and its call to the value after it. The module is of one of the types that the reader is for.
 Reader = Callable[[Any, Call], object]
@@ -141,11 +141,6 @@ def _elementwise(module: nn.Module) -> bool:
 @reads(nn.Softmax)
 def _softmax(m: nn.Softmax, call: Call) -> object:
     return take_softmax(replace(call, args=(call.args[0], m.dim), kwargs=Keywords()))
-
-
-@reads(nn.Unflatten)
-def _unflatten(m: nn.Unflatten, call: Call) -> object:
-    return read_unflatten(replace(call, args=(call.args[0], m.dim, m.unflattened_size), kwargs=Keywords()))
 
 
 @reads(nn.Identity)
