@@ -161,12 +161,12 @@ class Classifier(nn.Module):
             out, _ = self.lstm(emb, (h0, torch.zeros(1, ids.size(0), 16)))
             return self.fc(out[:, -1, :])
         out, (h, _) = self.lstm(emb)
-        if self.how == "h":
-            return self.fc(h[-1])
+        if self.how.startswith("h["):
+            return self.fc(h[-1] if self.how == "h[-1]" else h[-1, :, :])
         return self.fc(h.squeeze(0)) if self.how == "squeezed" else self.fc(out[:, -1])
 
 
-@pytest.mark.parametrize("how", ["h", "squeezed", "zeros"])
+@pytest.mark.parametrize("how", ["h[-1]", "h[-1, :, :]", "squeezed", "zeros"])
 def test_classifier_in_other_words(how: str) -> None:
     want = tg.infinite_ntk(Classifier("out"), b_var=0.1, samples=256)(TOKENS)
     assert bool((torch.linalg.eigvalsh(want) > 0).all())

@@ -20,11 +20,15 @@ from .modules import reads
 
 @dataclass(frozen=True)
 class Finals:
-    """nn.RNN's second output: the last hidden values, by layer and direction."""
+    """A recurrent module's second output: the last hidden values (or states), by layer and direction."""
 
     fields: tuple[Field, ...]
 
-    def __getitem__(self, k: int) -> Field:
+    def __getitem__(self, index: int | tuple[object, ...]) -> Field:
+        k, *rest = index if isinstance(index, tuple) else (index,)
+        # h[-1, :, :] is h[-1]; some samples or channels alone are not read.
+        if not isinstance(k, int) or any(not isinstance(v, slice) or v != slice(None) for v in rest):
+            raise InputError(f"final values are indexed by {index!r}; needed: one number, h[-1] or h[-1, :, :].")
         return self.fields[k]
 
     def squeeze(self, dim: int = 0) -> Field:
