@@ -1241,10 +1241,10 @@ def ask(fn: Callable[[Any, Tensor], Tensor], **modules: Any) -> Callable[[], nn.
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
-    "max pool": (lambda: conv2(nn.MaxPool2d(6)), lambda: images(size=8), r"1 \(MaxPool2d\).*average pooling"),
+    "max pool": (lambda: conv2(nn.MaxPool2d(9)), lambda: images(size=11), r"1 \(MaxPool2d\).*average pooling"),
     "functional max pool": (
-        ask(lambda s, x: F.max_pool2d(s.a(x), 6), a=nn.Conv2d(2, 4, 3)),
-        lambda: images(size=8),
+        ask(lambda s, x: F.max_pool2d(s.a(x), 9), a=nn.Conv2d(2, 4, 3)),
+        lambda: images(size=11),
         r"max_pool2d at .*\.py:\d+",
     ),
     "lstm cell": (ask(lambda s, x: s.a(x)[0], a=nn.LSTMCell(3, 8)), points, r"a \(LSTMCell\).*nn\.LSTM"),
@@ -1300,7 +1300,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
         r"add at .*:\d+",
     ),
     "depthwise, wide and activated": (
-        lambda: conv2(nn.Conv2d(4, 4, 7, padding=3, groups=4), nn.ReLU()),
+        lambda: conv2(nn.Conv2d(4, 4, 9, padding=4, groups=4), nn.ReLU()),
         images,
         r"2 \(ReLU\).*Gaussian",
     ),
@@ -1366,7 +1366,7 @@ def test_control_flow_on_values_names_its_line() -> None:
         (lambda: tg.infinite_ntk(DENSE)((points(), points())), "2 inputs"),
         (lambda: tg.infinite_ntk(GCN())(torch.randn(2, 4, 3)), "adj"),
         (lambda: tg.infinite_ntk(GCN())({"x": torch.randn(2, 4, 3), "edges": torch.randn(2, 4, 4)}), "adj"),
-        (lambda: tg.infinite_ntk(PreResNet())(images(), images(size=8)), "different shapes"),
+        (lambda: tg.infinite_ntk(PreResNet())(images(), images(size=11)), "different shapes"),
         (lambda: tg.infinite_ntk(nn.Linear(3, 1))(points(), points(2, 4)), "3.*4|4.*3"),
         (lambda: tg.infinite_ntk(nn.Linear(3, 1))(points()[0]), "shape|dimension|axis"),
         (lambda: tg.infinite_ntk(nn.Linear(3, 1))(points(2, 4)), "3.*4|4.*3"),

@@ -12,6 +12,7 @@ waits for the activation that follows). `Seen` is any of them along other axes, 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 from typing import Literal, TypedDict, Unpack
 
@@ -300,6 +301,7 @@ class Memory:
     gained: dict[int, Field] = field(default_factory=dict)  # by node
     functions: dict[int, Joint | Patched] = field(default_factory=dict)  # a node as a function of Gaussian fields
     parts: dict[int, list[Random]] = field(default_factory=dict)  # what lies side by side in a node's channels
+    maxima: dict["Random", tuple["Random", Windows]] = field(default_factory=dict)  # of which value, over which windows
     multiples: dict[int, tuple[Field, float]] = field(default_factory=dict)  # the Gaussian field that a node multiplies
     rows: dict[tuple[int, int], Field] = field(default_factory=dict)  # some channels of a node, by their bits
     squares: dict[Lazy, Random] = field(default_factory=dict)  # the value that a function is the square of
@@ -562,6 +564,7 @@ def all_sources(fields: Iterable[Field]) -> frozenset[object]:
     return frozenset().union(*(f.sources for f in fields))
 
 
+@lru_cache(maxsize=64)  # finding its kinks takes a second, and a network has many of one kind
 def _scale_derivative(dual: Dual) -> Dual:
     """x φ'(x): what a scale before φ changes."""
     if dual.homogeneous:

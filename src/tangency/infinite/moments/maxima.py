@@ -16,16 +16,27 @@ from .windows import Windows
 def max_over(build: Builder, value: Random, windows: Windows, shape: tuple[int, ...], channel: int) -> Random:
     """The maximum over windows of positions, as a function of the fields that the value is of.
 
-    The limit is that of infinitely many channels, each with its own maximum; positions stay as many as they are.
+    The limit is that of infinitely many channels, each with its own maximum; windows stay as large as they are.
     """
+    if isinstance(value, Field):
+        parts = build.memory.parts.get(value.node)
+        if parts is not None:  # channels side by side: each part by itself
+            pooled = [max_over(build, part, windows, _narrower(shape, channel, part), channel) for part in parts]
+            return replace(concat_channels(build, pooled), shape=shape, channel=channel)
+        value = build.memory.functions.get(value.node, value)
+    if value in build.memory.maxima:  # the maximum of maxima is one over all that they see
+        value, inner = build.memory.maxima[value]
+        windows = inner.within(windows).without_copies()
+    largest = _maximum(build, value, windows, shape, channel)
+    build.memory.maxima[largest] = value, windows
+    return largest
+
+
+def _maximum(build: Builder, value: Random, windows: Windows, shape: tuple[int, ...], channel: int) -> Random:
     if isinstance(value, Lazy) and value.dual == Relu() and value.scale > 0 and not value.rate:
         # ReLU is monotone: of the maximum it costs a window's size less.
-        largest_before = max_over(build, value.of, windows, shape, channel)
-        return scale_by(build, apply_function(build, largest_before, value.fn, value.dual, value.label), value.scale)
-    parts = build.memory.parts.get(value.node) if isinstance(value, Field) else None
-    if parts is not None:  # channels side by side: each part by itself
-        pooled = [max_over(build, part, windows, _narrower(shape, channel, part), channel) for part in parts]
-        return replace(concat_channels(build, pooled), shape=shape, channel=channel)
+        before = _maximum(build, value.of, windows, shape, channel)
+        return scale_by(build, apply_function(build, before, value.fn, value.dual, value.label), value.scale)
     patches = as_patches(build, value)
     if patches is None:
         raise build.unsupported(

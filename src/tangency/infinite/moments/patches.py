@@ -9,9 +9,7 @@ from .fields import Builder, Field, Lazy, Patched, Random, Value, all_sources
 from .origins import gaussian_origin
 from .windows import WIDEST, Parameters, Windows
 
-AVERAGE = (
-    "Use average pooling there (nn.AvgPool2d(k) for nn.MaxPool2d(k), x.mean(dim) for x.amax(dim)), or a strided Conv"
-)
+AVERAGE = "Use average pooling: nn.AvgPool2d(k) for nn.MaxPool2d(k), x.mean(dim) for x.amax(dim)"
 
 
 def is_patched(build: Builder, value: Value) -> bool:

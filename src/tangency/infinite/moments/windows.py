@@ -23,7 +23,7 @@ from .sampled import normal_factors
 # Numbers of one tensor [pairs, window, points] at a time, and of the covariances whose roots are taken at once
 # (heuristics: a few of the first lie in the cache of a core).
 NUMBERS, ROOTS = 1 << 17, 1 << 20
-WIDEST = 32  # positions of all windows of one function together: the error of quasi-random points grows with them
+WIDEST = 64  # positions of all windows of one function together: the error of quasi-random points grows with them
 # Windows of one layer: its moments are over all pairs of them (a heuristic: minutes for a pair of samples).
 MOST = 1024
 
@@ -61,6 +61,12 @@ class Windows:
     def within(self, outer: "Windows") -> "Windows":
         """Windows of windows: those of each position that an outer window sees, one after the other."""
         return Windows(outer.grid, tuple(tuple(k for p in window for k in self.index[p]) for window in outer.index))
+
+    def without_copies(self) -> "Windows":
+        """Each position of a window once, as far as all windows have as many: what is left repeats one."""
+        once = [tuple(dict.fromkeys(window)) for window in self.index]
+        size = max(len(window) for window in once)
+        return Windows(self.grid, tuple(window + window[:1] * (size - len(window)) for window in once))
 
     def beside(self, other: "Windows") -> "Windows":
         """Both windows of each position, one after the other."""
@@ -187,7 +193,7 @@ class _Draws:
                 view.read(moments, here.own(k))
             self.views.append(view)
         trained = any(s.own.rate if s.own else s.gain for s in op.sources)
-        self.slope = here.tangent and (trained or any(s.ntk is not None for s in inputs))
+        self.slope = here.tangent and bool(trained or any(s.ntk is not None for s in inputs))
         even, odd = sum(s.even for s in op.sources), sum(s.odd for s in op.sources)
         self.points = tuple(v.to(like) for v in _signed_points(op.samples, even, odd, op.seed))
         self.size = max(s.windows.size for s in op.sources)
@@ -198,14 +204,20 @@ class _Draws:
         roots, at_once = (
             max(1, n) for n in (ROOTS // self.size**2 // 4, NUMBERS // self.size // self.points[0].shape[1])
         )
-        found = []
-        for entries in torch.arange(len(p) * count, device=p.device).split(roots):
+        # One tensor for all results: small ones that live on between large ones that do not would tear up the memory.
+        sums = self.points[0].new_empty(1 + self.slope, len(p) * count)
+        for entries, out in zip(
+            torch.arange(len(p) * count, device=p.device).split(roots), sums.split(roots, 1), strict=True
+        ):
             at, pair = entries // count, entries % count
             i, j = (pair, pair) if self.zipped else (pair // columns, pair % columns)
             for view in self.views:
                 view.look(p[at], q[at], pair, i, j)
-            found += [self._means(slice(k, k + at_once)) for k in range(0, len(entries), at_once)]
-        return [torch.cat(v).view(len(p), *pairs) for v in zip(*found, strict=True)]
+            for k in range(0, len(entries), at_once):
+                part = slice(k, k + at_once)
+                for row, v in zip(out, self._means(part), strict=True):
+                    row[part] = v
+        return [row.view(len(p), *pairs) for row in sums]
 
     def _means(self, part: slice) -> list[Tensor]:
         """The means over all points, for some of the entries that are looked at."""

@@ -211,17 +211,19 @@ def _adaptive(m: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d | nn.AdaptiveAvgPoo
     f = build.field(call.args[0], 0)
     asked = per_axis(m.output_size, len(f.grid))  # type: ignore[arg-type]  # None keeps an axis as it is
     want = tuple(n if w is None else w for w, n in zip(asked, f.grid, strict=True))
-    # Windows of equal size tile the positions; torch's overlap where sizes do not divide.
+    # Windows of equal size tile the positions; where sizes do not divide they overlap, from ⌊w·n/m⌋ to ⌈(w + 1)·n/m⌉.
     if any(n % w for w, n in zip(want, f.grid, strict=True)):
-        eyes = [torch.eye(n, dtype=torch.float64).unsqueeze(0) for n in f.grid]
-        return resampled(
-            build, f, {k: F.adaptive_avg_pool1d(eye, w)[0].T for k, (eye, w) in enumerate(zip(eyes, want, strict=True))}
-        )
+        return resampled(build, f, {axis: _means(n, w) for axis, (n, w) in enumerate(zip(f.grid, want, strict=True))})
     size = tuple(n // w for w, n in zip(want, f.grid, strict=True))
     if all(w == 1 for w in want):
         pooled = GlobalAvgPool().grow(build, f, call.weights, call.name)
         return regrid(build, pooled, (f.width, *want), 0)
     return AvgPool(size).grow(build, f, call.weights, call.name)
+
+
+def _means(n: int, m: int) -> Tensor:
+    """The means [m, n] over m windows of n positions, as adaptive pooling takes them."""
+    return F.adaptive_avg_pool1d(torch.eye(n, dtype=torch.float64).unsqueeze(0), m)[0].T
 
 
 @reads(nn.Flatten)
