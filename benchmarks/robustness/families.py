@@ -258,7 +258,7 @@ FAMILIES: list[Family] = [
     _timm("pit_ti_224", 64, img_size=64),
     _hugging("BERT", "BertForSequenceClassification", TEXT),
     _hugging("RoBERTa", "RobertaForSequenceClassification", TEXT, max_position_embeddings=20),
-    _hugging("ALBERT", "AlbertForSequenceClassification", TEXT, embedding_size=8),
+    _hugging("ALBERT", "AlbertForSequenceClassification", TEXT, embedding_size=8, num_hidden_layers=2),
     _hugging("ELECTRA", "ElectraForSequenceClassification", TEXT, embedding_size=16),
     _hugging("DistilBERT", "DistilBertForSequenceClassification", {}, tokens(), dim=16, n_layers=1, n_heads=2,
              hidden_dim=32, vocab_size=50, max_position_embeddings=16),

@@ -18,6 +18,7 @@ from tangency.errors import InputError, TangencyError, UnsupportedModule
 from tangency.infinite.compose import Serial
 from tangency.infinite.kernel import Infinite
 from tangency.infinite.layers.basic import Linear
+from tangency.infinite.reading.functional import find_rule
 from tangency.infinite.reading.recorded import Recorded, read_source
 from tangency.infinite.reading.traced import Traced
 
@@ -440,6 +441,47 @@ def test_kernels_go_to_workers_and_stores() -> None:
     assert torch.equal(again(X), kernel(X))
     assert again.spec() == kernel.spec()
     assert tg.infinite_ntk(Any1(by_shape, a=nn.Linear(3, 1))).spec() != kernel.spec()
+
+
+# What libraries write where torch has a layer
+
+
+class Scaled(nn.Embedding):
+    """A table of a class of its own, as Gemma and OPT have it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Its rows, doubled."""
+        return 2 * super().forward(input)
+
+
+def test_tables_read_by_a_function() -> None:
+    torch.manual_seed(0)
+    x = torch.randint(9, (3, 5))
+    plain, other = Tokens().eval(), Tokens().eval()
+    plain.places.weight.requires_grad_(False)
+    other.words, other.places = Scaled(9, 8), Scaled(5, 8)
+    kernels = [
+        tg.infinite_nngp(m, w_var={"": 1.0, "words": 4 * v, "places": 4 * v}) for m, v in ((plain, 1), (other, 0.25))
+    ]
+    torch.testing.assert_close(kernels[0](x), kernels[1](x))
+
+
+def test_a_class_token_by_its_channels() -> None:
+    def joined(s: Any, x: Any) -> Any:
+        return s.out(torch.cat([s.token.expand(x.shape[0], 1, -1), s.a(x)], 1).mean(1))
+
+    torch.manual_seed(0)
+    token = torch.randn(8)
+    parts = {"a": nn.Linear(6, 8), "out": nn.Linear(8, 1)}
+    x = seq()
+    flat, full = (Net(joined, token=nn.Parameter(t), **parts) for t in (token, token[None, None]))
+    assert torch.equal(tg.infinite_ntk(flat)(x), tg.infinite_ntk(full)(x))
+
+
+def test_methods_and_functions_of_one_name_have_one_rule() -> None:
+    assert find_rule("chunk") is find_rule(torch.chunk)
+    assert find_rule(torch.masked_fill) is find_rule("masked_fill")
+    assert find_rule("cumsum") is None
 
 
 # Refusals without inputs
