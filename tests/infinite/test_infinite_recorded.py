@@ -446,26 +446,6 @@ def test_kernels_go_to_workers_and_stores() -> None:
 # What libraries write where torch has a layer
 
 
-class Scaled(nn.Embedding):
-    """A table of a class of its own, as Gemma and OPT have it."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Its rows, doubled."""
-        return 2 * super().forward(input)
-
-
-def test_tables_read_by_a_function() -> None:
-    torch.manual_seed(0)
-    x = torch.randint(9, (3, 5))
-    plain, other = Tokens().eval(), Tokens().eval()
-    plain.places.weight.requires_grad_(False)
-    other.words, other.places = Scaled(9, 8), Scaled(5, 8)
-    kernels = [
-        tg.infinite_nngp(m, w_var={"": 1.0, "words": 4 * v, "places": 4 * v}) for m, v in ((plain, 1), (other, 0.25))
-    ]
-    torch.testing.assert_close(kernels[0](x), kernels[1](x))
-
-
 def test_a_class_token_by_its_channels() -> None:
     def joined(s: Any, x: Any) -> Any:
         return s.out(torch.cat([s.token.expand(x.shape[0], 1, -1), s.a(x)], 1).mean(1))

@@ -9,10 +9,9 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from ...errors import UnsupportedModule
-from ..layers.sequences import Embedding
 from ..layers.spatial import Conv
 from ..moments.fields import Builder, Field
 from ..moments.functions import apply_function, scale_by
@@ -108,23 +107,6 @@ def read_conv(call: Call) -> Field:
     return layer.grow(call.build, options["input"], call.weights, "", names)
 
 
-def read_embedding(call: Call) -> Field:
-    """F.embedding with a parameter for its table."""
-    options = call.named("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-    index, table = options["input"], options["weight"]
-    if not isinstance(table, Parameter) or not isinstance(index, Tensor) or table.factor != 1:
-        raise call.build.unsupported("reads a table that is no parameter, or by random indices.", "Use nn.Embedding.")
-    if options.get("max_norm") is not None or options.get("scale_grad_by_freq"):
-        raise call.build.unsupported("rescales rows (max_norm) or their gradients.", "Leave both at their default.")
-    padding = options.get("padding_idx")
-    # The layer reads an initialisation off a module's tensor; here it is the user's own parameter.
-    rows, width = table.value.shape
-    source = SimpleNamespace(weight=table.value, num_embeddings=rows)
-    layer = Embedding(width=width, padding=None if padding is None else padding % rows, of=cast(nn.Module, source))
-    # Its numbers go by the module's name, as those of nn.Embedding.
-    return layer.grow(call.build, index, call.weights, table.name.removesuffix(".weight"))
-
-
 def read_layer_norm(call: Call) -> object:
     """F.layer_norm without parameters."""
     options = call.named("input", "normalized_shape", "weight", "bias", "eps")
@@ -195,6 +177,7 @@ ELEMENTWISE_METHODS = {
 }
 # The options of torch's functions are in the order of their signatures, for they may be given by position.
 POOL = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+NO_TABLE = _refusal("reads a table by a function.", "Use nn.Embedding.")
 NO_MAX = _refusal("has no known infinite-width limit.", "Use average pooling or strides.")
 NO_SOFTMAX = _refusal(
     "is a softmax of random values.", "Leave the last one to the loss; for attention use nn.MultiheadAttention."
@@ -245,7 +228,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.interpolate: _as_module(nn.Upsample, "size", "scale_factor", "mode", "align_corners"),
     F.dropout: read_dropout, F.layer_norm: read_layer_norm,
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), read_conv),
-    F.embedding: read_embedding,
+    F.embedding: NO_TABLE,
     **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.amax, torch.max), NO_MAX),
     **dict.fromkeys((F.softmax, torch.softmax, F.log_softmax, torch.log_softmax), NO_SOFTMAX),
     **{fn: partial(read_elementwise, target=fn) for fn in ELEMENTWISE},
