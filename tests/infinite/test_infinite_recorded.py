@@ -73,7 +73,7 @@ def recorded(model: nn.Module) -> Infinite:
 
 
 def images() -> Tensor:
-    return torch.randn(3, 2, 4, 4, dtype=torch.float64)
+    return torch.randn(3, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
 def seq() -> Tensor:
@@ -444,6 +444,26 @@ def test_kernels_go_to_workers_and_stores() -> None:
 
 
 # What libraries write where torch has a layer
+
+
+class NormAct(nn.BatchNorm2d):
+    """A norm and its activation, as timm writes them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """relu(norm(x))."""
+        means = (self.running_mean, self.running_var)
+        return F.relu(F.batch_norm(x, *means, self.weight, self.bias, self.training, 0.0, self.eps))
+
+
+def test_batch_norm_by_a_function() -> None:
+    convs = (nn.Conv2d(2, 8, 3), nn.Flatten(), nn.Linear(32, 1))
+    layers = (nn.Sequential(nn.BatchNorm2d(8, eps=0.1), nn.ReLU()), NormAct(8, eps=0.1))
+    for lr in (1.0, {"": 1.0, "1": 0.0}):
+        plain, own = (tg.infinite_ntk(nn.Sequential(convs[0], m, *convs[1:]).eval(), lr=lr)(images()) for m in layers)
+        assert torch.equal(plain, own)
+    layers[1].running_mean.add_(1)  # type: ignore[union-attr]
+    with pytest.raises(UnsupportedModule, match="batch_norm at .*running statistics of its own training"):
+        tg.infinite_ntk(nn.Sequential(convs[0], layers[1]).eval())(images())
 
 
 def test_a_class_token_by_its_channels() -> None:

@@ -19,6 +19,7 @@ from ..moments.joins import multiply_fields
 from ..moments.ops import Rescale
 from ..moments.shapes import take_positions
 from .arithmetic import read_elementwise, read_linear, read_masked_fill, read_matmul, read_power, read_product, read_sum
+from .batch_norm import read_batch_norm
 from .calls import QUESTIONS, Call, Keywords, Parameter, TorchFunction
 from .modules import read_module
 from .tensors import (
@@ -229,6 +230,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.dropout: read_dropout, F.layer_norm: read_layer_norm,
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), read_conv),
     F.embedding: NO_TABLE,
+    F.batch_norm: read_batch_norm,
     **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.amax, torch.max), NO_MAX),
     **dict.fromkeys((F.softmax, torch.softmax, F.log_softmax, torch.log_softmax), NO_SOFTMAX),
     **{fn: partial(read_elementwise, target=fn) for fn in ELEMENTWISE},
