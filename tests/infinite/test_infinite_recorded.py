@@ -366,6 +366,14 @@ def test_answers_stay_those_of_the_first_batch() -> None:
         kernel(-up)
 
 
+def test_questions_that_only_large_batches_meet() -> None:
+    net = Any1(lambda s, x, **k: 2 * s.a(x) if len(x) > 2 and bool(x[0, 0] > 0) else s.a(x), a=nn.Linear(3, 1))
+    kernel, up = recorded(net), X.abs()
+    torch.testing.assert_close(kernel(up[:2]), 2 * up[:2] @ up[:2].T / 3)
+    with pytest.raises(TangencyError, match="no inputs of one network|others of its batch|sample alone"):
+        kernel(up)
+
+
 # The user's model
 
 

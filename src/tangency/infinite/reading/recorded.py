@@ -79,19 +79,22 @@ class Recorded(Traced):
         """As `Layer.grow`: one run of the module, and one over its graph."""
         check_root(self.source)
         inputs = _shaped(value, build.size)
-        graph = _for_reading(record(self.source, inputs), self.source, inputs)
+        recording = record(self.source, inputs)
+        graph = _for_reading(recording, self.source, inputs)
         after = Reading(graph, build, without_frozen(weights, self.source, name), name).run(value)
-        self._check(inputs)  # after reading, which says more of what it cannot take
+        # After reading, which says more of what it cannot take.
+        form = str([(label, v.shape[1:], v.dtype) for label, v in tree.leaves(inputs)])
+        if question := recording.asked():
+            self._check_answers(form, question, inputs)
+        sized = f"{form} of {build.size}"  # forward() may go by the size of the batch
+        if sized not in self.verified:
+            self._check(inputs)
+            self.verified.add(sized)
         return after
 
     def _check(self, inputs: Inputs) -> None:
-        """Once for each form of inputs: another run does the same, whatever the weights, and samples do not mix."""
-        form = str([(label, v.shape[1:], v.dtype) for label, v in tree.leaves(inputs)])
-        if form in self.verified and form not in self.texts:
-            return
+        """Another run does the same, whatever the weights, and samples do not mix."""
         recording, kind = record(self.source, inputs), type(self.source).__name__
-        if question := recording.asked():
-            self._check_answers(form, question, inputs)
         if not _replays(recording, self.source, inputs):
             raise UnsupportedModule(
                 f"{kind}: run twice on the same inputs, its forward() gives other values: it keeps a state that it "
@@ -107,7 +110,6 @@ class Recorded(Traced):
                 f"{kind}: its forward() gives another output for a sample alone than for the same one among others, so "
                 "what it does depends on the size of the batch, or on all of its samples. Let it go by one sample."
             )
-        self.verified.add(form)
 
     def _check_answers(self, form: str, question: fx.Node, inputs: Inputs) -> None:
         """Where forward() asks for values of its input, all samples must go one way."""
