@@ -133,10 +133,7 @@ def record(source: nn.Module, inputs: Inputs, redrawn: bool = False) -> Recordin
     working = _copied(source)
     if redrawn:
         _redraw(working)
-    for m in working.modules():
-        # torch's own stand for themselves, whatever they give; of one sample in training they give an error.
-        if isinstance(m, _BatchNorm) and exact(m):
-            m.eval()
+    _quiet(working)
     args, kwargs = _arguments(source, inputs)
     recorder = Recorder(working, dict(source.named_modules()))
     recorder.begin(_names(source, args, kwargs))
@@ -173,6 +170,14 @@ def _copied(source: nn.Module, parameters: bool = True) -> nn.Module:
             f"{type(source).__name__} cannot be copied ({type(e).__name__}: {e}), and without a copy running it could "
             "change it. Keep on the module what copy.deepcopy takes."
         ) from e
+
+
+def _quiet(copied: nn.Module) -> nn.Module:
+    """torch's own BatchNorm in evaluation mode: it is one node, whatever it gives, and of one sample gives an error."""
+    for m in copied.modules():
+        if isinstance(m, _BatchNorm) and exact(m):
+            m.eval()
+    return copied
 
 
 @torch.no_grad()
@@ -247,7 +252,7 @@ def _outputs(module: nn.Module, inputs: Inputs) -> list[Tensor]:
     args, kwargs = _arguments(module, inputs)
     with torch.no_grad(), _apart(module):
         torch.manual_seed(0)  # dropout's masks
-        return _tensors(_copied(module)(*args, **kwargs))
+        return _tensors(_quiet(_copied(module))(*args, **kwargs))
 
 
 def _tensors(returned: object) -> list[Tensor]:
@@ -261,7 +266,7 @@ def _replays(recording: Recording, source: nn.Module, inputs: Inputs) -> bool:
         torch.manual_seed(0)
         given = [*args, *kwargs.values()]
         # Of a copy: the graph may change buffers in place.
-        root = copy.deepcopy(recording.graph.root)
+        root = _quiet(copy.deepcopy(recording.graph.root))
         again = fx.Interpreter(root, graph=recording.graph.nodes).run(*given, enable_io_processing=False)
     first, second = _outputs(source, inputs), _tensors(again)
     return len(first) == len(second) and all(alike(a, b) for a, b in zip(first, second, strict=True))
