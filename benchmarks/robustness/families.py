@@ -94,6 +94,16 @@ def _timm(name: str, size: int = 32, **options: Any) -> Family:
     return Family(name, "timm", make, images(size))
 
 
+def _mixer(name: str, block: str) -> Family:
+    def make() -> nn.Module:
+        """One block of timm's MlpMixer, of this kind."""
+        mixer = importlib.import_module("timm.models.mlp_mixer")
+        kind = getattr(mixer, block)
+        return mixer.MlpMixer(num_classes=10, img_size=32, patch_size=8, num_blocks=1, embed_dim=16, block_layer=kind)
+
+    return Family(name, "timm", make, images())
+
+
 TEXT = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50,
     "max_position_embeddings": 16, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1,
@@ -245,9 +255,9 @@ FAMILIES: list[Family] = [
     _timm("mobilevit_xxs", 64),
     _timm("edgenext_xx_small", 64),
     _timm("poolformer_s12", 64),
-    _timm("mixer_s16_224", img_size=32, num_blocks=1, embed_dim=16),
-    _timm("resmlp_12_224", img_size=32, num_blocks=1, embed_dim=16),
-    _timm("gmlp_ti16_224", img_size=32, num_blocks=1, embed_dim=16),
+    _mixer("mixer_s16_224 (small)", "MixerBlock"),
+    _mixer("resmlp_12_224 (small)", "ResBlock"),
+    _mixer("gmlp_ti16_224 (small)", "SpatialGatingBlock"),
     _timm("vit_tiny_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),
     _timm("deit_tiny_distilled_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),
     _timm("beit_base_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),
@@ -258,7 +268,7 @@ FAMILIES: list[Family] = [
     _timm("pit_ti_224", 64, img_size=64),
     _hugging("BERT", "BertForSequenceClassification", TEXT),
     _hugging("RoBERTa", "RobertaForSequenceClassification", TEXT, max_position_embeddings=20),
-    _hugging("ALBERT", "AlbertForSequenceClassification", TEXT, embedding_size=8),
+    _hugging("ALBERT", "AlbertForSequenceClassification", TEXT, embedding_size=8, num_hidden_layers=2),
     _hugging("ELECTRA", "ElectraForSequenceClassification", TEXT, embedding_size=16),
     _hugging("DistilBERT", "DistilBertForSequenceClassification", {}, tokens(), dim=16, n_layers=1, n_heads=2,
              hidden_dim=32, vocab_size=50, max_position_embeddings=16),

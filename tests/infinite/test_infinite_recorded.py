@@ -18,6 +18,7 @@ from tangency.errors import InputError, TangencyError, UnsupportedModule
 from tangency.infinite.compose import Serial
 from tangency.infinite.kernel import Infinite
 from tangency.infinite.layers.basic import Linear
+from tangency.infinite.reading.functional import find_rule
 from tangency.infinite.reading.recorded import Recorded, read_source
 from tangency.infinite.reading.traced import Traced
 
@@ -72,7 +73,7 @@ def recorded(model: nn.Module) -> Infinite:
 
 
 def images() -> Tensor:
-    return torch.randn(3, 2, 4, 4, dtype=torch.float64)
+    return torch.randn(3, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
 def seq() -> Tensor:
@@ -365,6 +366,14 @@ def test_answers_stay_those_of_the_first_batch() -> None:
         kernel(-up)
 
 
+def test_questions_that_only_large_batches_meet() -> None:
+    net = Any1(lambda s, x, **k: 2 * s.a(x) if len(x) > 2 and bool(x[0, 0] > 0) else s.a(x), a=nn.Linear(3, 1))
+    kernel, up = recorded(net), X.abs()
+    torch.testing.assert_close(kernel(up[:2]), 2 * up[:2] @ up[:2].T / 3)
+    with pytest.raises(TangencyError, match="no inputs of one network|others of its batch|sample alone"):
+        kernel(up)
+
+
 # The user's model
 
 
@@ -440,6 +449,47 @@ def test_kernels_go_to_workers_and_stores() -> None:
     assert torch.equal(again(X), kernel(X))
     assert again.spec() == kernel.spec()
     assert tg.infinite_ntk(Any1(by_shape, a=nn.Linear(3, 1))).spec() != kernel.spec()
+
+
+# What libraries write where torch has a layer
+
+
+class NormAct(nn.BatchNorm2d):
+    """A norm and its activation, as timm writes them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """relu(norm(x))."""
+        means = (self.running_mean, self.running_var)
+        return F.relu(F.batch_norm(x, *means, self.weight, self.bias, self.training, 0.0, self.eps))
+
+
+def test_batch_norm_by_a_function() -> None:
+    convs = (nn.Conv2d(2, 8, 3), nn.Flatten(), nn.Linear(32, 1))
+    layers = (nn.Sequential(nn.BatchNorm2d(8, eps=0.1), nn.ReLU()), NormAct(8, eps=0.1))
+    for lr in (1.0, {"": 1.0, "1": 0.0}):
+        plain, own = (tg.infinite_ntk(nn.Sequential(convs[0], m, *convs[1:]).eval(), lr=lr)(images()) for m in layers)
+        assert torch.equal(plain, own)
+    layers[1].running_mean.add_(1)  # type: ignore[union-attr]
+    with pytest.raises(UnsupportedModule, match="batch_norm at .*running statistics of its own training"):
+        tg.infinite_ntk(nn.Sequential(convs[0], layers[1]).eval())(images())
+
+
+def test_a_class_token_by_its_channels() -> None:
+    def joined(s: Any, x: Any) -> Any:
+        return s.out(torch.cat([s.token.expand(x.shape[0], 1, -1), s.a(x)], 1).mean(1))
+
+    torch.manual_seed(0)
+    token = torch.randn(8)
+    parts = {"a": nn.Linear(6, 8), "out": nn.Linear(8, 1)}
+    x = seq()
+    flat, full = (Net(joined, token=nn.Parameter(t), **parts) for t in (token, token[None, None]))
+    assert torch.equal(tg.infinite_ntk(flat)(x), tg.infinite_ntk(full)(x))
+
+
+def test_methods_and_functions_of_one_name_have_one_rule() -> None:
+    assert find_rule("chunk") is find_rule(torch.chunk)
+    assert find_rule(torch.masked_fill) is find_rule("masked_fill")
+    assert find_rule("cumsum") is None
 
 
 # Refusals without inputs

@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from ..layers.weights import Weights
 from ..moments.fields import Builder
 from .calls import Call, Keywords
-from .functional import FUNCTIONS, METHODS, REFUSED, no_rule
+from .functional import REFUSED, find_rule, no_rule
 from .graphs import ModuleGraph, line_of
 from .modules import NO_LIMIT
 
@@ -51,7 +51,7 @@ def _check_module(module: nn.Module, name: str) -> None:
 def _check_function(node: fx.Node, label: str) -> None:
     """As `Reading` says it."""
     build = Builder(1, where=f"{label} at {at}" if (at := line_of(node)) else label)
-    rule = METHODS.get(node.target) if isinstance(node.target, str) else FUNCTIONS.get(node.target)
+    rule = find_rule(node.target)
     if rule is None:
         raise no_rule(build)
     if rule in REFUSED:

@@ -33,6 +33,7 @@ from .arithmetic import (
     read_where,
 )
 from .attention import Scores, read_repeat_interleave, read_sdpa, take_softmax
+from .batch_norm import read_batch_norm
 from .calls import QUESTIONS, RANDOM, Call, Keywords, Parameter, Rule, TorchFunction
 from .modules import read_module, reads
 from .tensors import (
@@ -253,6 +254,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.adaptive_max_pool2d: _as_module(nn.AdaptiveMaxPool2d, "output_size"),
     F.adaptive_max_pool3d: _as_module(nn.AdaptiveMaxPool3d, "output_size"),
     torch.amax: read_amax, torch.max: read_max,
+    F.batch_norm: read_batch_norm,
     **dict.fromkeys((F.softmax, torch.softmax), take_softmax),
     **dict.fromkeys((F.log_softmax, torch.log_softmax), NO_LOG),
     F.scaled_dot_product_attention: read_sdpa, torch.baddbmm: read_baddbmm, torch.addmm: read_addmm,
@@ -300,3 +302,13 @@ def _stochastic_depth(call: Call) -> object:
 
 # Functions of libraries that may be missing, by their names: torch.fx keeps them as they are (torch.fx.wrap).
 NAMED: dict[str, Rule] = {"torchvision.ops.stochastic_depth.stochastic_depth": _stochastic_depth}
+
+
+def find_rule(target: TorchFunction | str) -> Rule | None:
+    """The rule of a function, or of a method by its name; a method and torch's function of its name are the same."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    function = getattr(torch, name, None) if name != "where" else None  # x.where(condition, y) has another order
+    if not isinstance(target, str):
+        by_name = METHODS.get(name) if function is target else NAMED.get(f"{getattr(target, '__module__', '')}.{name}")
+        return FUNCTIONS.get(target) or by_name
+    return METHODS.get(name) or (FUNCTIONS.get(function) if function is not None else None)

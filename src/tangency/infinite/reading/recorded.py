@@ -79,19 +79,22 @@ class Recorded(Traced):
         """As `Layer.grow`: one run of the module, and one over its graph."""
         check_root(self.source)
         inputs = _shaped(value, build.size)
-        graph = _for_reading(record(self.source, inputs), self.source, inputs)
+        recording = record(self.source, inputs)
+        graph = _for_reading(recording, self.source, inputs)
         after = Reading(graph, build, without_frozen(weights, self.source, name), name).run(value)
-        self._check(inputs)  # after reading, which says more of what it cannot take
+        # After reading, which says more of what it cannot take.
+        form = str([(label, v.shape[1:], v.dtype) for label, v in tree.leaves(inputs)])
+        if question := recording.asked():
+            self._check_answers(form, question, inputs)
+        sized = f"{form} of {build.size}"  # forward() may go by the size of the batch
+        if sized not in self.verified:
+            self._check(inputs)
+            self.verified.add(sized)
         return after
 
     def _check(self, inputs: Inputs) -> None:
-        """Once for each form of inputs: another run does the same, whatever the weights, and samples do not mix."""
-        form = str([(label, v.shape[1:], v.dtype) for label, v in tree.leaves(inputs)])
-        if form in self.verified and form not in self.texts:
-            return
+        """Another run does the same, whatever the weights, and samples do not mix."""
         recording, kind = record(self.source, inputs), type(self.source).__name__
-        if question := recording.asked():
-            self._check_answers(form, question, inputs)
         if not _replays(recording, self.source, inputs):
             raise UnsupportedModule(
                 f"{kind}: run twice on the same inputs, its forward() gives other values: it keeps a state that it "
@@ -107,7 +110,6 @@ class Recorded(Traced):
                 f"{kind}: its forward() gives another output for a sample alone than for the same one among others, so "
                 "what it does depends on the size of the batch, or on all of its samples. Let it go by one sample."
             )
-        self.verified.add(form)
 
     def _check_answers(self, form: str, question: fx.Node, inputs: Inputs) -> None:
         """Where forward() asks for values of its input, all samples must go one way."""
@@ -131,10 +133,7 @@ def record(source: nn.Module, inputs: Inputs, redrawn: bool = False) -> Recordin
     working = _copied(source)
     if redrawn:
         _redraw(working)
-    for m in working.modules():
-        # torch's own stand for themselves, whatever they give; of one sample in training they give an error.
-        if isinstance(m, _BatchNorm) and exact(m):
-            m.eval()
+    _quiet(working)
     args, kwargs = _arguments(source, inputs)
     recorder = Recorder(working, dict(source.named_modules()))
     recorder.begin(_names(source, args, kwargs))
@@ -171,6 +170,14 @@ def _copied(source: nn.Module, parameters: bool = True) -> nn.Module:
             f"{type(source).__name__} cannot be copied ({type(e).__name__}: {e}), and without a copy running it could "
             "change it. Keep on the module what copy.deepcopy takes."
         ) from e
+
+
+def _quiet(copied: nn.Module) -> nn.Module:
+    """torch's own BatchNorm in evaluation mode: it is one node, whatever it gives, and of one sample gives an error."""
+    for m in copied.modules():
+        if isinstance(m, _BatchNorm) and exact(m):
+            m.eval()
+    return copied
 
 
 @torch.no_grad()
@@ -245,7 +252,7 @@ def _outputs(module: nn.Module, inputs: Inputs) -> list[Tensor]:
     args, kwargs = _arguments(module, inputs)
     with torch.no_grad(), _apart(module):
         torch.manual_seed(0)  # dropout's masks
-        return _tensors(_copied(module)(*args, **kwargs))
+        return _tensors(_quiet(_copied(module))(*args, **kwargs))
 
 
 def _tensors(returned: object) -> list[Tensor]:
@@ -259,7 +266,7 @@ def _replays(recording: Recording, source: nn.Module, inputs: Inputs) -> bool:
         torch.manual_seed(0)
         given = [*args, *kwargs.values()]
         # Of a copy: the graph may change buffers in place.
-        root = copy.deepcopy(recording.graph.root)
+        root = _quiet(copy.deepcopy(recording.graph.root))
         again = fx.Interpreter(root, graph=recording.graph.nodes).run(*given, enable_io_processing=False)
     first, second = _outputs(source, inputs), _tensors(again)
     return len(first) == len(second) and all(alike(a, b) for a, b in zip(first, second, strict=True))

@@ -395,6 +395,7 @@ def _as_token(call: Call, value: Value | Parameter, like: Random) -> Value:
         return value
     # Without the batch, which it was expanded to or has as 1.
     shape = tuple(value.value.shape[-len(like.shape) :])
+    shape = (1,) * (len(like.shape) - len(shape)) + shape  # one token, by its channels alone
     f = call.build.drawn(shape, like.channel)
     return call.build.affine(f, f.width, call.weights.value(value.name, value.value, value.factor))
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -25,7 +26,7 @@ from . import gated, multihead, sequences  # noqa: F401  (they enter their reade
 from .calls import RANDOM, Args, Call, Keywords, Kwargs, Parameter
 from .early import refuse_early
 from .faithful import check_root
-from .functional import FUNCTIONS, METHODS, NAMED, no_rule
+from .functional import find_rule, no_rule
 from .graphs import ModuleGraph, Settled, entries, line_of, same_outputs, trace_module, training_modes
 from .modules import as_known, read_module
 
@@ -233,11 +234,15 @@ class Reading:
         # Known tensors went through above: from here on the layer's weights count as random.
         self._use_once(module.parameters(), name)
         if isinstance(module, nn.Embedding) and node.all_input_nodes[0] in self.fixed:
-            index = args[0] if args else kwargs["input"]  # a table of positions: the same for every sample
-            whole = index.dim() > 1 and index.shape[0] in (1, build.size)  # with an axis for the batch already
-            index = index if whole else index.unsqueeze(0)
-            args, kwargs = (index.expand(build.size, *index.shape[1:]),), {}
+            args, kwargs = (self._for_all(args[0] if args else kwargs["input"]),), {}
         return read_module(module, Call(build, self.weights, args, Keywords(kwargs), type(module).__name__, name))
+
+    def _for_all(self, index: Tensor) -> Tensor:
+        """Indices into a table of positions, which are the same for every sample: one of them for each."""
+        size = self.build.size
+        whole = index.dim() > 1 and index.shape[0] in (1, size)  # with an axis for the batch already
+        index = index if whole else index.unsqueeze(0)
+        return index.expand(size, *index.shape[1:])
 
     def _function(self, node: fx.Node, args: Args, kwargs: Kwargs, random: bool) -> object:
         """The value after a function or a method."""
@@ -253,10 +258,11 @@ class Reading:
                 known: object = target(*args, **kwargs)
                 return known
         self._check_shown(node)
-        rule = METHODS.get(target) if isinstance(target, str) else FUNCTIONS.get(target)
-        rule = rule or NAMED.get(f"{getattr(target, '__module__', '')}.{label}")
+        rule = find_rule(target)
         if rule is None:
             raise no_rule(build)
+        if target is F.embedding and args and node.all_input_nodes[0] in self.fixed:
+            args = (self._for_all(args[0]), *args[1:])
         options = Keywords(kwargs)
         value = rule(Call(build, self.weights, args, options, label))
         if missed := options.missed():
