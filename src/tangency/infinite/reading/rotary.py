@@ -34,8 +34,18 @@ def turn_of(value: Seen) -> Turn:
     return Turn(eye.view(*[1] * len(_positions(value)), *eye.shape), value.axes[-1])
 
 
+def _merged(value: Seen) -> Seen:
+    """The same with one atom for the channels that were turned, where they lie on the last axis together."""
+    turn = value.turn
+    if turn is None or len(turn.atoms) == 1 or turn.atoms != value.axes[-1]:
+        return value
+    atoms = (Atom("channel", turn.atoms[0].place[:-1], value.sizes[-1]),)
+    return replace(value, axes=(*value.axes[:-1], atoms), turn=replace(turn, atoms=atoms))
+
+
 def weigh_channels(build: Builder, value: Seen, known: Tensor) -> Seen:
     """Times known numbers that may differ by position and by channel of a head."""
+    value = _merged(value)
     turn = turn_of(value)
     if {a.kind for a in value.axes[-1]} != {"channel"} or turn.atoms != value.axes[-1] or known.dim() > len(value.axes):
         raise build.unsupported(*value.why())
@@ -53,6 +63,7 @@ def weigh_channels(build: Builder, value: Seen, known: Tensor) -> Seen:
 
 def add_turned(build: Builder, a: Seen, b: Seen, by: tuple[float, float]) -> Seen | None:
     """The sum of two such values of one field; None where they are of two."""
+    a, b = _merged(a), _merged(b)
     first, second = build.settled(a.of), build.settled(b.of)
     left, right = turn_of(a), turn_of(b)
     if first.node != second.node or a.axes != b.axes or left.atoms != right.atoms:
