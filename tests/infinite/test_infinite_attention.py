@@ -354,6 +354,26 @@ def test_rotary_embeddings_by_halves_and_by_neighbours() -> None:
         assert torch.allclose(d, e, rtol=0.05)
 
 
+def test_rotary_embeddings_of_some_of_the_channels() -> None:
+    """GPT-NeoX and GPT-J turn a part of each head; turned by nothing, it is as if all stood still."""
+
+    class Partly(Rotary):
+        def turned(self, x: Tensor) -> Tensor:
+            return torch.cat((self.part(x[..., :2]), x[..., 2:]), dim=-1)
+
+        def part(self, x: Tensor) -> Tensor:
+            return x * self.cos[:, ::2] + torch.cat((-x[..., 1:], x[..., :1]), dim=-1) * self.sin[:, ::2]
+
+    k = tg.infinite_ntk(Partly(False), samples=64)
+    (waves,) = (n.op.waves for n in k.read(X)[1].nodes if isinstance(n.op, Attention))
+    steps = torch.arange(T)[:, None] - torch.arange(T)
+    # One pair of each head turns by the first angle, the other not at all: a mean of a cosine and 1.
+    want = ((steps[:, :, None, None] - steps).double().cos() + 1) / 2
+    assert torch.allclose(torch.einsum("rst,ruv->stuv", waves, waves), want, atol=1e-12)
+    still, whole = both(Partly(False, still=True), X), both(Rotary(False, still=True), X)
+    assert torch.allclose(still[1], whole[1], rtol=1e-6)
+
+
 def attended(*qkv: Tensor) -> Tensor:
     return joined(F.scaled_dot_product_attention(*(heads(v) for v in qkv)))
 
