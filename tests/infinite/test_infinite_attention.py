@@ -100,7 +100,7 @@ def by_layers(m: Any, x: Tensor) -> Tensor:
     """Three layers, times first, heads merged with the batch."""
     x = x.transpose(0, 1)
     q, k, v = (p.contiguous().view(T, -1, D).transpose(0, 1) for p in (m.q(x), m.k(x), m.v(x)))
-    scores = torch.baddbmm(torch.zeros(1, dtype=torch.float64), q, k.transpose(1, 2), beta=0, alpha=D**-0.5)
+    scores = torch.baddbmm(m.minus, q, k.transpose(1, 2), beta=0, alpha=D**-0.5)
     y = torch.matmul(torch.softmax(scores, dim=2), v)
     return y.transpose(0, 1).contiguous().view(T, -1, C).transpose(0, 1)
 
@@ -235,7 +235,7 @@ def test_masks_of_any_form_agree_with_torch_s_module() -> None:
                 z = self.a(x, x, x, attn_mask=pad[:, None].expand(-1, T, T).repeat_interleave(H, 0))[0]
             return self.out(F.relu(z)[:, 0])
 
-    a, b = (both(Padded(how), (X, padding), samples=1 << 12) for how in ("padding", "scores"))
+    a, b = (both(Padded(how), (X, padding), samples=1 << 12, w_var=0.7) for how in ("padding", "scores"))
     for got, want in zip(a, b, strict=True):
         assert torch.allclose(got, want, rtol=1e-2)  # by other draws
 
@@ -433,7 +433,7 @@ def decoder(width: int) -> nn.Module:
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
 @pytest.mark.parametrize("kind", ["cross", "grouped", "alibi", "decoder"])
 def test_mean_over_finite_networks(kind: str) -> None:
-    x, nets, numbers = (X.float(), MEMORY.float()), 16, {"w_var": 1.5, "b_var": 0.1}
+    x, nets, numbers = (X.float(), MEMORY.float()), 16, {"w_var": 1.0, "b_var": 0.1}
     make = decoder if kind == "decoder" else lambda width: Wide(width, kind)
     exact = tg.infinite_ntk(make(64).eval(), samples=2048, **numbers).both(x)
     module = make(128).eval()
