@@ -479,6 +479,7 @@ def test_tied_embeddings_are_refused() -> None:
         tg.infinite_ntk(Tied())(torch.zeros(2, 3, dtype=torch.long))
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # torch's own, for the batch is second
 def test_transformers_with_the_batch_second() -> None:
     class Pair(nn.Module):
         def __init__(self, first: bool) -> None:
@@ -493,3 +494,29 @@ def test_transformers_with_the_batch_second() -> None:
 
     for got, want in zip(both(Pair(False), (X, MEMORY)), both(Pair(True), (X, MEMORY)), strict=True):
         assert torch.equal(got, want)
+
+
+def test_attention_within_windows_is_that_of_each_window() -> None:
+    """Swin's windows as part of the batch: the first window's output knows of its own positions alone."""
+
+    def windows(s: Any, x: Tensor) -> Tensor:
+        q, k, v = (p.view(-1, 2, 2, H, D).transpose(2, 3).flatten(0, 1) for p in (s.a(x), s.b(x), s.c(x)[..., :C]))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 4, C)[:, 1]
+
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    whole = Freely(lambda s, x: attended(s.a(x), s.b(x), s.c(x)[..., :C])[:, 1])
+    options = {"samples": 1 << 12, "w_var": 0.7}
+    for got, want in zip(both(Freely(windows), x, **options), both(whole, x[:, :2], **options), strict=True):
+        assert torch.allclose(got, want, rtol=1e-2)
+
+
+def test_one_position_is_two_linear_layers() -> None:
+    """A softmax over one key is 1, whatever the spelling."""
+    plain = Freely(lambda s, x: s.a(x)[:, 0])
+    for way in (
+        lambda s, x: attended(s.b(x), s.c(x)[..., :C], s.a(x))[:, 0],
+        lambda s, x: (F.softmax(s.b(x) @ s.c(x)[..., :C].mT, -1) @ s.a(x))[:, 0],
+    ):
+        one = X[:, :1]
+        for got, want in zip(both(Freely(way), one), both(plain, one), strict=True):
+            assert torch.allclose(got, want, rtol=1e-12)
