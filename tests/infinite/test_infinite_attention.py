@@ -1,5 +1,6 @@
 """Attention as people write it: every spelling is the same kernel; masks, two sequences, groups, decoders; refusals."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tangency as tg
+from tangency.infinite.finite import Scaled, scales
+from tangency.infinite.moments.attention import Attention
 
 C, H, D, T = 8, 2, 4, 3  # channels, heads, of each, positions
 torch.manual_seed(3)
@@ -97,7 +100,7 @@ def by_layers(m: Any, x: Tensor) -> Tensor:
     """Three layers, times first, heads merged with the batch."""
     x = x.transpose(0, 1)
     q, k, v = (p.contiguous().view(T, -1, D).transpose(0, 1) for p in (m.q(x), m.k(x), m.v(x)))
-    scores = torch.baddbmm(torch.zeros(1, dtype=torch.float64), q, k.transpose(1, 2), beta=0, alpha=D**-0.5)
+    scores = torch.baddbmm(m.minus, q, k.transpose(1, 2), beta=0, alpha=D**-0.5)
     y = torch.matmul(torch.softmax(scores, dim=2), v)
     return y.transpose(0, 1).contiguous().view(T, -1, C).transpose(0, 1)
 
@@ -232,9 +235,9 @@ def test_masks_of_any_form_agree_with_torch_s_module() -> None:
                 z = self.a(x, x, x, attn_mask=pad[:, None].expand(-1, T, T).repeat_interleave(H, 0))[0]
             return self.out(F.relu(z)[:, 0])
 
-    a, b = (both(Padded(how), (X, padding), samples=1 << 13) for how in ("padding", "scores"))
+    a, b = (both(Padded(how), (X, padding), samples=1 << 12, w_var=0.7) for how in ("padding", "scores"))
     for got, want in zip(a, b, strict=True):
-        assert torch.allclose(got, want, rtol=5e-3)  # by other draws
+        assert torch.allclose(got, want, rtol=1e-2)  # by other draws
 
 
 class Freely(nn.Module):
@@ -307,3 +310,213 @@ def test_parts_of_the_channels_are_independent_and_come_back_as_they_were() -> N
         lambda s, x: torch.relu(torch.cat([s.a(x), s.b(x)], -1)[..., :C]),
     ):
         assert torch.equal(tg.infinite_ntk(Freely(way))(X), tg.infinite_ntk(plain)(X))
+
+
+# Rotary embeddings
+
+
+ANGLES = 1.0 / 10.0 ** (torch.arange(D // 2, dtype=torch.float64) * 2 / D)
+
+
+class Rotary(nn.Module):
+    """Queries and keys turned by position: halves of the channels (Llama), or neighbours (GPT-J)."""
+
+    def __init__(self, neighbours: bool, start: int = 0, still: bool = False) -> None:
+        super().__init__()
+        self.qkv, self.out, self.neighbours = nn.Linear(5, 3 * C), nn.Linear(C, 1), neighbours
+        turns = (0 if still else 1) * (torch.arange(T) + start)[:, None] * ANGLES
+        turns = turns.repeat_interleave(2, -1) if neighbours else torch.cat([turns, turns], -1)
+        self.register_buffer("cos", turns.cos())
+        self.register_buffer("sin", turns.sin())
+
+    def turned(self, x: Tensor) -> Tensor:
+        if self.neighbours:
+            other = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+        else:
+            other = torch.cat((-x[..., D // 2 :], x[..., : D // 2]), dim=-1)
+        return (x * self.cos) + (other * self.sin)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).split(C, dim=2)
+        q, k, v = heads(q), heads(k), heads(v)
+        return self.out(joined(F.scaled_dot_product_attention(self.turned(q), self.turned(k), v))[:, -1])
+
+
+def test_rotary_embeddings_by_halves_and_by_neighbours() -> None:
+    """Both are one kernel, whatever position is the first; without angles it is plain attention."""
+    halves, others = both(Rotary(False), X), both(Rotary(True), X)
+    shifted, still = both(Rotary(False, start=7), X), both(Rotary(False, still=True), X)
+    plain = both(Freely(lambda s, x: attended(s.a(x), s.b(x), s.c(x)[..., :C])[:, -1]), X)
+    for a, b, c, d, e in zip(halves, others, shifted, still, plain, strict=True):
+        assert torch.allclose(a, b, rtol=0.05)  # by other draws: the waves may come with other signs
+        assert torch.allclose(a, c, rtol=0.05)
+        assert not torch.allclose(a, d, rtol=0.05)
+        assert torch.allclose(d, e, rtol=0.05)
+
+
+def test_rotary_embeddings_of_some_of_the_channels() -> None:
+    """GPT-NeoX and GPT-J turn a part of each head; turned by nothing, it is as if all stood still."""
+
+    class Partly(Rotary):
+        def turned(self, x: Tensor) -> Tensor:
+            return torch.cat((self.part(x[..., :2]), x[..., 2:]), dim=-1)
+
+        def part(self, x: Tensor) -> Tensor:
+            return x * self.cos[:, ::2] + torch.cat((-x[..., 1:], x[..., :1]), dim=-1) * self.sin[:, ::2]
+
+    k = tg.infinite_ntk(Partly(False), samples=64)
+    (waves,) = (n.op.waves for n in k.read(X)[1].nodes if isinstance(n.op, Attention))
+    steps = torch.arange(T)[:, None] - torch.arange(T)
+    # One pair of each head turns by the first angle, the other not at all: a mean of a cosine and 1.
+    want = ((steps[:, :, None, None] - steps).double().cos() + 1) / 2
+    assert torch.allclose(torch.einsum("rst,ruv->stuv", waves, waves), want, atol=1e-12)
+    still, whole = both(Partly(False, still=True), X), both(Rotary(False, still=True), X)
+    assert torch.allclose(still[1], whole[1], rtol=1e-6)
+
+
+def attended(*qkv: Tensor) -> Tensor:
+    return joined(F.scaled_dot_product_attention(*(heads(v) for v in qkv)))
+
+
+def test_the_waves_of_rotary_embeddings_have_the_covariance_of_their_angles() -> None:
+    """Σ_r w_r[s, t] w_r[s', t'] is the mean over angles of cos(angle·((s − t) − (s' − t')))."""
+    k = tg.infinite_ntk(Rotary(False), samples=64)
+    _, recursion = k.read(X)
+    (waves,) = (n.op.waves for n in recursion.nodes if isinstance(n.op, Attention))
+    steps = torch.arange(T)[:, None] - torch.arange(T)
+    apart = steps[:, :, None, None] - steps
+    want = (apart.unsqueeze(-1) * ANGLES).cos().mean(-1)
+    assert torch.allclose(torch.einsum("rst,ruv->stuv", waves, waves), want, atol=1e-12)
+
+
+# Finite networks
+
+
+class Wide(nn.Module):
+    """Heads of 16 channels: to a memory, with shared keys and values, or with a slope of each head's own (ALiBi)."""
+
+    def __init__(self, width: int, kind: str) -> None:
+        super().__init__()
+        self.kind, count = kind, width // 16
+        inner = width // 2 if kind == "grouped" else width
+        self.x, self.y = nn.Linear(5, width), nn.Linear(4, width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, w) for w in (width, inner, inner, width))
+        self.out = nn.Linear(width, 16)
+        slopes = torch.tensor([0.3, 1.5]).repeat(count // 2).view(-1, 1, 1)
+        self.register_buffer("bias", -slopes * (torch.arange(T)[:, None] - torch.arange(T)).abs())
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = self.x(x), self.y(y)
+        y = y if self.kind == "cross" else x
+        q, k, v = (p.unflatten(-1, (-1, 16)).transpose(1, 2) for p in (self.q(x), self.k(y), self.v(y)))
+        if self.kind == "grouped":
+            k, v = (p[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2) for p in (k, v))
+        mask = self.bias if self.kind == "alibi" else None
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.5 if self.kind == "grouped" else None)
+        return self.out(F.relu(self.o(z.transpose(1, 2).flatten(2))).mean(1))
+
+
+def decoder(width: int) -> nn.Module:
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x, self.y, self.out = nn.Linear(5, width), nn.Linear(4, width), nn.Linear(width, 16)
+            self.layer = nn.TransformerDecoderLayer(width, width // 16, width, 0.0, batch_first=True)
+            self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(T))
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.out(self.layer(self.x(x), self.y(y), tgt_mask=self.mask).mean(1))
+
+    return Decoder()
+
+
+@pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
+@pytest.mark.parametrize("kind", ["cross", "grouped", "alibi", "decoder"])
+def test_mean_over_finite_networks(kind: str) -> None:
+    x, nets, numbers = (X.float(), MEMORY.float()), 16, {"w_var": 1.0, "b_var": 0.1}
+    make = decoder if kind == "decoder" else lambda width: Wide(width, kind)
+    exact = tg.infinite_ntk(make(64).eval(), samples=2048, **numbers).both(x)
+    module = make(128).eval()
+    kernel = Scaled.of(module, x, scales(module, **numbers))
+    found: list[list[Tensor]] = [[], []]
+    for seed in range(100, 100 + nets):
+        tg.infinite.draw(module, seed=seed, **numbers)
+        now = kernel.prepare(x)
+        found[1].append(kernel.between(now, now).double())
+        with torch.no_grad():
+            f = module(*x).double()
+        found[0].append(f @ f.T / 16)
+    for drawn, want in zip(map(torch.stack, found), exact, strict=True):
+        along = (drawn * want).sum((1, 2)) / want.square().sum()
+        assert abs(float((along.mean() - 1) / (along.std() / nets**0.5))) < 3, f"{kind}: {along}"
+        assert float(along.std()) < 0.5
+
+
+def test_kernels_of_attention_travel_and_tile() -> None:
+    """Pickled, in tiles, and with another seed: the same numbers as at once, and an error that is not zero."""
+    k = tg.infinite_ntk(Spelled(added_globally).eval(), samples=64)
+    want = k(X, Y)
+    assert torch.equal(pickle.loads(pickle.dumps(k))(X, Y), want)
+    assert torch.allclose(torch.cat([k(X[:1], Y), k(X[1:], Y)]), want, rtol=1e-12)
+    assert float(k.error(X, Y, repeats=2).max()) > 0
+
+
+def added_globally(m: Any, x: Tensor) -> Tensor:
+    return added(m, x)
+
+
+def test_tied_embeddings_are_refused() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte, self.head = nn.Embedding(7, C), nn.Linear(C, 7, bias=False)
+            self.wte.weight = self.head.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.wte(x)))
+
+    with pytest.raises(tg.errors.UnsupportedModule, match="shares its weights with wte.*its own weights"):
+        tg.infinite_ntk(Tied())(torch.zeros(2, 3, dtype=torch.long))
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # torch's own, for the batch is second
+def test_transformers_with_the_batch_second() -> None:
+    class Pair(nn.Module):
+        def __init__(self, first: bool) -> None:
+            super().__init__()
+            self.x, self.y, self.out, self.first = nn.Linear(5, C), nn.Linear(4, C), nn.Linear(C, 1), first
+            self.t = nn.Transformer(C, H, 1, 1, C, 0.0, batch_first=first)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            x, y = self.x(x), self.y(y)
+            z = self.t(x, y) if self.first else self.t(x.transpose(0, 1), y.transpose(0, 1)).transpose(0, 1)
+            return self.out(z.mean(1))
+
+    for got, want in zip(both(Pair(False), (X, MEMORY)), both(Pair(True), (X, MEMORY)), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_attention_within_windows_is_that_of_each_window() -> None:
+    """Swin's windows as part of the batch: the first window's output knows of its own positions alone."""
+
+    def windows(s: Any, x: Tensor) -> Tensor:
+        q, k, v = (p.view(-1, 2, 2, H, D).transpose(2, 3).flatten(0, 1) for p in (s.a(x), s.b(x), s.c(x)[..., :C]))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 4, C)[:, 1]
+
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    whole = Freely(lambda s, x: attended(s.a(x), s.b(x), s.c(x)[..., :C])[:, 1])
+    options = {"samples": 1 << 12, "w_var": 0.7}
+    for got, want in zip(both(Freely(windows), x, **options), both(whole, x[:, :2], **options), strict=True):
+        assert torch.allclose(got, want, rtol=1e-2)
+
+
+def test_one_position_is_two_linear_layers() -> None:
+    """A softmax over one key is 1, whatever the spelling."""
+    plain = Freely(lambda s, x: s.a(x)[:, 0])
+    for way in (
+        lambda s, x: attended(s.b(x), s.c(x)[..., :C], s.a(x))[:, 0],
+        lambda s, x: (F.softmax(s.b(x) @ s.c(x)[..., :C].mT, -1) @ s.a(x))[:, 0],
+    ):
+        one = X[:, :1]
+        for got, want in zip(both(Freely(way), one), both(plain, one), strict=True):
+            assert torch.allclose(got, want, rtol=1e-12)

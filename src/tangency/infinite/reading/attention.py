@@ -129,7 +129,8 @@ def add_known(build: Builder, s: Scores, known: Tensor) -> Scores:
     # By the number of axes alone, for what a batch holds must not decide it.
     batch = next(k for k, axis in enumerate(s.axes) if "batch" in _kinds(axis))
     fixed = known.dim() < len(s.axes) - batch
-    known = known.double()
+    # Masks that are made here lie on the CPU, those of the module where its inputs are.
+    known = known.to(next((v.device for v in build.known.values()), known.device), torch.float64)
     known = torch.where(known.isfinite(), known.clamp_min(LOWEST), known)
     order = s.order
     parts = aligned(known, s.axes, [a for group in order for a in group])

@@ -51,6 +51,8 @@ class Masks:
 
     def plain(self) -> bool | None:
         """Whether positions attend to those before them alone (True) or to all; None where it is neither."""
+        if self.padding is not None and self.padding.dtype != torch.bool:
+            return None  # numbers may be other than 0 and −∞
         if self.scores is None:
             return self.causal
         blocked = self.scores if self.scores.dtype == torch.bool else torch.isneginf(self.scores)
@@ -136,8 +138,7 @@ def attention(m: nn.MultiheadAttention, call: Call, qkv: tuple[Value, Value, Val
     if causal is not None and m.in_proj_weight is not None and all(f is fields[0] for f in fields):
         slot = None
         if masks.padding is not None:
-            valid = ~masks.padding if masks.padding.dtype == torch.bool else ~torch.isneginf(masks.padding)
-            slot = build.slot(valid.movedim(0, -1))
+            slot = build.slot((~masks.padding).movedim(0, -1))
         op = Attend(q, k, v, o, causal=causal, samples=build.samples, seed=build.seed, mask=slot)
         return attended(build, fields[0], op, size)
     projected = [build.affine(f, size, op) for f, op in zip(fields, (q, k, v), strict=True)]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..moments.axes import aligned, atoms_of
-from ..moments.fields import Atom, Builder, Field, Seen, Turn
+from ..moments.fields import Atom, Axes, Builder, Field, Seen, Turn
 
 # Numbers of all matrices A_st at once (heuristic: half a gigabyte).
 ENTRIES = 1 << 26
@@ -34,8 +34,18 @@ def turn_of(value: Seen) -> Turn:
     return Turn(eye.view(*[1] * len(_positions(value)), *eye.shape), value.axes[-1])
 
 
+def _merged(value: Seen) -> Seen:
+    """The same with one atom for the channels that were turned, where they lie on the last axis together."""
+    turn = value.turn
+    if turn is None or len(turn.atoms) == 1 or turn.atoms != value.axes[-1]:
+        return value
+    atoms = (Atom("channel", turn.atoms[0].place[:-1], value.sizes[-1]),)
+    return replace(value, axes=(*value.axes[:-1], atoms), turn=replace(turn, atoms=atoms))
+
+
 def weigh_channels(build: Builder, value: Seen, known: Tensor) -> Seen:
     """Times known numbers that may differ by position and by channel of a head."""
+    value = _merged(value)
     turn = turn_of(value)
     if {a.kind for a in value.axes[-1]} != {"channel"} or turn.atoms != value.axes[-1] or known.dim() > len(value.axes):
         raise build.unsupported(*value.why())
@@ -53,6 +63,7 @@ def weigh_channels(build: Builder, value: Seen, known: Tensor) -> Seen:
 
 def add_turned(build: Builder, a: Seen, b: Seen, by: tuple[float, float]) -> Seen | None:
     """The sum of two such values of one field; None where they are of two."""
+    a, b = _merged(a), _merged(b)
     first, second = build.settled(a.of), build.settled(b.of)
     left, right = turn_of(a), turn_of(b)
     if first.node != second.node or a.axes != b.axes or left.atoms != right.atoms:
@@ -68,37 +79,40 @@ def _cut(build: Builder, f: Field) -> tuple[Field, tuple[int, ...], float] | Non
 
 
 def join_turned(build: Builder, values: Sequence[object], stacked: bool) -> Seen | None:
-    """Parts of a field's channels joined in another order, or with other signs; None where they are no such parts.
+    """Parts of a field's channels joined in another order, with other signs, or turned; None where they are none.
 
     `stacked`: along a new last axis, where entries of the parts come in turn.
     """
-    parts = [v for v in values if isinstance(v, Seen) and v.turn is None]
-    if len(parts) != len(values) or len({v.sizes for v in parts}) != 1 or any(len(v.axes[-1]) != 1 for v in parts):
+    parts = [_merged(v) for v in values if isinstance(v, Seen) and v.sizes[-1]]
+    if len(parts) < sum(not isinstance(v, Seen) or v.sizes[-1] > 0 for v in values):
         return None
-    cuts = [_cut(build, build.settled(v.of)) for v in parts]
-    if any(c is None for c in cuts):
+    if len(parts) == 1 and not stacked:
+        return parts[0]
+    shapes = {v.sizes if stacked else v.sizes[:-1] for v in parts}
+    if len(shapes) != 1 or any(len(v.axes[-1]) != 1 or turn_of(v).atoms != v.axes[-1] for v in parts):
         return None
-    found = [c for c in cuts if c is not None]
+    found = [c for v in parts if (c := _cut(build, build.settled(v.of))) is not None]
+    if len(found) != len(parts) or any(c[0].node != found[0][0].node for c in found):
+        return None
     base, size = found[0][0], sum(v.sizes[-1] for v in parts)
-    if any(c[0].node != base.node for c in found) or base.width % size:
-        return None
-    matrix = torch.zeros(size, size, dtype=torch.float64)
-    for k, (_, rows, factor) in enumerate(found):
-        each = parts[k].sizes[-1]
-        local = rows[:each]
+    matrix, start = torch.zeros(size, size, dtype=torch.float64), 0
+    for k, (v, (_, rows, factor)) in enumerate(zip(parts, found, strict=True)):
+        each = v.sizes[-1]
+        local = list(rows[:each])
         # The same channels of every head, which come one after the other.
         if list(rows) != [h * size + r for h in range(base.width // size) for r in local]:
             return None
-        for i, r in enumerate(local):
-            matrix[i * len(parts) + k if stacked else k * each + i, r] += factor
-    lead = parts[0].axes[:-1]
-    place = parts[0].axes[-1][0].place
-    whole = (Atom("channel", place, size),)
-    last: tuple[tuple[Atom, ...], ...] = (whole,)
+        own = turn_of(v).matrix
+        into = torch.arange(each) * len(parts) + k if stacked else torch.arange(start, start + each)
+        placed = own.new_zeros(*own.shape[:-2], size, size)
+        placed[..., into.unsqueeze(1), torch.tensor(local)] = factor * own
+        matrix, start = matrix + placed, start + each
+    lead, place = parts[0].axes[:-1], parts[0].axes[-1][0].place
+    last: Axes = ((Atom("channel", place, size),),)
     if stacked:
         each = parts[0].sizes[-1]
         last = ((Atom("channel", (*place, 0), each),), (Atom("channel", (*place, 1), len(parts)),))
-    turn = Turn(matrix.view(*[1] * len(_positions(parts[0])), size, size), tuple(a for axis in last for a in axis))
+    turn = Turn(matrix, tuple(a for axis in last for a in axis))
     return Seen(base, (*lead, *last), turn)
 
 

@@ -238,7 +238,8 @@ def read_item(call: Call) -> object:
         items[at : at + 1] = [slice(None)] * (len(full_shape(call.build, value)) - named)
     if isinstance(value, Lazy) and any(item is None for item in items):
         return _inside(call, read_item)
-    if isinstance(value, Unsettled) or any(item is None for item in items) or _takes_channels(value, items):
+    other = any(item is None or isinstance(item, list) for item in items)
+    if isinstance(value, Unsettled) or other or _takes_channels(value, items):
         return _indexed(call, value, items)
     f = call.form()
     if not (isinstance(items[0], slice) and items[0] == slice(None)):
@@ -269,6 +270,12 @@ def _takes_channels(value: Random, items: list[object]) -> bool:
     return isinstance(item, slice) and list(range(*item.indices(size))) != list(range(size))
 
 
+def _is_one_list(item: object, items: list[object]) -> bool:
+    """Whether it is the only list of numbers: several would pick entries together."""
+    numbers = isinstance(item, list) and all(isinstance(k, int) and not isinstance(k, bool) for k in item)
+    return numbers and sum(isinstance(v, list) for v in items) == 1
+
+
 def _indexed(call: Call, value: Random, items: list[object]) -> Random:
     """x[…] along any axes: slices, numbers, and None for a new one."""
     build = call.build
@@ -279,11 +286,14 @@ def _indexed(call: Call, value: Random, items: list[object]) -> Random:
         after: Random
         if item is None:
             after = replace(found, axes=(*found.axes[:dim], (), *found.axes[dim:]))
-        elif isinstance(item, (slice, int)):
+        elif isinstance(item, (slice, int)) or _is_one_list(item, items):
             size = found.sizes[dim]
             if isinstance(item, int) and not -size <= item < size:
                 raise InputError(f"{build.where}: index {item} of {size} positions.")
-            index = range(*item.indices(size)) if isinstance(item, slice) else [item % size]
+            if isinstance(item, slice):
+                index: Sequence[int] = range(*item.indices(size))
+            else:
+                index = [k % size for k in (item if isinstance(item, list) else [item])]  # type: ignore[operator]
             # The whole of an axis stays as it is.
             whole = isinstance(item, slice) and list(index) == list(range(size))
             after = found if whole else taken(build, found, dim, index, drop=isinstance(item, int))
