@@ -162,6 +162,16 @@ def test_layer_norm_of_an_activation_subtracts_its_mean() -> None:
     torch.testing.assert_close(found, 2 * after / (variance[:, None] * variance).sqrt(), rtol=1e-7, atol=1e-7)
 
 
+def test_norm_of_an_activation_of_pictures() -> None:
+    """A 1×1 convolution of pictures is a dense layer of each position: the same numbers, position by position."""
+    net = nn.Sequential(
+        nn.Conv2d(3, WIDTH, 1), nn.ReLU(), nn.LayerNorm([WIDTH, 1, 1]), nn.Flatten(), nn.Linear(WIDTH, 1)
+    )
+    dense = nn.Sequential(nn.Linear(3, WIDTH), nn.ReLU(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1))
+    for kernel in (tg.infinite_ntk, tg.infinite_nngp):
+        torch.testing.assert_close(kernel(net)(IMAGES[:, :, :1, :1]), kernel(dense)(IMAGES[:, :, 0, 0]))
+
+
 # Gates and scales
 
 

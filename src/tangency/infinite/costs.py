@@ -7,7 +7,7 @@ import torch
 
 from ..engine.methods import Cost
 from ..kernels.costs import CostRow, Costs
-from .moments.core import Activation, Need, Op
+from .moments.core import Activation, CentredActivation, Need, Op
 from .moments.fused.choose import choose
 from .moments.positions import Pool, Window
 from .moments.recursion import Recursion
@@ -57,6 +57,6 @@ def recursion_costs(
 
 def _per_entry(op: Op) -> float:
     """Operations for one pair of positions."""
-    if isinstance(op, Activation):
+    if isinstance(op, (Activation, CentredActivation)):
         return ACTIVATION
     return 2.0 * sum(op.size) if isinstance(op, Window | Pool) else OTHERS

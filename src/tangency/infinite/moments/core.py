@@ -309,18 +309,25 @@ class Activation(Op):
 
 
 @dataclass(frozen=True)
-class CentredActivation(Activation):
+class CentredActivation(Op):
     """φ(u) − E φ(u): what LayerNorm subtracts, the mean over infinitely many channels, is a number of each sample.
 
-    Its gradient is a mean of independent terms of both signs and vanishes, so that ntk' is the activation's.
+    Its gradient is a mean of terms of both signs and vanishes, so that ntk' is the activation's.
     """
 
-    carries_gap: ClassVar[bool] = False
+    activation: Activation
+    own: ClassVar[Need] = Need.DIAGONAL
+
+    def alone(self) -> bool:
+        """As the activation."""
+        return self.activation.alone()
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         (s,) = inputs
-        after = super().__call__([replace(s, gap=None)], here)
-        p, q = (
-            (s.cov, s.cov) if here.pairs.same and not s.whole else here.pairs.spread(*here.own(), len(s.grid), s.whole)
-        )
-        return replace(after, cov=after.cov - self.dual.mean(p) * self.dual.mean(q))
+        after = self.activation([replace(s, gap=None)], here)
+        if here.pairs.same and not s.whole:
+            p = q = s.cov
+        else:
+            p, q = here.pairs.spread(*here.own(), len(s.grid), s.whole)
+        mean = self.activation.dual.mean
+        return replace(after, cov=after.cov - mean(p) * mean(q))

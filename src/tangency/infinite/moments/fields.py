@@ -337,7 +337,8 @@ class Builder:
             f = value.of
             self.warn(f)
             inner = _scale_derivative(dual) if f.gain else value.inner
-            after = self.apply(CentredActivation(dual, inner, f.gain or value.rate), f.activated())
+            op = CentredActivation(Activation(dual, inner, f.gain or value.rate))
+            after = self.apply(op, f.activated())
             after = self.apply(Rescale(value.scale), after) if value.scale != 1 else after
             self.memory.centred[value] = replace(after, centered=True)
         return self.memory.centred[value]
