@@ -1257,7 +1257,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
     "softmin": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Softmin(-1)), points, r"1 \(Softmin\)"),
     "softmax2d": (lambda: conv2(nn.Softmax2d()), images, r"1 \(Softmax2d\)"),
     "glu": (lambda: conv2(nn.GLU(-1)), images, r"1 \(GLU\).*along the channels"),
-    "unflatten": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Unflatten(1, (4, 2))), points, r"1 \(Unflatten\)"),
     "functional softmax": (
         ask(lambda s, x: torch.softmax(s.a(x), -1), a=nn.Linear(3, 8)),
         points,

@@ -61,7 +61,7 @@ def _over_last(
             f"normalises over axes {[d + 1 for d in dims]}, the channels lie on axis {value.channel + 1}.",
             "Normalise over the channels, alone or with all positions.",
         )
-    f = centred(build, value, value.channel) if center else build.settled(value)
+    f = centred(build, value, value.channel, len(shape) > 1) if center else build.settled(value)
     return scaled_and_shifted(build, normed(build, f, len(shape) > 1, EPS if eps is None else eps), *rates)
 
 
@@ -77,7 +77,7 @@ def _group_norm(m: nn.GroupNorm, call: Call) -> object:
 def _by_groups(call: Call, value: Random, groups: int, eps: float, rates: tuple[float, float]) -> Field:
     """The value normalised over each group of channels, and all positions."""
     build = call.build
-    f = centred(build, value, 0)
+    f = centred(build, value, 0, positions=True)
     if groups > 1 and f.width == groups:
         raise build.unsupported(
             "has one channel in each group: its statistics are over positions, which are not infinitely many.",
@@ -250,6 +250,10 @@ def read_variance(call: Call, root: bool = False, both: bool = False) -> object:
     if dims is None or isinstance(dims, bool):
         raise call.build.unsupported("takes the variance of everything.", "Name the channels' axis: dim=…")
     keep = bool(given.get("keepdim", rest[2] if len(rest) > 2 else False))
+    if isinstance(value, Lazy) and _positions(call, value.of, dims):
+        raise call.build.unsupported(
+            "takes the variance of an activation over channels and positions.", "Use F.layer_norm or F.group_norm."
+        )
     f = centred(call.build, value, value.channel)
     variance = Statistic(f, _positions(call, f, dims), torch.sqrt if root else _itself, keep, None, call.build.where)
     return (variance, _first(call, value, dims, keep, True)) if both else variance
