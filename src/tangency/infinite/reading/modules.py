@@ -41,6 +41,7 @@ NO_LIMIT: dict[type, str] = {
         "The maximum over positions has no known kernel; use average pooling or strides (AvgPool, a strided Conv)",
     ),
     **dict.fromkeys((nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell), "Gated recurrences have no rule here; use nn.RNN"),
+    nn.RNNCell: "Called in a loop, its weights are shared over time; use nn.RNN on the whole sequence",
     **dict.fromkeys(
         (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
         "Its statistics are over the positions of one channel, which are not infinitely many; use LayerNorm or "

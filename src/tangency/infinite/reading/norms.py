@@ -156,6 +156,14 @@ def read_normalize(call: Call) -> Field:
     return times_statistic(call.build, o["input"], length.then(lambda v: 1 / v.sqrt().clamp(min=eps)))
 
 
+def refuse_instance_norm(call: Call) -> object:
+    """F.instance_norm: always an error."""
+    raise call.build.unsupported(
+        "takes statistics over the positions of one channel, which are not infinitely many.",
+        "Use F.layer_norm, or F.group_norm with few groups.",
+    )
+
+
 # Means over the channels, in forward()
 
 
@@ -336,7 +344,8 @@ METHODS: dict[str, Rule] = {
 }  # fmt: skip
 FUNCTIONS: dict[TorchFunction, Rule] = {
     F.layer_norm: read_layer_norm, F.rms_norm: read_rms_norm, torch.rms_norm: read_rms_norm,
-    F.group_norm: read_group_norm, F.normalize: read_normalize, torch.square: read_square,
+    F.group_norm: read_group_norm, F.normalize: read_normalize, F.instance_norm: refuse_instance_norm,
+    torch.square: read_square,
     torch.mean: read_mean, torch.sum: partial(read_mean, mean=False),
     torch.var: read_variance, torch.std: partial(read_variance, root=True),
     torch.var_mean: partial(read_variance, both=True), torch.std_mean: partial(read_variance, root=True, both=True),
