@@ -138,6 +138,15 @@ def test_layer_norm_of_pictures() -> None:
     same(found, before)
 
 
+def test_a_scale_waits_for_the_activation_behind_masks_and_multiples() -> None:
+    """tanh(m·γ·u): γ's derivative is u·m·tanh'(m u), whatever known factor m comes between."""
+    parts = {"a": nn.Linear(6, WIDTH), "b": nn.Linear(WIDTH, 1), "n": nn.LayerNorm(WIDTH, eps=0.0)}
+    twice = both(lambda s, x: s.b(torch.tanh(2 * s.n(s.a(x)))), SERIES, **parts)
+    same(both(lambda s, x: s.b(torch.tanh(s.n(s.a(x)) * torch.full((1, 5, 1), 2.0))), SERIES, **parts), twice)
+    by_activation = both(lambda s, x: s.b((lambda h: torch.tanh(h + h))(s.n(s.a(x)))), SERIES, **parts)
+    same(twice, by_activation, rtol=1e-8)
+
+
 def test_groups_have_the_same_statistics() -> None:
     parts = {"a": nn.Conv2d(3, WIDTH, 3), "b": nn.Conv2d(WIDTH, 1, 1)}
     one = both(lambda s, x: s.b(torch.relu(s.n(s.a(x)))), IMAGES, n=nn.GroupNorm(1, WIDTH), **parts)
