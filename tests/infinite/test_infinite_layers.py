@@ -18,7 +18,6 @@ WIDTH, OUT = 8, 8
 torch.manual_seed(3)
 VECTORS, SERIES, IMAGES = torch.randn(3, 6).double(), torch.randn(3, 5, 6).double(), torch.randn(3, 3, 4, 4).double()
 TOKENS = torch.tensor([[1, 2, 2, 0], [2, 3, 4, 5], [1, 1, 5, 0]])
-PADDED = F.pad(IMAGES, (1, 1, 1, 1), "reflect")
 
 
 class Ask(nn.Module):
@@ -35,7 +34,8 @@ class Ask(nn.Module):
 
 
 def both(fn: Callable[[Any, Any], Tensor], x: Tensor, **parts: Any) -> tuple[Tensor, Tensor]:
-    return tuple(tg.infinite_ntk(Ask(fn, **parts).eval(), b_var=0.1).both(x))
+    nngp, ntk = tg.infinite_ntk(Ask(fn, **parts).eval(), b_var=0.1).both(x)
+    return nngp, ntk
 
 
 def same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], rtol: float = 1e-11) -> None:
@@ -138,6 +138,15 @@ def test_layer_norm_of_pictures() -> None:
     same(found, before)
 
 
+def test_a_scale_waits_for_the_activation_behind_masks_and_multiples() -> None:
+    """tanh(m·γ·u): γ's derivative is u·m·tanh'(m u), whatever known factor m comes between."""
+    parts = {"a": nn.Linear(6, WIDTH), "b": nn.Linear(WIDTH, 1), "n": nn.LayerNorm(WIDTH, eps=0.0)}
+    twice = both(lambda s, x: s.b(torch.tanh(2 * s.n(s.a(x)))), SERIES, **parts)
+    same(both(lambda s, x: s.b(torch.tanh(s.n(s.a(x)) * torch.full((1, 5, 1), 2.0))), SERIES, **parts), twice)
+    by_activation = both(lambda s, x: s.b((lambda h: torch.tanh(h + h))(s.n(s.a(x)))), SERIES, **parts)
+    same(twice, by_activation, rtol=1e-8)
+
+
 def test_groups_have_the_same_statistics() -> None:
     parts = {"a": nn.Conv2d(3, WIDTH, 3), "b": nn.Conv2d(WIDTH, 1, 1)}
     one = both(lambda s, x: s.b(torch.relu(s.n(s.a(x)))), IMAGES, n=nn.GroupNorm(1, WIDTH), **parts)
@@ -162,6 +171,16 @@ def test_layer_norm_of_an_activation_subtracts_its_mean() -> None:
     torch.testing.assert_close(found, 2 * after / (variance[:, None] * variance).sqrt(), rtol=1e-7, atol=1e-7)
 
 
+def test_norm_of_an_activation_of_pictures() -> None:
+    """A 1×1 convolution of pictures is a dense layer of each position: the same numbers, position by position."""
+    net = nn.Sequential(
+        nn.Conv2d(3, WIDTH, 1), nn.ReLU(), nn.LayerNorm([WIDTH, 1, 1]), nn.Flatten(), nn.Linear(WIDTH, 1)
+    )
+    dense = nn.Sequential(nn.Linear(3, WIDTH), nn.ReLU(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1))
+    for kernel in (tg.infinite_ntk, tg.infinite_nngp):
+        torch.testing.assert_close(kernel(net)(IMAGES[:, :, :1, :1]), kernel(dense)(IMAGES[:, :, 0, 0]))
+
+
 # Gates and scales
 
 
@@ -184,7 +203,6 @@ def test_layer_scale_of_pictures(shape: tuple[int, ...]) -> None:
 
 
 WHERE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "elu": (lambda x: torch.where(x >= 0, x, torch.exp(x) - 1), F.elu),
     "by a method": (lambda x: x.where(x > 0, 0.0), torch.relu),
     "hardswish": (lambda x: x * F.relu6(x + 3) / 6, F.hardswish),
 }
@@ -226,7 +244,7 @@ def test_depthwise_has_the_moments_of_a_full_convolution() -> None:
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
-def test_borders_of_hidden_values_are_those_of_the_input(mode: str) -> None:
+def test_borders_of_hidden_values_are_those_of_the_input(mode: Any) -> None:
     """A 1×1 convolution commutes with copies of positions: the same borders put around the picture beforehand."""
     padded = F.pad(IMAGES, (1, 1, 1, 1), mode)
     parts = {"a": nn.Conv2d(3, WIDTH, 1), "b": nn.Conv2d(WIDTH, 2, 3)}
@@ -294,6 +312,7 @@ def test_weights_by_einsum_and_tensordot() -> None:
         lambda s, x: torch.einsum("dc, ...c -> ...d", s.w, x),
         lambda s, x: torch.einsum("btc,dc->bdt", x, s.w).transpose(1, 2),
         lambda s, x: torch.tensordot(x, s.w, dims=([2], [1])),
+        lambda s, x: torch.bmm(x, s.w.T.unsqueeze(0).expand(x.shape[0], -1, -1)),
     ):
         same(both(lambda s, x, fn=fn: s.b(torch.relu(fn(s, x))), SERIES, w=weight, **parts), plain)  # type: ignore[misc]
     matrix = torch.rand(2, 5).double()
@@ -349,7 +368,7 @@ class TimeFirst(nn.Module):
 
 def test_recurrences_with_the_batch_on_axis_1() -> None:
     kernels = [tg.infinite_ntk(TimeFirst(first), w_var=1.0, b_var=0.1).both(SERIES) for first in (False, True)]
-    same(tuple(kernels[1]), tuple(kernels[0]))
+    same(kernels[1], kernels[0])
 
 
 # Finite networks
@@ -513,6 +532,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "choice by another value": (
         lambda: two(lambda s, x: (lambda h: torch.where(h > 0, s.b(x), h))(s.a(x))), IMAGES, r"where at .*other values",
     ),
+    "a function of a parameter": (
+        lambda: two(lambda s, x: s.a(x) * torch.sigmoid(s.g), g=nn.Parameter(torch.zeros(8, 1, 1))), IMAGES,
+        r"sigmoid at .*parameter g.*freeze",
+    ),
+    "a cell in a loop": (
+        lambda: Ask(lambda s, x: s.a(x[:, 1], s.a(x[:, 0])), a=nn.RNNCell(6, 8)), SERIES, r"a \(RNNCell\).*nn\.RNN",
+    ),
+    "instance norm": (lambda: two(lambda s, x: F.instance_norm(s.a(x))), IMAGES, r"instance_norm at .*layer_norm"),
     "bags by offsets": (lambda: nn.EmbeddingBag(6, 8), TOKENS[:, 0], r"\(EmbeddingBag\).*offsets"),
     "channels rolled": (lambda: two(lambda s, x: torch.roll(s.a(x), 1, 1)), IMAGES, r"roll at .*channels"),
     "samples first for an RNN that has them second": (lambda: nn.RNN(6, 8), SERIES, r"\(RNN\).*batch_first=True"),

@@ -7,7 +7,7 @@ import torch
 
 from ..engine.methods import Cost
 from ..kernels.costs import CostRow, Costs
-from .moments.core import Activation, Need, Op
+from .moments.core import Activation, CentredActivation, Need, Op
 from .moments.fused.choose import choose
 from .moments.positions import Pool, Window
 from .moments.recursion import Recursion
@@ -58,7 +58,7 @@ def recursion_costs(
 
 def _per_entry(op: Op) -> float:
     """Operations for one pair of positions."""
-    if isinstance(op, Activation):
+    if isinstance(op, (Activation, CentredActivation)):
         return ACTIVATION
     if isinstance(op, Windowed):  # of both samples at all points: values by a root of 2K by 2K, and products of slopes
         return 10.0 * op.samples * sum(s.windows.size**2 for s in op.sources)

@@ -135,9 +135,10 @@ class Infinite(Kernel):
     def error(self, x1: Inputs, x2: Inputs | None = None, *, repeats: int = 8) -> Tensor:
         """The standard error of k(x1, x2) where expectations are drawn, from as many other seeds; 0 where none is.
 
-        Drawn are softmax attention, LSTM and GRU, activations of sums that are not Gaussian, max pooling, activations after depthwise
-        convolutions, BatchNorm in training mode before other activations than ReLU, and with w_var="init" activations
-        right after a Linear layer of few inputs whose weights are uniform. Cost: `repeats` times k(x1, x2).
+        Drawn are softmax attention, LSTM and GRU, activations of sums that are not Gaussian, max pooling, activations
+        after depthwise convolutions, BatchNorm in training mode before other activations than ReLU, and with
+        w_var="init" activations right after a Linear layer of few inputs whose weights are uniform. Cost: `repeats`
+        times k(x1, x2).
         """
         if repeats < 2:
             raise InputError(f"repeats={repeats}; needed: at least 2.")

@@ -136,7 +136,7 @@ class LayerNorm(Layer):
 
     def grow(self, build: Builder, value: Argument, weights: Weights, name: str) -> Value:
         """As `Layer.grow`."""
-        f = normed(build, centred(build, value, self.channel), self.positions, self.eps)
+        f = normed(build, centred(build, value, self.channel, self.positions), self.positions, self.eps)
         if not self.affine:
             return f
         scale, shift = weights.rates(name)
@@ -150,9 +150,12 @@ class LayerNorm(Layer):
         return nn.LayerNorm(width, eps=self.eps, elementwise_affine=self.affine)
 
 
-def centred(build: Builder, value: Value, channel: int) -> Field:
-    """A value less its mean over the channels, which lie on axis `channel`."""
-    f = build.field(build.centred(value) if isinstance(value, Lazy) else value, channel)
+def centred(build: Builder, value: Value, channel: int, positions: bool = False) -> Field:
+    """A value less its mean over the channels, which lie on axis `channel`, and over all positions too."""
+    if isinstance(value, Lazy):
+        axes = tuple(range(len(value.of.grid))) if positions else ()
+        return build.field(build.centred(value, axes), channel)
+    f = build.field(value, channel)
     if not f.centered:
         raise build.unsupported(
             "normalises values that are not Gaussian in the limit, and whose mean over the channels is not known.",

@@ -315,18 +315,30 @@ class Activation(Op):
 
 
 @dataclass(frozen=True)
-class CentredActivation(Activation):
-    """φ(u) − E φ(u): what LayerNorm subtracts, the mean over infinitely many channels, is a number of each sample.
+class CentredActivation(Op):
+    """φ(u) less its mean over the channels, and over the positions on `axes`: what LayerNorm and GroupNorm subtract.
 
-    Its gradient is a mean of independent terms of both signs and vanishes, so that ntk' is the activation's.
+    With infinitely many channels that is E φ(u), a number of each sample. Its gradient is a mean of terms of both signs
+    and vanishes, so that ntk' is the activation's.
     """
 
-    carries_gap: ClassVar[bool] = False
+    activation: Activation
+    axes: tuple[int, ...] = ()
+    own: ClassVar[Need] = Need.DIAGONAL
+
+    def alone(self) -> bool:
+        """As the activation."""
+        return self.activation.alone()
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         (s,) = inputs
-        after = super().__call__([replace(s, gap=None)], here)
-        p, q = (
-            (s.cov, s.cov) if here.pairs.same and not s.whole else here.pairs.spread(*here.own(), len(s.grid), s.whole)
+        after = self.activation([replace(s, gap=None)], here)
+        alone = here.pairs.same and not s.whole
+        means = [self.activation.dual.mean(v) for v in ((s.cov, s.cov) if alone else here.own())]
+        pooled = [m.mean(self.axes, keepdim=True) if self.axes else m for m in means]
+        # E[(φ − a)(φ' − b)] = E[φφ'] − m b − a m' + a b, m the mean at each position, a and b what is subtracted.
+        (m, n), (a, b) = (
+            (left, right) if alone else here.pairs.spread(left, right, len(s.grid), s.whole)
+            for left, right in (means, pooled)
         )
-        return replace(after, cov=after.cov - self.dual.mean(p) * self.dual.mean(q))
+        return replace(after, cov=after.cov - m * b - a * n + a * b)

@@ -305,7 +305,8 @@ class Memory:
     multiples: dict[int, tuple[Field, float]] = field(default_factory=dict)  # the Gaussian field that a node multiplies
     rows: dict[tuple[int, int], Field] = field(default_factory=dict)  # some channels of a node, by their bits
     squares: dict[Lazy, Random] = field(default_factory=dict)  # the value that a function is the square of
-    centred: dict[Lazy, Field] = field(default_factory=dict)  # an activation less its mean over the channels
+    # An activation less its mean over the channels, and over positions on these axes.
+    centred: dict[tuple[Lazy, tuple[int, ...]], Field] = field(default_factory=dict)
     normed_nodes: set[int] = field(default_factory=set)  # nodes after a norm: parameters there are its scale and shift
     cuts: dict[int, tuple[Field, tuple[int, ...]]] = field(default_factory=dict)  # of which field a node is which rows
 
@@ -443,19 +444,21 @@ class Builder:
             "the limit. Use a Linear layer; for a norm, multiply values of the same shape by it (keepdim=True)."
         )
 
-    def centred(self, value: Lazy) -> Field:
-        """An activation less its mean over the channels, as LayerNorm subtracts it."""
+    def centred(self, value: Lazy, axes: tuple[int, ...] = ()) -> Field:
+        """An activation less its mean over the channels, and over positions on `axes`, as norms subtract it."""
         dual = value.dual or Quadrature(value.fn, name=value.label)
         if dual.centered():
             return self.settled(value)
-        if value not in self.memory.centred:
+        if (value, axes) not in self.memory.centred:
             f = value.of
             self.warn(f)
             inner = _scale_derivative(dual) if f.gain else value.inner
-            after = self.apply(CentredActivation(dual, inner, f.gain or value.rate), f.activated())
+            op = CentredActivation(Activation(dual, inner, f.gain or value.rate), axes)
+            after = self.apply(op, f.activated())
             after = self.apply(Rescale(value.scale), after) if value.scale != 1 else after
-            self.memory.centred[value] = replace(after, centered=True)
-        return self.memory.centred[value]
+            # With positions, the mean of each may differ from that of all, which is subtracted.
+            self.memory.centred[value, axes] = replace(after, centered=not axes)
+        return self.memory.centred[value, axes]
 
     def _applied(self, value: Lazy | Joint | Patched) -> Field:
         if isinstance(value, Patched):

@@ -59,7 +59,7 @@ def scale_by(build: Builder, value: Random, factor: float) -> Random:
         return replace(value, fn=lambda *x: factor * fn(*x))
     if isinstance(value, Lazy):
         return replace(value, scale=value.scale * factor)
-    f = build.settled(value)
+    f = value if isinstance(value, Field) else build.settled(value)  # a scale that was just applied still waits
     multiple: Field = build.apply(Rescale(factor), f)
     if f.gaussian:
         # A multiple of a multiple is one of the first field.

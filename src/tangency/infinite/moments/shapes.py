@@ -43,7 +43,7 @@ def take_positions(build: Builder, f: Field, dim: int, index: tuple[int, ...], d
 
 def weigh_by(build: Builder, value: Random, weights: Tensor) -> Field:
     """Times a known tensor [n, *shape] that is the same for all channels."""
-    f = build.settled(value)
+    f = value if isinstance(value, Field) else build.settled(value)  # a scale that was just applied still waits
     # Samples last, as all known tensors; the channels' axis has size 1 or repeats one number.
     moved = weights.double().movedim(0, -1).select(f.channel, 0)
     return build.apply(Weigh(build.slot(moved.expand(*f.grid, moved.shape[-1]))), f)
@@ -53,7 +53,7 @@ def mask_out(build: Builder, value: V) -> V | Field:
     """The value with zeros where no position is real."""
     if build.mask is None or not isinstance(value, Random):
         return value
-    f = build.settled(value)
+    f = value if isinstance(value, Field) else build.settled(value)
     if tuple(build.mask.shape[1:]) != f.grid:
         return value
     return build.apply(Weigh(build.slot(build.mask.double().movedim(0, -1))), f)

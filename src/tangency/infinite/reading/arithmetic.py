@@ -31,10 +31,18 @@ from .norms import joined_statistics, less_statistic, read_square, times_statist
 from .rotary import add_turned, weigh_channels
 
 
-def read_elementwise(call: Call, target: TorchFunction, method: str | None = None) -> Random:
+def read_elementwise(call: Call, target: TorchFunction, method: str | None = None) -> Random | Tensor:
     """An activation, by torch's function for it."""
     value, rest, kwargs = call.args[0], call.args[1:], call.kwargs.every()
     kwargs.pop("inplace", None)
+    if isinstance(value, Parameter):
+        if call.weights.rate(value.name):
+            raise call.build.unsupported(
+                f"is a function of the trained parameter {value.name}.",
+                "Use the parameter itself, or freeze it (requires_grad_(False), or trainable= without it).",
+            )
+        known: Tensor = target(value.value.detach().double() * value.factor, *rest, **kwargs)
+        return known
     # A tensor of several numbers would make the function another one for each channel or position.
     for v in (*rest, *kwargs.values()):
         if isinstance(v, (Parameter, *RANDOM)) or (isinstance(v, Tensor) and v.numel() != 1):
@@ -257,7 +265,7 @@ def _quotient(call: Call, a: object, b: Random) -> Random:
     return joined
 
 
-def read_power(call: Call) -> Random:
+def read_power(call: Call) -> Random | Tensor:
     """x ** p, or p ** x."""
     base, exponent = call.get(0, "input"), call.get(1, "exponent")
     if isinstance(base, RANDOM):
@@ -328,6 +336,8 @@ def read_matmul(call: Call) -> Random:
     """A known matrix over positions times values (graphs), or values times a parameter (a linear layer)."""
     a, b = call.args[0], call.get(1, "mat2", call.kwargs.get("other"))
     build = call.build
+    if isinstance(b, Parameter) and b.value.dim() == 3 and b.value.shape[0] == 1:  # expanded along the batch, for bmm
+        b = replace(b, value=b.value[0])
     if isinstance(b, Parameter) and isinstance(a, (*RANDOM, Tensor)):
         width = b.value.shape[1] if b.value.dim() == 2 else 1
         return _linear(call, a, b, None, b.value.shape[0], width)

@@ -41,6 +41,7 @@ ALL_ARGUMENTS = (
 
 NO_LIMIT: dict[type, str] = {
     **dict.fromkeys((nn.LSTMCell, nn.GRUCell), "Steps by hand have no rule; use nn.LSTM or nn.GRU over all times"),
+    nn.RNNCell: "Called in a loop, its weights are shared over time; use nn.RNN on the whole sequence",
     **dict.fromkeys(
         (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
         "Its statistics are over the positions of one channel, which are not infinitely many; use LayerNorm or "

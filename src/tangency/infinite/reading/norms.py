@@ -61,7 +61,7 @@ def _over_last(
             f"normalises over axes {[d + 1 for d in dims]}, the channels lie on axis {value.channel + 1}.",
             "Normalise over the channels, alone or with all positions.",
         )
-    f = centred(build, value, value.channel) if center else build.settled(value)
+    f = centred(build, value, value.channel, len(shape) > 1) if center else build.settled(value)
     return scaled_and_shifted(build, normed(build, f, len(shape) > 1, EPS if eps is None else eps), *rates)
 
 
@@ -77,7 +77,7 @@ def _group_norm(m: nn.GroupNorm, call: Call) -> object:
 def _by_groups(call: Call, value: Random, groups: int, eps: float, rates: tuple[float, float]) -> Field:
     """The value normalised over each group of channels, and all positions."""
     build = call.build
-    f = centred(build, value, 0)
+    f = centred(build, value, 0, positions=True)
     if groups > 1 and f.width == groups:
         raise build.unsupported(
             "has one channel in each group: its statistics are over positions, which are not infinitely many.",
@@ -154,6 +154,14 @@ def read_normalize(call: Call) -> Field:
     eps = float(o.get("eps", 1e-12))
     length = _second(call, o["input"], o.get("dim", 1), keep=True, total=True)
     return times_statistic(call.build, o["input"], length.then(lambda v: 1 / v.sqrt().clamp(min=eps)))
+
+
+def refuse_instance_norm(call: Call) -> object:
+    """F.instance_norm: always an error."""
+    raise call.build.unsupported(
+        "takes statistics over the positions of one channel, which are not infinitely many.",
+        "Use F.layer_norm, or F.group_norm with few groups.",
+    )
 
 
 # Means over the channels, in forward()
@@ -250,6 +258,10 @@ def read_variance(call: Call, root: bool = False, both: bool = False) -> object:
     if dims is None or isinstance(dims, bool):
         raise call.build.unsupported("takes the variance of everything.", "Name the channels' axis: dim=…")
     keep = bool(given.get("keepdim", rest[2] if len(rest) > 2 else False))
+    if isinstance(value, Lazy) and _positions(call, value.of, dims):
+        raise call.build.unsupported(
+            "takes the variance of an activation over channels and positions.", "Use F.layer_norm or F.group_norm."
+        )
     f = centred(call.build, value, value.channel)
     variance = Statistic(f, _positions(call, f, dims), torch.sqrt if root else _itself, keep, None, call.build.where)
     return (variance, _first(call, value, dims, keep, True)) if both else variance
@@ -332,7 +344,8 @@ METHODS: dict[str, Rule] = {
 }  # fmt: skip
 FUNCTIONS: dict[TorchFunction, Rule] = {
     F.layer_norm: read_layer_norm, F.rms_norm: read_rms_norm, torch.rms_norm: read_rms_norm,
-    F.group_norm: read_group_norm, F.normalize: read_normalize, torch.square: read_square,
+    F.group_norm: read_group_norm, F.normalize: read_normalize, F.instance_norm: refuse_instance_norm,
+    torch.square: read_square,
     torch.mean: read_mean, torch.sum: partial(read_mean, mean=False),
     torch.var: read_variance, torch.std: partial(read_variance, root=True),
     torch.var_mean: partial(read_variance, both=True), torch.std_mean: partial(read_variance, root=True, both=True),

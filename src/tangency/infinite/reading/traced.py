@@ -321,7 +321,10 @@ class Reading:
 
     def _shared(self, where: str) -> UnsupportedModule:
         return self.build.unsupported(
-            f"shares its weights with {where}; such layers have no rule but nn.RNN.", "Give each use its own weights."
+            f"shares its weights with {where}: what both give is correlated, for which there is no rule but nn.RNN.",
+            "Give each use its own weights. To use one encoder for several inputs, call it once, with the inputs as "
+            "positions: h = encoder(torch.stack([a, b], 1)), then h.flatten(1), h.mean(1), or their difference "
+            "torch.einsum('st,btc->bsc', torch.tensor([[1.0, -1.0]]), h).",
         )
 
 
