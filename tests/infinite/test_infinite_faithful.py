@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import tangency as tg
-from tangency.errors import InputError, ModelError, UnsupportedModule
+from tangency.errors import InputError, ModelError, TangencyError, UnsupportedModule
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

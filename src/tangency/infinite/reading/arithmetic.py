@@ -117,6 +117,13 @@ def read_sum(call: Call, sign: float = 1.0) -> Random | Parameter:
     return add_fields(call.build, [first, second])
 
 
+def _plus(call: Call, a: Random, b: object) -> Random:
+    """The sum of a random value and something."""
+    after = read_sum(replace(call, args=(a, b), kwargs=Keywords()))
+    assert not isinstance(after, Parameter)
+    return after
+
+
 def _sum_along(call: Call, a: Unsettled, b: object, by_a: float, by_b: float) -> Random:
     """Scores plus known numbers; or values along other axes plus known ones, a parameter, or values along the same."""
     build = call.build
@@ -136,17 +143,17 @@ def _sum_along(call: Call, a: Unsettled, b: object, by_a: float, by_b: float) ->
             raise build.unsupported(*(b.why() if a.turn is None else a.why()))  # type: ignore[attr-defined]
         return together
     if isinstance(b, Seen) and b.axes == a.axes and isinstance(a.of, RANDOM) and a.of.shape == b.of.shape:
-        return replace(a, of=read_sum(replace(call, args=(first.of, scale_by(build, b.of, by_b)), kwargs=Keywords())))
+        return replace(a, of=_plus(call, first.of, scale_by(build, b.of, by_b)))
     if isinstance(b, float):
         return apply_function(build, first, lambda x: x + by_b * b, None, call.label)
     if isinstance(b, Tensor):
         # Batch first, positions in their order, channels last, as the field has them.
         order = [*atoms_of(a.axes, "batch"), *sorted(atoms_of(a.axes, "position"), key=lambda v: v.place)]
         known = aligned(by_b * b, a.axes, [*order, *a.axes[-1]]).flatten(len(order))
-        return on_channels(build, first, lambda f: read_sum(replace(call, args=(f, known), kwargs=Keywords())))
+        return on_channels(build, first, lambda f: _plus(call, f, known))
     if isinstance(b, Parameter) and b.value.dim() == 1:
         scaled_b = replace(b, factor=b.factor * by_b)
-        return on_channels(build, first, lambda f: read_sum(replace(call, args=(f, scaled_b), kwargs=Keywords())))
+        return on_channels(build, first, lambda f: _plus(call, f, scaled_b))
     raise build.unsupported(*a.why())
 
 
