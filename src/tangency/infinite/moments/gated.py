@@ -72,7 +72,8 @@ class Gates(Op):
     `sources`: i, f, g, o; or r, z, x (of the inputs alone), u (of the hidden values alone). The first state is zero.
     h comes out, or with `state` an LSTM's c. Means over `samples` quasi-random draws (a multiple of 4), the same for
     all pairs: with both signs, and with both samples exchanged. So (j, i) is the transpose of (i, j), and (i, i) what a
-    sample alone has. Cost: O(samples·T²) for a pair.
+    sample alone has; two that nearly coincide have it up to the error of the draws, for their difference, however
+    small, tells of later values too. Cost: O(samples·T²) for a pair.
     """
 
     cell: Cell
