@@ -26,8 +26,10 @@ def _sizes(call: Call) -> tuple[int, ...]:
     return tuple(call.args[1].shape if isinstance(call.args[1], Tensor) else call.args[1])
 
 
-def full_shape(build: Builder, value: Random) -> tuple[int, ...]:
-    """The tensor's shape, its batch counted."""
+def full_shape(build: Builder, value: Random | Parameter) -> tuple[int, ...]:
+    """The tensor's shape, its batch counted; that of a parameter has none."""
+    if isinstance(value, Parameter):
+        return tuple(value.value.shape)
     return value.sizes if isinstance(value, Unsettled) else (build.size, *value.shape)
 
 
@@ -44,7 +46,7 @@ def _ones_apart(sizes: Sequence[int]) -> list[int]:
     return [n for n in sizes if n != 1]
 
 
-def read_reshape(call: Call) -> Random:
+def read_reshape(call: Call) -> Random | Parameter:
     """view and reshape."""
     value, build = call.args[0], call.build
     if isinstance(value, Lazy) and _ones_apart(_sizes(call)) == _ones_apart((build.size, *value.shape)):
@@ -56,6 +58,8 @@ def read_reshape(call: Call) -> Random:
         new[new.index(-1)] = prod(full) // max(1, prod(n for n in new if n != -1))
     if prod(new) != prod(full) or not new:
         raise build.unsupported(f"gives values of shape {full} the shape {tuple(new)}.", "Keep all of them.")
+    if isinstance(value, Parameter):  # of one sample: it is a value of its own where it is added or joined
+        return replace(value, value=value.value.reshape(new))
     if isinstance(value, Scores):
         return reshape_scores(build, value, new)
     if isinstance(value, Seen) or new[0] != build.size:
@@ -97,7 +101,7 @@ def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int],
     return groups
 
 
-def read_flatten(call: Call) -> Random:
+def read_flatten(call: Call) -> Random | Parameter:
     """flatten from one axis to another."""
     value = call.args[0]
     full = full_shape(call.build, value)
@@ -106,7 +110,7 @@ def read_flatten(call: Call) -> Random:
     return read_reshape(replace(call, args=(value, tuple(new)), kwargs=Keywords()))
 
 
-def read_unflatten(call: Call) -> Random:
+def read_unflatten(call: Call) -> Random | Parameter:
     """One axis split into several."""
     value, sizes = call.args[0], list(call.get(2, "sizes"))
     full = full_shape(call.build, value)
@@ -119,31 +123,19 @@ def read_unflatten(call: Call) -> Random:
 
 def read_permute(call: Call) -> Random | Parameter:
     """The axes in another order."""
-    if isinstance(call.args[0], Parameter):
-        return _transposed(call)
     return _permuted(call, call.args[0], _sizes(call) or tuple(call.kwargs.get("dims")))
-
-
-def _transposed(call: Call) -> Parameter:
-    """A parameter's transpose."""
-    value: Parameter = call.args[0]
-    if value.value.dim() != 2:
-        raise call.build.unsupported(f"turns the axes of the parameter {value.name}.", "Store it in that order.")
-    return replace(value, value=value.value.T)
 
 
 def read_transpose(call: Call) -> Random | Parameter:
     """Two axes exchanged."""
     value = call.args[0]
-    if isinstance(value, Parameter):
-        return _transposed(call)
     order = list(range(len(full_shape(call.build, value))))
     a, b = call.get(1, "dim0", 0) % len(order), call.get(2, "dim1", 1) % len(order)
     order[a], order[b] = order[b], order[a]
     return _permuted(call, value, tuple(order))
 
 
-def read_movedim(call: Call) -> Random:
+def read_movedim(call: Call) -> Random | Parameter:
     """One or several axes to other places."""
     value = call.args[0]
     rank = len(full_shape(call.build, value))
@@ -152,8 +144,10 @@ def read_movedim(call: Call) -> Random:
     return _permuted(call, value, tuple(places.shape))
 
 
-def _permuted(call: Call, value: Random, order: tuple[int, ...]) -> Random:
+def _permuted(call: Call, value: Random | Parameter, order: tuple[int, ...]) -> Random | Parameter:
     """The axes in this order, the batch counted."""
+    if isinstance(value, Parameter):
+        return replace(value, value=value.value.permute(order))
     if isinstance(value, Scores):
         return replace(value, axes=tuple(value.axes[k] for k in order))
     if isinstance(value, Seen) or order[0] % len(order) != 0:
@@ -168,9 +162,11 @@ def _permuted(call: Call, value: Random, order: tuple[int, ...]) -> Random:
     return call.build.apply(Permute(grid), f, shape=shape, channel=channel)
 
 
-def read_unsqueeze(call: Call) -> Random:
+def read_unsqueeze(call: Call) -> Random | Parameter:
     """A new axis of size 1."""
     value, build = call.args[0], call.build
+    if isinstance(value, Parameter):
+        return replace(value, value=value.value.unsqueeze(call.get(1, "dim")))
     dim = call.get(1, "dim") % (len(full_shape(build, value)) + 1)
     if isinstance(value, Unsettled) or dim == 0:
         other = value if isinstance(value, Scores) else seen(build, value)
