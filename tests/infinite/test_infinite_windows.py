@@ -316,6 +316,13 @@ def test_gradients_of_inputs_are_refused() -> None:
         tg.infinite_ntk(model)(series().requires_grad_())
 
 
+def test_batch_norm_of_few_directions_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+    with pytest.raises(InputError, match="rank 2"):
+        tg.infinite_ntk(model)(series(5, 2, 1)[..., 0])
+    assert bool(tg.infinite_nngp(model)(series(5, 2, 1)[..., 0]).isfinite().all())
+
+
 def test_drawn_batch_norm_is_the_exact_one() -> None:
     generator = torch.Generator().manual_seed(3)
     a, b = torch.randn(2, 6, 8, generator=generator).double()

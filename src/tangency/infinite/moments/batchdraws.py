@@ -36,7 +36,16 @@ def drawn_normalized(
     size = len(cov)
     if size < 2:
         raise InputError("BatchNorm over one number is 0/0. Give at least 2 samples, or positions.")
-    root = joint_roots(_centred(cov.double()).unsqueeze(0), None, 1.0, 0.0, 1.0)[1][0]
+    centred = _centred(cov.double())
+    values = torch.linalg.eigvalsh(centred)
+    rank = int((values > 1e-10 * values[-1]).sum())
+    if rank < 3 and bool(ntk.any()):
+        raise InputError(
+            f"the centred pre-activations of these {size} numbers have rank {rank}: E[1/variance], and with it the "
+            "tangent kernel through BatchNorm, is decided by eps and cannot be drawn. Give inputs that span 3 "
+            "dimensions or more, or ReLU after it, which is exact."
+        )
+    root = joint_roots(centred.unsqueeze(0), None, 1.0, 0.0, 1.0)[1][0]
     theta = _centred(ntk.double())
     points = normal_points(max(1, -(-samples // 2)), size, 0, seed)[0].to(root)
     count = 2 * points.shape[1]
