@@ -257,7 +257,7 @@ FAMILIES: list[Family] = [
     _timm("poolformer_s12", 64),
     _mixer("mixer_s16_224 (small)", "MixerBlock", (0.5, 4.0)),
     _mixer("resmlp_12_224 (small)", "ResBlock", 4.0),
-    _mixer("gmlp_ti16_224 (small)", "SpatialGatingBlock", 6.0),
+    _timm("gmlp_ti16_224", img_size=32),
     _timm("vit_tiny_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),
     _timm("deit_tiny_distilled_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),
     _timm("beit_base_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),
