@@ -94,12 +94,12 @@ def _timm(name: str, size: int = 32, **options: Any) -> Family:
     return Family(name, "timm", make, images(size))
 
 
-def _mixer(name: str, block: str) -> Family:
+def _mixer(name: str, block: str, ratio: float | tuple[float, float]) -> Family:
     def make() -> nn.Module:
         """One block of timm's MlpMixer, of this kind."""
         mixer = importlib.import_module("timm.models.mlp_mixer")
-        kind = getattr(mixer, block)
-        return mixer.MlpMixer(num_classes=10, img_size=32, patch_size=8, num_blocks=1, embed_dim=16, block_layer=kind)
+        kind, sizes = getattr(mixer, block), {"img_size": 32, "patch_size": 8, "num_blocks": 1, "embed_dim": 16}
+        return mixer.MlpMixer(num_classes=10, block_layer=kind, mlp_ratio=ratio, **sizes)
 
     return Family(name, "timm", make, images())
 
@@ -255,9 +255,9 @@ FAMILIES: list[Family] = [
     _timm("mobilevit_xxs", 64),
     _timm("edgenext_xx_small", 64),
     _timm("poolformer_s12", 64),
-    _mixer("mixer_s16_224 (small)", "MixerBlock"),
-    _mixer("resmlp_12_224 (small)", "ResBlock"),
-    _mixer("gmlp_ti16_224 (small)", "SpatialGatingBlock"),
+    _mixer("mixer_s16_224 (small)", "MixerBlock", (0.5, 4.0)),
+    _mixer("resmlp_12_224 (small)", "ResBlock", 4.0),
+    _timm("gmlp_ti16_224", img_size=32),
     _timm("vit_tiny_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),
     _timm("deit_tiny_distilled_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),
     _timm("beit_base_patch16_224", **SMALL, depth=1, embed_dim=16, num_heads=2),

@@ -117,7 +117,7 @@ BOTH: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "dense": (mlp, lambda: X),
     "residual": (Residual, images),
     "tokens": (lambda: Tokens().eval(), lambda: torch.randint(9, (3, 5))),
-    "norms": (lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 1)), seq),
+    "norms": (lambda: nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 1)), lambda: X),
     "batch norm in training": (lambda: nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU()), lambda: X),
     "dropout": (lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1)), lambda: X),
     "parts": (
