@@ -496,14 +496,14 @@ def test_methods_and_functions_of_one_name_have_one_rule() -> None:
 
 
 def test_what_has_no_limit_is_refused_when_the_kernel_is_made() -> None:
-    pool = nn.AdaptiveMaxPool2d(1)
-    with pytest.raises(UnsupportedModule, match=r"layer 1 \(AdaptiveMaxPool2d\).*no known infinite-width limit"):
-        tg.infinite_ntk(nn.Sequential(nn.Conv2d(2, 4, 3), pool))
+    norm = nn.InstanceNorm2d(4)
+    with pytest.raises(UnsupportedModule, match=r"layer 1 \(InstanceNorm2d\).*no known infinite-width limit"):
+        tg.infinite_ntk(nn.Sequential(nn.Conv2d(2, 4, 3), norm))
     with pytest.raises(UnsupportedModule, match=r"cumsum at .*no rule for random values"):
         tg.infinite_ntk(Net(lambda s, x: torch.cumsum(s.a(x), 1), a=nn.Linear(3, 8)))
     # On the input itself, or never called, it does no harm.
-    tg.infinite_ntk(nn.Sequential(pool, nn.Flatten(), nn.Linear(2, 1)))(images())
-    unused = Net(lambda s, x: s.a(x), a=nn.Linear(3, 1), pool=pool)
+    tg.infinite_ntk(nn.Sequential(nn.InstanceNorm2d(2), nn.Flatten(), nn.Linear(2 * images()[0, 0].numel(), 1)))(images())
+    unused = Net(lambda s, x: s.a(x), a=nn.Linear(3, 1), norm=norm)
     torch.testing.assert_close(tg.infinite_ntk(unused)(X), LINEAR)
 
 
