@@ -502,7 +502,9 @@ def test_what_has_no_limit_is_refused_when_the_kernel_is_made() -> None:
     with pytest.raises(UnsupportedModule, match=r"cumsum at .*no rule for random values"):
         tg.infinite_ntk(Net(lambda s, x: torch.cumsum(s.a(x), 1), a=nn.Linear(3, 8)))
     # On the input itself, or never called, it does no harm.
-    tg.infinite_ntk(nn.Sequential(nn.InstanceNorm2d(2), nn.Flatten(), nn.Linear(2 * images()[0, 0].numel(), 1)))(images())
+    pictures = images()
+    read_first = nn.Sequential(nn.InstanceNorm2d(2), nn.Flatten(), nn.Linear(pictures[0].numel(), 1))
+    tg.infinite_ntk(read_first)(pictures)
     unused = Net(lambda s, x: s.a(x), a=nn.Linear(3, 1), norm=norm)
     torch.testing.assert_close(tg.infinite_ntk(unused)(X), LINEAR)
 

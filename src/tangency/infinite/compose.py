@@ -11,10 +11,11 @@ from ..errors import InputError
 from .activations.duals import Dual
 from .layers.basic import Argument, Layer
 from .layers.weights import Weights, dotted
-from .moments.fields import Builder, Value
+from .moments.fields import Builder
 from .moments.functions import apply_function
 from .moments.joins import add_fields, as_fields, concat_channels, concat_positions, multiply_fields
 from .moments.shapes import mask_out
+from .moments.values import Value
 from .reading.recorded import read_source
 
 Composable: TypeAlias = Layer | Dual | nn.Module  # a layer, or what becomes one

@@ -15,9 +15,10 @@ from ..._base.types import Json, Spec
 from ...errors import InputError
 from ..activations.duals import Dual
 from ..moments.core import RandomAffine
-from ..moments.fields import Builder, Field, Lazy, Statistic, Value
+from ..moments.fields import Builder
 from ..moments.joins import concat_channels
 from ..moments.ops import ByStatistic, DropChannels, Normalize
+from ..moments.values import Field, Lazy, Statistic, Value
 from .weights import Weights
 
 Pair = int | tuple[int, ...]

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ..moments.core import RandomAffine
-from ..moments.fields import Builder, Field
+from ..moments.fields import Builder
 from ..moments.gated import Cell, Gates, Source
 from ..moments.joins import concat_channels
 from ..moments.nongaussian import find_doubt
+from ..moments.values import Field
 from .basic import Argument, Layer
 from .weights import Weights
 

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from ..._base import checks
 from ...errors import InputError
 from ..activations.dual import Dual, Relu
-from ..moments.fields import Builder, Field
+from ..moments.fields import Builder
 from ..moments.joins import concat_channels
 from ..moments.nongaussian import find_doubt
 from ..moments.sequences import Attend, Mechanism, Recur, Scaling
 from ..moments.shapes import regrid
+from ..moments.values import Field
 from .basic import Argument, Layer
 from .weights import Weights
 

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from ...errors import InputError
 from ..moments.core import RandomAffine
 from ..moments.depthwise import as_depthwise
-from ..moments.fields import Builder, Field, Value
+from ..moments.fields import Builder
 from ..moments.functions import scale_by
 from ..moments.joins import add_fields
 from ..moments.ops import Weigh
 from ..moments.positions import Apart, Pool, Resample, Spread, Total, Window
 from ..moments.shapes import flatten_positions, take_positions
+from ..moments.values import Field, Value
 from .basic import Argument, Layer, Pair, Times, input_misfit, per_axis
 from .weights import Weights, dotted
 

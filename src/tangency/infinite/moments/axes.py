@@ -13,10 +13,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .fields import Atom, Axes, Builder, Field, Lazy, Random, Rows, Seen, Unsettled, Value
+from .fields import Builder
 from .ops import Rescale
 from .positions import Permute
 from .shapes import flatten_positions, regrid, take_positions
+from .values import Atom, Axes, Field, Lazy, Random, Rows, Seen, Unsettled, Value
 
 
 def seen(build: Builder, value: Random) -> Seen:

@@ -7,9 +7,10 @@ from math import prod
 from torch import Tensor
 
 from .core import Grid, RandomAffine
-from .fields import Builder, Field, Random
+from .fields import Builder
 from .patches import as_patches
 from .positions import Window
+from .values import Field, Random
 from .windows import WIDEST, Parameters, Windows, place_of
 
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from ..activations.dual import Dual
 from ..activations.duals import Identity
-from .fields import Builder, Field, Function, Joint, Lazy, Normed, Patched, Random, Seen, Squared, Statistic, Unsettled
+from .fields import Builder
 from .joins import concat_channels
 from .ops import Rescale
+from .values import Field, Function, Joint, Lazy, Normed, Patched, Random, Seen, Squared, Statistic, Unsettled
 
 
 def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | None, label: str) -> Random:

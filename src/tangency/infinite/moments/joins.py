@@ -10,13 +10,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .fields import Builder, Field, Joint, Lazy, Patched, Random, Value, all_sources, correlated
+from .fields import Builder
 from .nongaussian import first_doubt
 from .ops import Add, Mix, Multiply
 from .origins import Origin, gaussian_origin
 from .patches import is_patched, joined_patches
 from .positions import Join
 from .shapes import take_positions
+from .values import Field, Joint, Lazy, Patched, Random, Value, all_sources, correlated
 
 
 def _joint_function(

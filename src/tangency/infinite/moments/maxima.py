@@ -6,10 +6,11 @@ from torch import Tensor
 
 from ..activations.dual import Relu
 from .core import RandomAffine
-from .fields import Builder, Field, Lazy, Patched, Random
+from .fields import Builder
 from .functions import apply_function, scale_by
 from .joins import concat_channels
 from .patches import AVERAGE, as_patches, checked_patches, scaled_patches
+from .values import Field, Lazy, Patched, Random
 from .windows import Windows
 
 

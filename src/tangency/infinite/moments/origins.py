@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from .fields import Builder, Field, Joint, Lazy, Value
+from .fields import Builder
+from .values import Field, Joint, Lazy, Value
 
 Origin = tuple[tuple[Field, ...], Callable[..., Tensor]]
 

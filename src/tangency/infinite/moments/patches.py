@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from .fields import Builder, Field, Lazy, Patched, Random, Value, all_sources
+from .fields import Builder
 from .origins import gaussian_origin
+from .values import Field, Lazy, Patched, Random, Value, all_sources
 from .windows import WIDEST, Parameters, Windows
 
 AVERAGE = "Use average pooling: nn.AvgPool2d(k) for nn.MaxPool2d(k), x.mean(dim) for x.amax(dim)"

@@ -6,9 +6,10 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from .fields import Builder, Field, Random
+from .fields import Builder
 from .ops import Weigh
 from .positions import Regrid, Take, Trace
+from .values import Field, Random
 
 V = TypeVar("V")
 

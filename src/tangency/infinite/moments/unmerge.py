@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .core import Here, Moments, Op
-from .fields import Builder, Field, Lazy, Random
+from .fields import Builder
 from .positions import Permute
+from .values import Field, Lazy, Random
 
 
 @dataclass(frozen=True)

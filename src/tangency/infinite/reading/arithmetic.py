@@ -9,13 +9,13 @@ from torch import Tensor
 from ...errors import InputError
 from ..activations.recognize import recognize
 from ..moments.axes import aligned, atoms_of, on_channels
-from ..moments.fields import Field, Lazy, Patched, Random, Seen, Statistic, Unsettled, Value
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import add_fields, multiply_fields
 from ..moments.origins import gaussian_origin
 from ..moments.patches import same_windows
 from ..moments.positions import Aggregate
 from ..moments.shapes import take_positions, weigh_by
+from ..moments.values import Field, Lazy, Patched, Random, Seen, Statistic, Unsettled, Value
 from .attention import (
     NO_LEARNED_BIAS,
     Scores,

@@ -16,10 +16,11 @@ from ...errors import InputError
 from ..moments.attention import Attention
 from ..moments.axes import aligned, arranged, atoms_of, permuted, plain, regrouped, seen
 from ..moments.core import RandomAffine
-from ..moments.fields import Atom, Axes, Builder, Field, Random, Seen, Unsettled, correlated
+from ..moments.fields import Builder
 from ..moments.ops import Rescale
 from ..moments.positions import Permute, Regrid, Take
 from ..moments.shapes import regrid
+from ..moments.values import Atom, Axes, Field, Random, Seen, Unsettled, correlated
 from .calls import RANDOM, Call, Parameter
 from .rotary import score_waves
 

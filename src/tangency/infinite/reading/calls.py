@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..layers.weights import Weights
-from ..moments.fields import Builder, Field, Joint, Lazy, Normed, Patched, Squared, Statistic, Unsettled
+from ..moments.fields import Builder
+from ..moments.values import Field, Joint, Lazy, Normed, Patched, Squared, Statistic, Unsettled
 
 RANDOM = (Field, Lazy, Joint, Patched, Normed, Unsettled, Squared, Statistic)
 # forward() may give anything to anything: what a call is given is known only by looking at it.

@@ -15,9 +15,10 @@ from torch.utils._pytree import tree_leaves
 from ...errors import UnsupportedModule
 from ..layers.spatial import Conv
 from ..moments.axes import take_channels
-from ..moments.fields import Builder, Field, Random, Unsettled
+from ..moments.fields import Builder
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import multiply_fields
+from ..moments.values import Field, Random, Unsettled
 from . import gates, norms, products, shuffles
 from .arithmetic import (
     read_addmm,
@@ -35,18 +36,17 @@ from .arithmetic import (
 from .attention import Scores, read_repeat_interleave, read_sdpa, take_softmax
 from .batch_norm import read_batch_norm
 from .calls import QUESTIONS, RANDOM, Call, Keywords, Parameter, Rule, TorchFunction
+from .joining import read_cat, read_pad, read_stack
 from .modules import read_module, reads
 from .tensors import (
     full_shape,
     read_attribute,
     read_cast,
-    read_cat,
     read_expand,
     read_flatten,
     read_item,
     read_movedim,
     read_narrow,
-    read_pad,
     read_parts,
     read_permute,
     read_repeat,
@@ -55,7 +55,6 @@ from .tensors import (
     read_size,
     read_split,
     read_squeeze,
-    read_stack,
     read_transpose,
     read_unbind,
     read_unflatten,

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ..layers.basic import scaled_and_shifted
 from ..moments.core import RandomAffine
-from ..moments.fields import Field, Lazy, Random, Statistic
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import add_fields
 from ..moments.origins import gaussian_origin
 from ..moments.shapes import weigh_by
+from ..moments.values import Field, Lazy, Random, Statistic
 from .calls import RANDOM, Call, Parameter, Rule, TorchFunction
 
 # Scales and shifts by parameters

@@ -19,14 +19,16 @@ from ..layers.spatial import AvgPool, Conv, ConvTranspose, GlobalAvgPool, resamp
 from ..layers.twin import Twin
 from ..layers.weights import Weights, dotted
 from ..moments.axes import on_channels
-from ..moments.fields import Builder, Field, Lazy, Normed, Random, Seen, Value
+from ..moments.fields import Builder
 from ..moments.functions import apply_function
 from ..moments.maxima import scale_and_shift
 from ..moments.shapes import regrid
+from ..moments.values import Field, Lazy, Normed, Random, Seen, Value
 from .attention import take_softmax
 from .calls import RANDOM, Call, Keywords
 from .faithful import check_leaf, exact
-from .tensors import padded, read_flatten
+from .joining import padded
+from .tensors import read_flatten
 
 # From a module and its call to the value after it. The module is of one of the types that the reader is for.
 Reader = Callable[[Any, Call], object]

@@ -15,14 +15,16 @@ from ..layers.sequences import attended
 from ..layers.weights import dotted
 from ..moments.axes import permuted, reshaped, seen
 from ..moments.core import RandomAffine
-from ..moments.fields import Builder, Field, Seen, Value
+from ..moments.fields import Builder
 from ..moments.functions import apply_function
 from ..moments.joins import add_fields
 from ..moments.sequences import Attend
+from ..moments.values import Field, Value
 from .attention import add_known, attend, make_scores
 from .calls import Call, Keywords, Kwargs
 from .faithful import check_leaf
 from .modules import read_part, reads
+from .sequences import batch_first, batch_second
 
 ORDER = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
 DECODER = (
@@ -81,29 +83,6 @@ def _summand(mask: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.double()
     return torch.zeros(mask.shape, dtype=torch.float64, device=mask.device).masked_fill(mask, -torch.inf)
-
-
-def batch_first(build: Builder, value: Value, first: bool) -> Value:
-    """A sequence [batch, time, channels] of one that may have its times first."""
-    if first:
-        if isinstance(value, Seen):
-            build.settled(value)  # refuses
-        return value
-    if not isinstance(value, Tensor):
-        return permuted(build, seen(build, value), (1, 0, 2))
-    if value.dim() != 3 or value.shape[1] != build.size:
-        raise build.unsupported(
-            f"has its batch on axis 1, but inputs of shape {tuple(value.shape)} have {build.size} samples on axis 0.",
-            "Use batch_first=True; samples are on axis 0 of what a kernel is given.",
-        )
-    return value.transpose(0, 1)
-
-
-def batch_second(build: Builder, value: Value, first: bool) -> Value:
-    """Back to where the module has its batch."""
-    if first or isinstance(value, Tensor):
-        return value
-    return permuted(build, seen(build, value), (1, 0, 2))
 
 
 @reads(nn.MultiheadAttention)

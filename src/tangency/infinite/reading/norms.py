@@ -19,8 +19,9 @@ from ..activations.quadrature import Quadrature
 from ..activations.recognize import recognize
 from ..layers.basic import by_statistic, centred, normed, scaled_and_shifted
 from ..layers.weights import dotted
-from ..moments.fields import Builder, Field, Lazy, Random, Squared, Statistic
+from ..moments.fields import Builder
 from ..moments.functions import apply_function
+from ..moments.values import Field, Lazy, Random, Squared, Statistic
 from .calls import Call, Parameter, Rule, TorchFunction
 from .modules import check_start, of_input, reads
 from .tensors import read_item, read_reduction, read_unsqueeze

@@ -10,10 +10,10 @@ from ...errors import InputError
 from ..layers.basic import input_misfit
 from ..layers.sequences import Embedding
 from ..layers.spatial import resampled
-from ..moments.fields import Field, Value, all_sources
 from ..moments.ops import Multiply, Weigh
 from ..moments.positions import Total
 from ..moments.shapes import weigh_by
+from ..moments.values import Field, Value, all_sources
 from .calls import RANDOM, Call, Keywords, Parameter, Rule, TorchFunction
 from .modules import reads
 from .tensors import read_permute

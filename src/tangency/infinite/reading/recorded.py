@@ -24,7 +24,8 @@ from ...engine.network import TURN
 from ...errors import InputError, TangencyError, UnsupportedModule
 from ..layers.basic import Argument, Layer
 from ..layers.weights import Weights
-from ..moments.fields import Builder, Value
+from ..moments.fields import Builder
+from ..moments.values import Value
 from .calls import RANDOM, Args, Kwargs
 from .faithful import check_root, exact
 from .graphs import ModuleGraph, Untraceable, alike, examined, line_of, line_of_error, training_modes

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..moments.axes import aligned, atoms_of
-from ..moments.fields import Atom, Axes, Builder, Field, Seen, Turn
+from ..moments.fields import Builder
+from ..moments.values import Atom, Axes, Field, Seen, Turn
 
 # Numbers of all matrices A_st at once (heuristic: half a gigabyte).
 ENTRIES = 1 << 26

@@ -2,18 +2,18 @@
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ...errors import InputError, UnsupportedModule
+from ...errors import InputError
 from ..activations.recognize import recognize
 from ..layers.sequences import RNN
-from ..moments.fields import Builder, Field, Value
+from ..moments.axes import permuted, seen
+from ..moments.fields import Builder
 from ..moments.joins import concat_channels
 from ..moments.ops import DropChannels
-from ..moments.positions import Total
 from ..moments.shapes import take_positions
+from ..moments.values import Field, Seen, Value
 from .calls import Call
 from .modules import reads
 
@@ -38,91 +38,45 @@ class Finals:
         return self.fields[0]
 
 
-@dataclass(frozen=True)
-class TimeFirst:
-    """What a recurrent layer with its batch on axis 1 gives: [time, batch, channels] to forward()."""
-
-    build: Builder
-    of: Field  # [time, channels] of each sample
-
-    @property
-    def shape(self) -> torch.Size:
-        """[time, batch, channels]."""
-        return torch.Size((self.of.shape[0], self.build.size, self.of.width))
-
-    def size(self, dim: int | None = None) -> torch.Size | int:
-        """As torch has it."""
-        return self.shape if dim is None else self.shape[dim]
-
-    def __getitem__(self, index: object) -> "Field | TimeFirst":
-        """Times by a number or a slice: out[-1]."""
-        times, *rest = index if isinstance(index, tuple) else (index,)
-        if any(not isinstance(k, slice) or k != slice(None) for k in rest):
-            raise self._refusal("indexes more than the times")
-        if isinstance(times, int):
-            return take_positions(self.build, self.of, 0, (times % self.of.shape[0],), drop=True)
-        if not isinstance(times, slice):
-            raise self._refusal(f"indexes the times by {times!r}")
-        index = tuple(range(*times.indices(self.of.shape[0])))
-        return replace(self, of=take_positions(self.build, self.of, 0, index, drop=False))
-
-    def transpose(self, dim0: int, dim1: int) -> Field:
-        """The batch to axis 0: [batch, time, channels], as all other layers have it."""
-        if {dim0 % 3, dim1 % 3} != {0, 1}:
-            raise self._refusal(f"exchanges axes {dim0} and {dim1}")
-        return self.of
-
-    def permute(self, *dims: int | tuple[int, ...]) -> Field:
-        """As `transpose`."""
-        order = dims[0] if isinstance(dims[0], (tuple, list)) else dims
-        if tuple(order) != (1, 0, 2):
-            raise self._refusal(f"permutes its axes by {order}")
-        return self.of
-
-    def mean(self, dim: int, keepdim: bool = False) -> Field:
-        """Over the times."""
-        return self._total(dim, keepdim, mean=True)
-
-    def sum(self, dim: int, keepdim: bool = False) -> Field:
-        """Over the times."""
-        return self._total(dim, keepdim, mean=False)
-
-    def _total(self, dim: int, keepdim: bool, mean: bool) -> Field:
-        if dim % 3 != 0 or keepdim:
-            raise self._refusal(f"sums over axis {dim}")
-        return self.build.apply(Total((0,), mean), self.of, shape=(self.of.width,), channel=0)
-
-    def _refusal(self, what: str) -> UnsupportedModule:
-        return self.build.unsupported(
-            f"{what} of [time, batch, channels].", "Move the batch to axis 0 first: out.transpose(0, 1)."
+def batch_first(build: Builder, value: Value, first: bool) -> Value:
+    """A sequence [batch, time, channels] of one that may have its times first."""
+    if isinstance(value, PackedSequence):
+        raise build.unsupported(
+            "is given a packed sequence, whose lengths differ and whose samples are mixed over times.",
+            "Give the padded tensor, and take each sample's own last time, or a mean by a mask.",
         )
+    if first:
+        if isinstance(value, Seen):
+            build.settled(value)  # refuses
+        return value
+    if not isinstance(value, Tensor):
+        moved = permuted(build, seen(build, value), (1, 0, 2))
+        if isinstance(moved, Seen):
+            raise build.unsupported(
+                "has its batch on axis 1, and is given values that have it on another.",
+                "Use batch_first=True, or give it x.transpose(0, 1).",
+            )
+        return moved
+    if value.dim() != 3 or value.shape[1] != build.size:
+        raise build.unsupported(
+            f"has its batch on axis 1, but inputs of shape {tuple(value.shape)} have {build.size} samples on axis 0.",
+            "Use batch_first=True; samples are on axis 0 of what a kernel is given.",
+        )
+    return value.transpose(0, 1)
+
+
+def batch_second(build: Builder, value: Value, first: bool) -> Value:
+    """Back to where the module has its batch."""
+    if first or isinstance(value, Tensor):
+        return value
+    return permuted(build, seen(build, value), (1, 0, 2))
 
 
 @reads(nn.RNN)
-def _rnn(m: nn.RNN, call: Call) -> tuple[Value | TimeFirst, Finals]:
-    if isinstance(call.args[0], PackedSequence):
-        raise call.build.unsupported(
-            "is given a packed sequence, whose samples are mixed over times.",
-            "Give the padded tensor, and take each sample's own last time, or a mean by a mask.",
-        )
-    if m.batch_first:
-        return _recurrence(m, call)
-    after, finals = _recurrence(m, replace(call, args=(_batch_to_front(call), *call.args[1:])))
-    assert not isinstance(after, Tensor)
-    return TimeFirst(call.build, call.build.settled(after)), finals
-
-
-def _batch_to_front(call: Call) -> Value:
-    """A recurrent layer's input [time, batch, channels] as [batch, time, channels]."""
-    value = call.args[0]
-    if isinstance(value, TimeFirst):
-        return value.of
-    if isinstance(value, Tensor) and value.dim() == 3 and value.shape[1] == call.build.size:
-        return value.transpose(0, 1)
-    raise call.build.unsupported(
-        "has its batch on axis 1 (batch_first=False), and is given values with samples on axis 0.",
-        "Use batch_first=True, or give it x.transpose(0, 1) of inputs [batch, time, features].",
-    )
+def _rnn(m: nn.RNN, call: Call) -> tuple[Value, Finals]:
+    value = batch_first(call.build, call.args[0], m.batch_first)
+    after, finals = _recurrence(m, replace(call, args=(value, *call.args[1:])))
+    return batch_second(call.build, after, m.batch_first), finals
 
 
 def _recurrence(m: nn.RNN, call: Call) -> tuple[Value, Finals]:

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from ..layers.basic import per_axis
-from ..moments.fields import Field, Lazy, Value
 from ..moments.joins import concat_positions
 from ..moments.ops import Rescale
 from ..moments.positions import Permute, Window
 from ..moments.shapes import flatten_positions, regrid, take_positions
 from ..moments.unmerge import channels_to_positions
+from ..moments.values import Field, Lazy, Value
 from .calls import RANDOM, Call, Keywords, Rule, TorchFunction
 from .modules import reads
 from .tensors import read_reshape, read_unsqueeze

@@ -5,18 +5,16 @@ from dataclasses import replace
 from math import prod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import InputError
 from ..moments.axes import expanded, permuted, plain, reshaped, seen, taken
-from ..moments.fields import Builder, Field, Lazy, Random, Seen, Unsettled, Value
-from ..moments.joins import as_fields, concat_channels, concat_positions
-from ..moments.positions import Pad, Permute, Total
+from ..moments.fields import Builder
+from ..moments.positions import Permute, Total
 from ..moments.shapes import flatten_positions, regrid, take_positions
+from ..moments.values import Field, Lazy, Random, Seen, Unsettled
 from .attention import Scores, reshape_scores
 from .calls import RANDOM, Call, Keywords, Parameter
-from .rotary import join_turned
 
 
 def _sizes(call: Call) -> tuple[int, ...]:
@@ -196,10 +194,12 @@ def read_squeeze(call: Call) -> Random:
     return regrid(call.build, f, shape, f.channel - sum(d < f.channel for d in gone)) if gone else f
 
 
-def read_reduction(call: Call, mean: bool) -> Field:
+def read_reduction(call: Call, mean: bool) -> Random:
     """The mean or sum over positions."""
-    f = call.build.settled(call.get(0, "input"))
-    asked = call.get(1, "dim", call.kwargs.get("axis"))
+    value, asked = call.get(0, "input"), call.get(1, "dim", call.kwargs.get("axis"))
+    if isinstance(value, Seen) and isinstance(asked, int) and not call.get(2, "keepdim", False):
+        return _reduced_along(call, value, asked % len(value.axes), mean)
+    f = call.build.settled(value)
     if asked is None:
         raise call.build.unsupported("reduces everything to one number.", "Name the positions' axes: dim=…")
     dims = call.axes(asked, f)
@@ -216,6 +216,24 @@ def read_reduction(call: Call, mean: bool) -> Field:
     if not keep:
         return reduced
     return regrid(call.build, reduced, tuple(1 if k in dims else n for k, n in enumerate(f.shape)), f.channel)
+
+
+def _reduced_along(call: Call, value: Seen, dim: int, mean: bool) -> Random:
+    """Over one axis of positions, where the batch lies on another axis than the first: [time, batch, channels]."""
+    build = call.build
+    at = next((k for k, axis in enumerate(value.axes) if [a.kind for a in axis] == ["batch"]), None)
+    if at is None:
+        raise build.unsupported(*value.why())
+    order = [at, *(k for k in range(len(value.axes)) if k != at)]
+    moved = permuted(build, value, tuple(order))
+    if isinstance(moved, Seen):
+        raise build.unsupported(*value.why())
+    after = read_reduction(replace(call, args=(moved, order.index(dim)), kwargs=Keywords()), mean)
+    place = at - (dim < at)
+    if place == 0:
+        return after
+    back = [*range(1, place + 1), 0, *range(place + 1, len(value.axes) - 1)]
+    return permuted(build, seen(build, after), tuple(back))
 
 
 def read_item(call: Call) -> object:
@@ -353,91 +371,6 @@ def _sliced(call: Call, f: Field, dim: int, item: slice) -> Field:
     if dim == f.channel:
         raise call.build.unsupported("takes some of the channels.", "Use two layers, one for each part.")
     return take_positions(call.build, f, dim, index, drop=False)
-
-
-def read_cat(call: Call) -> Random:
-    """Values side by side, along the channels or along positions."""
-    # What is empty adds nothing: a cache of keys before its first use.
-    values = [v for v in call.get(0, "tensors") if not (isinstance(v, Tensor) and v.numel() == 0)]
-    build = call.build
-    if len(values) == 1:
-        only: Field = values[0]
-        return only
-    # Where the channels lie is known of random values alone; known tensors and parameters follow them.
-    like = next(v for v in values if isinstance(v, RANDOM))
-    if isinstance(like, Seen):
-        return _join_along(call, values, call.get(1, "dim", 0) % len(like.axes) == len(like.axes) - 1, stacked=False)
-    dim = call.get(1, "dim", 0) % (len(like.shape) + 1) - 1
-    if dim < 0:
-        raise build.unsupported("joins batches.", "Samples must not mix: use another axis.")
-    if dim == like.channel:
-        return concat_channels(build, values)
-    fields = as_fields(build, [_as_token(call, v, like) for v in values])
-    return concat_positions(build, fields, fields[0].axis(dim))
-
-
-def _join_along(call: Call, values: list[Value | Parameter], last: bool, stacked: bool) -> Random:
-    """Values along other axes joined: parts of one field's channels, as rotary embeddings turn them."""
-    turned = join_turned(call.build, values, stacked) if last else None
-    if turned is None:
-        raise call.build.unsupported(
-            "joins values whose channels are split over several axes.",
-            "Join them before they are split into heads; of heads, parts of one layer's channels can be joined.",
-        )
-    return turned
-
-
-def read_stack(call: Call) -> Random:
-    """torch.stack along the last axis, of parts of a head's channels."""
-    values = list(call.get(0, "tensors"))
-    like, dim = next(v for v in values if isinstance(v, RANDOM)), call.get(1, "dim", 0)
-    rank = len(full_shape(call.build, like))
-    return _join_along(call, values, dim in (-1, rank), stacked=True)
-
-
-def _as_token(call: Call, value: Value | Parameter, like: Random) -> Value:
-    """A parameter among values that are joined is a class token: the same for every sample."""
-    if not isinstance(value, Parameter):
-        return value
-    # Without the batch, which it was expanded to or has as 1.
-    shape = tuple(value.value.shape[-len(like.shape) :])
-    shape = (1,) * (len(like.shape) - len(shape)) + shape  # one token, by its channels alone
-    f = call.build.drawn(shape, like.channel)
-    return call.build.affine(f, f.width, call.weights.value(value.name, value.value, value.factor))
-
-
-def read_pad(call: Call) -> Value:
-    """F.pad: zeros, or copies of positions, around the positions."""
-    f, amounts = call.form(), list(call.get(1, "pad"))
-    number = call.get(3, "value", 0)
-    return padded(call.build, f, amounts, call.get(2, "mode", "constant"), f.channel, float(number or 0))
-
-
-def padded(
-    build: Builder, value: Value, amounts: list[int], mode: str, channel: int, number: float = 0.0
-) -> Tensor | Field:
-    """The value with borders as F.pad has them, `amounts` for the last axis first: zeros, or copies of positions."""
-    if isinstance(value, Tensor):
-        return F.pad(value, amounts, mode, number if mode == "constant" else None)
-    f = value if isinstance(value, Field) else build.settled(value)
-    pads = [(0, 0)] * len(f.shape)
-    for k in range(len(amounts) // 2):
-        pads[len(f.shape) - 1 - k] = (amounts[2 * k], amounts[2 * k + 1])
-    if pads[f.channel] != (0, 0) or channel != f.channel:
-        raise build.unsupported("pads the channels.", "Pad positions; for more channels use a 1×1 convolution.")
-    if mode == "constant":
-        if number:
-            raise build.unsupported(f"pads random values by {number}.", "Pad with zeros, or by 'reflect'.")
-        grid = tuple(p for k, p in enumerate(pads) if k != f.channel)
-        return build.apply(Pad(grid), f, shape=tuple(n + sum(p) for n, p in zip(f.shape, pads, strict=True)))
-    if build.mask is not None:
-        raise build.unsupported(f"pads a masked sequence by {mode!r}.", "Pad with zeros.")
-    for dim, pair in enumerate(pads):
-        if pair != (0, 0):  # which position lies where, by torch's own rule
-            places = torch.arange(f.shape[dim], dtype=torch.float64).view(1, 1, -1)
-            index = tuple(int(k) for k in F.pad(places, pair, mode).flatten())
-            f = take_positions(build, f, dim, index, drop=False)
-    return f
 
 
 def read_size(call: Call) -> torch.Size | int:

@@ -21,7 +21,8 @@ from ...errors import InputError, TangencyError, UnsupportedModule
 from ..layers.basic import Argument, Layer
 from ..layers.gated import gate_rows
 from ..layers.weights import Weights, dotted
-from ..moments.fields import Builder, Value
+from ..moments.fields import Builder
+from ..moments.values import Value
 from . import gated, multihead, sequences  # noqa: F401  (they enter their readers)
 from .calls import RANDOM, Args, Call, Keywords, Kwargs, Parameter
 from .early import refuse_early

@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from ..layers.basic import per_axis
-from ..moments.fields import Random
 from ..moments.maxima import max_over
 from ..moments.patches import AVERAGE
 from ..moments.positions import windows
+from ..moments.values import Random
 from ..moments.windows import MOST, Windows
 from .calls import Call
 from .modules import reads
