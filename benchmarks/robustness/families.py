@@ -179,18 +179,17 @@ class Translator(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.out = nn.Embedding(50, 16), nn.Linear(16, 2)
+        self.words, self.others, self.out = nn.Embedding(50, 16), nn.Embedding(50, 16), nn.Linear(16, 2)
         self.layers = nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
 
     def forward(self, input_ids: Tensor, target: Tensor) -> Tensor:
         """Indices of both to scores."""
-        source = self.words(input_ids)
-        scores: Tensor = self.out(self.layers(source, source + target[:, :, None]).mean(1))
+        scores: Tensor = self.out(self.layers(self.words(input_ids), self.others(target)).mean(1))
         return scores
 
 
 def _two_sequences() -> dict[str, Tensor]:
-    return {**tokens(mask=False)(), "target": torch.zeros(2, 6)}
+    return {**tokens(mask=False)(), "target": torch.arange(12).reshape(2, 6)}
 
 
 SMALL = {"img_size": 32, "patch_size": 8}
