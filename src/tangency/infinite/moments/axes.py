@@ -17,7 +17,7 @@ from .fields import Builder
 from .ops import Rescale
 from .positions import Permute
 from .shapes import flatten_positions, regrid, take_positions
-from .values import Atom, Axes, Field, Lazy, Random, Rows, Seen, Unsettled, Value
+from .values import Atom, Axes, Field, Joint, Lazy, Random, Rows, Seen, Unsettled, Value
 
 
 def seen(build: Builder, value: Random) -> Seen:
@@ -180,7 +180,17 @@ def take_channels(build: Builder, value: Random, rows: Sequence[int]) -> Random:
         of = take_channels(build, value.of, rows)
         assert isinstance(of, Field)
         return replace(value, of=of)
-    f = build.settled(value)
+    if isinstance(value, Joint):
+        parts = [take_channels(build, f, rows) for f in value.of]
+        return replace(value, of=tuple(f for f in parts if isinstance(f, Field)))
+    if (
+        isinstance(value, Field)
+        and not value.gaussian
+        and isinstance(joint := build.memory.functions.get(value.node), Joint)
+    ):
+        return take_channels(build, joint, rows)
+    # A scale of each channel's own that was just applied still waits: each part has its own.
+    f = value if isinstance(value, Field) else build.settled(value)
     if list(rows) == list(range(f.width)):
         return f
     start = 0
