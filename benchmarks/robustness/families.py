@@ -145,6 +145,86 @@ class LeNet5(nn.Module):
         return scores
 
 
+class NanoBlock(nn.Module):
+    """A block of a decoder as nanoGPT writes it."""
+
+    def __init__(self, width: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2, self.heads = nn.LayerNorm(width), nn.LayerNorm(width), heads
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, t, width] to the same."""
+        n, t, width = x.size()
+        q, k, v = self.c_attn(self.ln_1(x)).split(width, dim=2)
+        q, k, v = (h.view(n, t, self.heads, width // self.heads).transpose(1, 2) for h in (q, k, v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.c_proj(y.transpose(1, 2).contiguous().view(n, t, width))
+        return x + self.mlp(self.ln_2(x))
+
+
+class NanoGPT(nn.Module):
+    """Such a decoder of two blocks, with a head of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.wpe, self.out = nn.Embedding(50, 16), nn.Embedding(8, 16), nn.Linear(16, 50, bias=False)
+        self.blocks, self.norm = nn.ModuleList([NanoBlock(), NanoBlock()]), nn.LayerNorm(16)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """The scores of what follows the last index."""
+        x = self.wte(input_ids) + self.wpe(torch.arange(input_ids.size(1), device=input_ids.device))
+        for block in self.blocks:
+            x = block(x)
+        scores: Tensor = self.out(self.norm(x)[:, [-1], :])
+        return scores
+
+
+class TextCNN(nn.Module):
+    """Kim 2014: convolutions of several widths over words, and the maximum over time of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(50, 8), nn.Linear(24, 2)
+        self.convs = nn.ModuleList([nn.Conv1d(8, 8, k) for k in (2, 3, 4)])
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Indices [n, t] to scores."""
+        x = self.words(input_ids).transpose(1, 2)
+        scores: Tensor = self.out(torch.cat([torch.relu(conv(x)).amax(-1) for conv in self.convs], 1))
+        return scores
+
+
+class UNet(nn.Module):
+    """Ronneberger et al. 2015, one step down and up, pooled at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.low = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
+        self.up, self.join, self.out = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(16, 8, 3, padding=1), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pictures to scores."""
+        first = torch.relu(self.down(x))
+        low = torch.relu(self.low(nn.functional.max_pool2d(first, 2)))
+        joined = torch.relu(self.join(torch.cat([first, self.up(low)], 1)))
+        scores: Tensor = self.out(joined.mean((2, 3)))
+        return scores
+
+
+def _discriminator() -> nn.Module:
+    """DCGAN's, of Radford et al. 2015."""
+    layers: list[nn.Module] = []
+    for before, after in ((3, 8), (8, 16), (16, 32)):
+        layers += [
+            nn.Conv2d(before, after, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.LeakyReLU(0.2, inplace=True),
+        ]
+    return nn.Sequential(*layers, nn.Conv2d(32, 1, 4), nn.Flatten())
+
+
 class Recurrent(nn.Module):
     """A classifier by the last state of nn.RNN, nn.LSTM or nn.GRU."""
 
@@ -200,6 +280,10 @@ FAMILIES: list[Family] = [
     Family("GRU classifier", "torch", lambda: Recurrent(nn.GRU), tokens(mask=False)),
     Family("nn.TransformerEncoder", "torch", Encoder, tokens(mask=False)),
     Family("nn.Transformer", "torch", Translator, _two_sequences),
+    Family("nanoGPT", "torch", NanoGPT, tokens(mask=False)),
+    Family("TextCNN", "torch", TextCNN, tokens(mask=False)),
+    Family("U-Net", "torch", UNet, images(8)),
+    Family("DCGAN discriminator", "torch", _discriminator, images(32)),
     _vision("alexnet", 64),
     _vision("vgg11"),
     _vision("vgg11_bn"),
@@ -281,9 +365,10 @@ FAMILIES: list[Family] = [
     _hugging("OPT", "OPTModel", TEXT, ffn_dim=32, word_embed_proj_dim=16),
     _hugging("BLOOM", "BloomModel", {}, tokens(), hidden_size=16, n_layer=1, n_head=2, vocab_size=50),
     _hugging("Llama", "LlamaModel", TEXT),
-    _hugging("Mistral", "MistralModel", TEXT, num_key_value_heads=1),
-    _hugging("Qwen2", "Qwen2Model", TEXT, num_key_value_heads=1),
-    _hugging("Gemma", "GemmaModel", TEXT, num_key_value_heads=1, head_dim=8),
+    _hugging("Mistral", "MistralModel", TEXT, num_attention_heads=4, num_key_value_heads=2),
+    _hugging("Qwen2", "Qwen2Model", TEXT, num_attention_heads=4, num_key_value_heads=2),
+    _hugging("Gemma (7B's heads)", "GemmaModel", TEXT, num_key_value_heads=2, head_dim=8),
+    _hugging("Gemma (2B's single key head)", "GemmaModel", TEXT, num_key_value_heads=1, head_dim=8),
     _hugging("Phi", "PhiModel", TEXT),
     _hugging("T5 encoder", "T5EncoderModel", {}, tokens(), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
              vocab_size=50),
@@ -293,7 +378,8 @@ FAMILIES: list[Family] = [
     _hugging("DeiT", "DeiTForImageClassification", PICTURE),
     _hugging("BEiT", "BeitForImageClassification", PICTURE),
     _hugging("DINOv2", "Dinov2ForImageClassification", PICTURE),
-    _hugging("CLIP vision", "CLIPVisionModel", PICTURE),
+    _hugging("CLIP vision", "CLIPForImageClassification", {}, lambda: {"pixel_values": images(16)()},
+             vision_config=PICTURE, text_config=TEXT),
     _hugging("Swin", "SwinForImageClassification", {}, lambda: {"pixel_values": images(16)()}, image_size=16,
              patch_size=2, embed_dim=8, depths=[1], num_heads=[2], window_size=4),
     _hugging("SegFormer", "SegformerForImageClassification", {}, lambda: {"pixel_values": images()()},

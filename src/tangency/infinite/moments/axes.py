@@ -17,7 +17,7 @@ from .fields import Builder
 from .ops import Rescale
 from .positions import Permute
 from .shapes import flatten_positions, regrid, take_positions
-from .values import Atom, Axes, Field, Joint, Lazy, Random, Rows, Seen, Unsettled, Value
+from .values import Atom, Axes, Field, Joint, Lazy, Patched, Random, Rows, Seen, Unsettled, Value
 
 
 def seen(build: Builder, value: Random) -> Seen:
@@ -180,8 +180,8 @@ def take_channels(build: Builder, value: Random, rows: Sequence[int]) -> Random:
         of = take_channels(build, value.of, rows)
         assert isinstance(of, Field)
         return replace(value, of=of)
-    if isinstance(value, Joint):
-        parts = [take_channels(build, f, rows) for f in value.of]
+    if isinstance(value, Joint) or (isinstance(value, Patched) and all(isinstance(f, Field) for f in value.of)):
+        parts = [take_channels(build, f, rows) for f in value.of if isinstance(f, Field)]
         return replace(value, of=tuple(f for f in parts if isinstance(f, Field)))
     if (
         isinstance(value, Field)

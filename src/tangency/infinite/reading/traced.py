@@ -305,6 +305,8 @@ class Reading:
         at = line_of(uses[-1]) if uses else ""
         label = getattr(uses[-1].target, "__name__", str(uses[-1].target)) if uses else name
         self.build.where = f"{label} at {at}" if at else f"{name} (a parameter)"
+        if not uses:  # asked for its device or type: no use of its numbers
+            return Parameter(value, name)
         if len(uses) > 1:
             raise self._shared(f"{len(uses)} uses of {name}")
         self._use_once([value], name)
