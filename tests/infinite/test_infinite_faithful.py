@@ -624,3 +624,30 @@ def test_any_number_of_arguments() -> None:
 def test_lazy_layers_ask_for_a_call() -> None:
     with pytest.raises(InputError, match=r"0 \(LazyLinear\).*Call the model once"):
         tg.infinite_ntk(nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 1)))
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x: x.cumsum(0),
+        lambda x: x - 0.5 * x[:1],
+        lambda x: x / x.abs().max(),
+        lambda x: x * torch.arange(1, len(x) + 1)[:, None],
+    ],
+    ids=["running sum", "less the first", "largest of all", "numbered"],
+)
+def test_samples_that_the_first_one_does_not_show_to_be_mixed(mix: Callable[[Tensor], Tensor]) -> None:
+    """The first sample has the same values alone as in its batch; the last one has not."""
+    x = X.clone()
+    x[0, 0] = 9.0
+    with pytest.raises(TangencyError, match="depends on"):
+        tg.infinite_ntk(Ask(lambda s, x: s.a(mix(x)), a=nn.Linear(3, 1)))(x)
+
+
+def test_a_table_of_the_batch_is_no_matrix_over_positions() -> None:
+    """With as many samples as positions [batch, time] could pass for [time, time]."""
+    net = Ask(
+        lambda s, x: s.b(torch.einsum("st,btc->bsc", x.sum(-1), s.a(x))).mean(1), a=nn.Linear(3, 8), b=nn.Linear(8, 1)
+    )
+    with pytest.raises(ModelError, match="depends on the others of its batch"):
+        tg.infinite_ntk(net)(torch.randn(4, 4, 3, generator=torch.Generator().manual_seed(0)))

@@ -537,3 +537,23 @@ def test_hugging_face_models_are_run() -> None:
         except UnsupportedModule as e:
             outcome = str(e)
         assert outcome == "True" or ("transformers" in outcome and ".py:" in outcome)  # a kernel, or the line
+
+
+def test_batch_norm_without_running_statistics() -> None:
+    """Its statistics are those of the batch in evaluation mode too: one sample alone has none."""
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.n, self.b = nn.Linear(3, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.b(torch.relu(self.n(self.a(x))))
+            return out
+
+    class Starred(Plain):
+        def forward(self, *args: Tensor) -> Tensor:
+            return super().forward(args[0] if len(args) == 1 else args[1])
+
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(tg.infinite_ntk(Starred())(x), tg.infinite_ntk(Plain())(x))

@@ -19,6 +19,7 @@ from .layers.weights import Weights
 from .moments.assemble import PreparedBatch, gram_tile, output_moment, own_moments, prepared_side
 from .moments.core import Side
 from .moments.fields import Builder
+from .moments.positions import Resample, Take
 from .moments.recursion import Recursion
 
 
@@ -72,10 +73,12 @@ class Infinite(Kernel):
         """As `Kernel.prepare`: the recursion for inputs of this shape, and each sample's own moments."""
         form = tuple((label, tuple(v.shape[1:])) for label, v in tree.leaves(x))
         build, recursion = self.read(x)
-        # No sample may depend on another one of its batch. Once for every form of inputs: it costs a second reading.
-        if form not in self.seen and build.size > 1:
-            first, _ = self.read(tree.take(x, slice(0, 1)))
-            self._check_apart(first, build)
+        # No sample may depend on another one of its batch. Once for every form of inputs: it costs two more readings.
+        # With BatchNorm in training mode they do, and one alone has no statistics.
+        if form not in self.seen and build.size > 1 and not recursion.batchwise:
+            for at in (0, build.size - 1):  # the last too: a running sum leaves the first one as it is
+                alone, _ = self.read(tree.take(x, slice(at, at + 1)))
+                self._check_apart(alone, build, at)
             self.seen.add(form)
         energy = build.energy
         if energy is None:  # only indices came in
@@ -96,11 +99,15 @@ class Infinite(Kernel):
                 side = prepared_side(recursion, side.rounded(self.dtype))
         return PreparedBatch(recursion, side)
 
-    def _check_apart(self, alone: Builder, among: Builder) -> None:
-        """Refuse a network whose first sample has other known values alone than among the others."""
+    def _check_apart(self, alone: Builder, among: Builder, at: int) -> None:
+        """Refuse a network of which sample `at` has other known values alone than among the others."""
         same = alone.numbers == among.numbers and alone.known.keys() == among.known.keys()
+        # Known matrices over positions are numbers of their operations: those of one batch may be taken for fixed ones.
+        same = same and [n.grid for n in alone.nodes] == [n.grid for n in among.nodes]
+        for a, b in zip(alone.nodes, among.nodes, strict=True) if same else ():
+            same = same and (not isinstance(a.op, (Resample, Take)) or a.op == b.op)
         for slot, v in among.known.items() if same else ():
-            by_itself, in_batch = alone.known[slot][..., 0].double(), v[..., 0].double()
+            by_itself, in_batch = alone.known[slot][..., 0].double(), v[..., at].double()
             alike = by_itself.shape == in_batch.shape
             same = same and alike and torch.allclose(by_itself, in_batch, rtol=1e-9, atol=1e-12, equal_nan=True)
         if among.known and not same:

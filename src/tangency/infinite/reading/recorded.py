@@ -274,17 +274,21 @@ def _replays(recording: Recording, source: nn.Module, inputs: Inputs) -> bool:
 
 
 def _alone(source: nn.Module, inputs: Inputs) -> bool:
-    """Whether the first sample's output is the same without the others."""
+    """Whether the outputs of the first and of the last sample are the same without the others."""
     n = tree.size(inputs)
-    if n == 1:
+    if n == 1 or any(isinstance(m, _BatchNorm) and not m.track_running_stats for m in source.modules()):
         return True
     module = _copied(source).eval()  # BatchNorm and dropout mix or draw in training: that is read as what it is
-    together, by_itself = _outputs(module, inputs), _outputs(module, tree.take(inputs, slice(0, 1)))
-    if len(together) != len(by_itself):
-        return False
-    # What has no axis for samples is no output of theirs.
-    pairs = [(a, b) for a, b in zip(together, by_itself, strict=True) if a.dim() and b.dim() and a.shape[0] == n]
-    return all(b.shape[0] == 1 and alike(a[:1], b) for a, b in pairs)
+    together = _outputs(module, inputs)
+    for at in (0, n - 1):
+        by_itself = _outputs(module, tree.take(inputs, slice(at, at + 1)))
+        if len(together) != len(by_itself):
+            return False
+        # What has no axis for samples is no output of theirs.
+        pairs = [(a, b) for a, b in zip(together, by_itself, strict=True) if a.dim() and b.dim() and a.shape[0] == n]
+        if not all(b.shape[0] == 1 and alike(a[at : at + 1], b) for a, b in pairs):
+            return False
+    return True
 
 
 def _for_reading(recording: Recording, source: nn.Module, inputs: Inputs) -> ModuleGraph:

@@ -138,7 +138,8 @@ def _position(call: Call, f: Field, dim: int) -> int:
     (axis,) = call.axes(dim, f)
     if axis == f.channel:
         raise call.build.unsupported(
-            "moves channels.", "In the limit they are alike: leave it out, or act along an axis of positions."
+            "moves channels: in the limit they are alike, and what joins them later would take them for the same ones.",
+            "Act along an axis of positions, or give the second branch a Linear or Conv layer of its own.",
         )
     return axis
 
