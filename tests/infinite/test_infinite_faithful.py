@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from ask import Ask
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
@@ -33,19 +34,6 @@ def relu_net(x: Tensor, first: bool = True, second: bool = True) -> Tensor:
     hidden = norms * norms[:, None] * (theta.sin() + (math.pi - theta) * theta.cos()) / (2 * math.pi)
     slope = (math.pi - theta) / (2 * math.pi)
     return 2 * hidden * second + 2 * k * slope * first
-
-
-class Ask(nn.Module):
-    """Any forward, with some layers."""
-
-    def __init__(self, fn: Callable[[Any, Any], Any], **modules: Any) -> None:
-        super().__init__()
-        self.fn = fn
-        for name, module in modules.items():
-            setattr(self, name, module)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fn(self, x)
 
 
 # Weights that are made of other parameters

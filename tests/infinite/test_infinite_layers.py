@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from ask import Ask
 from torch import Tensor, nn
 
 import tangency as tg
@@ -18,19 +19,6 @@ WIDTH, OUT = 8, 8
 torch.manual_seed(3)
 VECTORS, SERIES, IMAGES = torch.randn(3, 6).double(), torch.randn(3, 5, 6).double(), torch.randn(3, 3, 4, 4).double()
 TOKENS = torch.tensor([[1, 2, 2, 0], [2, 3, 4, 5], [1, 1, 5, 0]])
-
-
-class Ask(nn.Module):
-    """Any forward, with some layers and parameters."""
-
-    def __init__(self, fn: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
-        super().__init__()
-        self.fn = fn
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fn(self, x)
 
 
 def both(fn: Callable[[Any, Any], Tensor], x: Tensor, **parts: Any) -> tuple[Tensor, Tensor]:

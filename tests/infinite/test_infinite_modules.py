@@ -15,6 +15,7 @@ import pytest
 import shape_checks
 import torch
 import torch.nn.functional as F
+from ask import Ask
 from torch import Tensor, nn
 
 import tangency as tg
@@ -1207,19 +1208,6 @@ def test_initialisation_of_transposed_convolutions_and_recurrences() -> None:
 
 
 # What is refused
-
-
-class Ask(nn.Module):
-    """Any forward, with some layers."""
-
-    def __init__(self, fn: Callable[["Ask", Tensor], Tensor], **modules: Any) -> None:
-        super().__init__()
-        self.fn = fn
-        for name, module in modules.items():
-            setattr(self, name, module)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fn(self, x)
 
 
 def control(x: Tensor) -> Tensor:

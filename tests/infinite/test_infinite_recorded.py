@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from ask import Ask
 from torch import Tensor, nn
 
 import tangency as tg
@@ -26,21 +27,7 @@ X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.fl
 LINEAR = 2 * X @ X.T / 3  # the tangent kernel of one Linear layer
 
 
-class Net(nn.Module):
-    """forward() by a function of the module and any arguments, which torch.fx traces."""
-
-    def __init__(self, fn: Callable[..., Any], **parts: Any) -> None:
-        super().__init__()
-        self.fn = fn
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Any) -> Any:
-        """As fn has it."""
-        return self.fn(self, x)
-
-
-class Any1(Net):
+class Any1(Ask):
     """The same with keywords, at which torch.fx stops as soon as forward() looks at them."""
 
     def forward(self, x: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -121,15 +108,15 @@ BOTH: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "batch norm in training": (lambda: nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU()), lambda: X),
     "dropout": (lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1)), lambda: X),
     "parts": (
-        lambda: Net(parts, a=nn.Linear(3, 4), b=mlp()[:3]),
+        lambda: Ask(parts, a=nn.Linear(3, 4), b=mlp()[:3]),
         lambda: X,
     ),
     "weights by hand": (
-        lambda: Net(by_hand, w=nn.Parameter(torch.randn(8, 3)), v=nn.Parameter(torch.randn(8, 1))),
+        lambda: Ask(by_hand, w=nn.Parameter(torch.randn(8, 3)), v=nn.Parameter(torch.randn(8, 1))),
         lambda: X,
     ),
     "known values": (
-        lambda: Net(lambda s, x: s.a((x - x.mean(1, keepdim=True)).to(x.dtype) ** 2), a=nn.Linear(3, 1)),
+        lambda: Ask(lambda s, x: s.a((x - x.mean(1, keepdim=True)).to(x.dtype) ** 2), a=nn.Linear(3, 1)),
         lambda: X,
     ),
 }  # fmt: skip
@@ -482,7 +469,7 @@ def test_a_class_token_by_its_channels() -> None:
     token = torch.randn(8)
     parts = {"a": nn.Linear(6, 8), "out": nn.Linear(8, 1)}
     x = seq()
-    flat, full = (Net(joined, token=nn.Parameter(t), **parts) for t in (token, token[None, None]))
+    flat, full = (Ask(joined, token=nn.Parameter(t), **parts) for t in (token, token[None, None]))
     assert torch.equal(tg.infinite_ntk(flat)(x), tg.infinite_ntk(full)(x))
 
 
@@ -500,12 +487,12 @@ def test_what_has_no_limit_is_refused_when_the_kernel_is_made() -> None:
     with pytest.raises(UnsupportedModule, match=r"layer 1 \(InstanceNorm2d\).*no known infinite-width limit"):
         tg.infinite_ntk(nn.Sequential(nn.Conv2d(2, 4, 3), norm))
     with pytest.raises(UnsupportedModule, match=r"cumsum at .*no rule for random values"):
-        tg.infinite_ntk(Net(lambda s, x: torch.cumsum(s.a(x), 1), a=nn.Linear(3, 8)))
+        tg.infinite_ntk(Ask(lambda s, x: torch.cumsum(s.a(x), 1), a=nn.Linear(3, 8)))
     # On the input itself, or never called, it does no harm.
     pictures = images()
     read_first = nn.Sequential(nn.InstanceNorm2d(2), nn.Flatten(), nn.Linear(pictures[0].numel(), 1))
     tg.infinite_ntk(read_first)(pictures)
-    unused = Net(lambda s, x: s.a(x), a=nn.Linear(3, 1), norm=norm)
+    unused = Ask(lambda s, x: s.a(x), a=nn.Linear(3, 1), norm=norm)
     torch.testing.assert_close(tg.infinite_ntk(unused)(X), LINEAR)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from ask import Ask
 from torch import Tensor, nn
 
 import tangency as tg
@@ -21,19 +22,6 @@ from tangency.infinite.moments.windows import Windows
 from tangency.infinite.reading.windows import _sliding
 
 OUT = 4
-
-
-class Apply(nn.Module):
-    """A forward() by a function of the module and its input."""
-
-    def __init__(self, fn: Callable[[Any, Tensor], Tensor], **modules: nn.Module) -> None:
-        super().__init__()
-        self.fn = fn
-        for name, module in modules.items():
-            setattr(self, name, module)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fn(self, x)
 
 
 def series(n: int = 3, c: int = 4, size: int = 6, seed: int = 0) -> Tensor:
@@ -166,7 +154,7 @@ SPELLINGS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_spellings(name: str) -> None:
     x, pool = series(size=3), SPELLINGS[name]
     a, b = nn.Conv1d(4, 8, 1, bias=False), nn.Linear(8, 1, bias=False)
-    model = Apply(lambda s, x: s.b(pool(s.a(x)).flatten(1)), a=a, b=b)
+    model = Ask(lambda s, x: s.b(pool(s.a(x)).flatten(1)), a=a, b=b)
     for got, wanted in zip(kernels(model, x), kernels(pooled(nn.MaxPool1d(3)), x), strict=True):
         torch.testing.assert_close(got, wanted)
 
@@ -203,7 +191,7 @@ def residual(width: int) -> nn.Module:
         "pool": nn.MaxPool2d(3, 2, 1),
         "relu": nn.ReLU(inplace=True),
     }
-    return Apply(forward, **modules, a=conv(width), b=conv(width), out=nn.Linear(width, OUT))
+    return Ask(forward, **modules, a=conv(width), b=conv(width), out=nn.Linear(width, OUT))
 
 
 def inverted(width: int) -> nn.Module:
@@ -224,7 +212,7 @@ def branches(width: int) -> nn.Module:
         return s.out(F.max_pool2d(F.relu(h), 2, 1).flatten(1))
 
     a, b = nn.Conv2d(width, width, 2), nn.Conv2d(width, width, 1)
-    return Apply(forward, stem=nn.Conv2d(3, width, 1), a=a, b=b, out=nn.Linear(2 * 4 * width, OUT))
+    return Ask(forward, stem=nn.Conv2d(3, width, 1), a=a, b=b, out=nn.Linear(2 * 4 * width, OUT))
 
 
 CASES: dict[str, tuple[Callable[[int], nn.Module], int, int, int]] = {  # network, width, nets, samples
@@ -279,7 +267,7 @@ def flat(*layers: nn.Module) -> nn.Module:
 
 
 def of(fn: Callable[[Tensor], Any]) -> nn.Module:
-    return Apply(lambda s, x: s.b(fn(s.a(x)).flatten(1)), a=nn.Conv2d(3, 8, 3, padding=1), b=nn.LazyLinear(1))
+    return Ask(lambda s, x: s.b(fn(s.a(x)).flatten(1)), a=nn.Conv2d(3, 8, 3, padding=1), b=nn.LazyLinear(1))
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], int, str]] = {

@@ -214,7 +214,7 @@ METHODS: dict[str, Rule] = {
     "transpose": read_transpose, "swapaxes": read_transpose, "t": read_transpose, "unsqueeze": read_unsqueeze,
     "squeeze": read_squeeze, "repeat": read_repeat, "chunk": read_chunk, "split": read_split, "unbind": read_unbind,
     "unflatten": read_unflatten, "select": read_select, "narrow": read_narrow, "movedim": read_movedim,
-    "moveaxis": read_movedim, "swapdims": read_transpose, "repeat_interleave": read_repeat_interleave,
+    "moveaxis": read_movedim, "swapdims": read_transpose,
     "softmax": take_softmax, "log_softmax": NO_LOG, "max": read_max, "amax": read_amax,
     **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as"), read_cast),
     **dict.fromkeys(("expand", "expand_as"), read_expand),
@@ -258,10 +258,9 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     **dict.fromkeys((F.softmax, torch.softmax), take_softmax),
     **dict.fromkeys((F.log_softmax, torch.log_softmax), NO_LOG),
     F.scaled_dot_product_attention: read_sdpa, torch.baddbmm: read_baddbmm, torch.addmm: read_addmm,
-    torch.einsum: read_einsum, torch.where: read_where, torch.repeat_interleave: read_repeat_interleave,
     torch.split: read_split, torch.unbind: read_unbind, torch.unflatten: read_unflatten, torch.narrow: read_narrow,
     torch.select: read_select, torch.movedim: read_movedim, torch.moveaxis: read_movedim,
-    torch.swapdims: read_transpose, torch.stack: read_stack,
+    torch.swapdims: read_transpose,
     **{fn: partial(read_elementwise, target=fn) for fn in ELEMENTWISE},
 }  # fmt: skip
 # Whole families of their own files; what they have takes the place of what stands above.
