@@ -12,7 +12,7 @@ from ..moments.fields import Builder
 from .calls import Call, Keywords
 from .functional import REFUSED, find_rule, no_rule
 from .graphs import ModuleGraph, line_of
-from .modules import NO_LIMIT
+from .modules import NO_LIMIT, no_limit
 
 # What gives numbers, or several values of which some may be known.
 _NO_VALUE = {
@@ -45,7 +45,7 @@ def _check_module(module: nn.Module, name: str) -> None:
     build = Builder(1, where=f"{'layer ' + name if name else 'the module'} ({type(module).__name__})")
     for kind in type(module).__mro__:
         if kind in NO_LIMIT:
-            raise build.unsupported("has no known infinite-width limit.", NO_LIMIT[kind] + ".")
+            raise no_limit(build, kind)
 
 
 def _check_function(node: fx.Node, label: str) -> None:

@@ -4,13 +4,10 @@ from torch import Tensor, nn
 
 from ..layers.gated import GRU, LSTM
 from ..moments.fields import Builder
-from ..moments.joins import concat_channels
-from ..moments.ops import DropChannels
-from ..moments.shapes import take_positions
 from ..moments.values import Field, Value
 from .calls import Call
 from .modules import reads
-from .sequences import Finals, batch_first, batch_second
+from .sequences import Finals, batch_first, batch_second, through_layers
 
 
 @reads(nn.LSTM)
@@ -32,22 +29,14 @@ def _recurrent(m: nn.LSTM | nn.GRU, call: Call) -> tuple[Value, Finals, Finals]:
     value = batch_first(build, options["input"], m.batch_first)
     _check(m, build, options.get("hx"))
     kind = LSTM if isinstance(m, nn.LSTM) else GRU
-    hidden: list[Field] = []
-    states: list[Field] = []
-    for k in range(m.num_layers):
+
+    def ways(k: int, f: Field) -> list[tuple[Field, ...]]:
+        """The directions of layer k: hidden values and states."""
         layer = kind(m.bidirectional, bias=m.bias, width=m.hidden_size, suffix=f"_l{k}", of=m)
-        ways = layer.ways(build, build.field(value, -1), call.weights, call.name, m.hidden_size)
-        for back, (way, state) in enumerate(ways):
-            end = 0 if back else way.shape[0] - 1  # the way back ends at the first time
-            hidden.append(take_positions(build, way, 0, (end,), drop=True))
-            states.append(take_positions(build, state, 0, (end,), drop=True))
-        after = ways[0][0] if len(ways) == 1 else concat_channels(build, [way for way, _ in ways])
-        # As torch does: after each layer but the last.
-        if m.dropout and m.training and k + 1 < m.num_layers:
-            after = build.apply(DropChannels(1 - m.dropout), after)
-        value = after
-    assert isinstance(value, Field)
-    return batch_second(build, value, m.batch_first), Finals(tuple(hidden)), Finals(tuple(states))
+        return list(layer.ways(build, f, call.weights, call.name, m.hidden_size))
+
+    after, (hidden, states) = through_layers(m, build, value, ways)
+    return batch_second(build, after, m.batch_first), hidden, states
 
 
 def _check(m: nn.LSTM | nn.GRU, build: Builder, first: object) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from ...errors import UnsupportedModule
 from ..activations.duals import ABRelu, LeakyRelu
 from ..activations.recognize import recognize
 from ..layers.basic import Dropout, Linear, Pair, per_axis
@@ -67,6 +68,11 @@ def reads(*types: type) -> Callable[[SomeReader], SomeReader]:
     return enter
 
 
+def no_limit(build: Builder, kind: type) -> UnsupportedModule:
+    """The refusal of a module of one of the types in NO_LIMIT."""
+    return build.unsupported("has no known infinite-width limit.", NO_LIMIT[kind] + ".")
+
+
 def read_module(module: nn.Module, call: Call) -> object:
     """The value after a module of torch's; arguments that its reader does not know are refused."""
     check_leaf(module, call.name)
@@ -76,7 +82,7 @@ def read_module(module: nn.Module, call: Call) -> object:
     # Along the bases, so that a refusal of torch's class holds for what derives from it too.
     for kind in type(module).__mro__:
         if kind in NO_LIMIT:
-            raise build.unsupported("has no known infinite-width limit.", NO_LIMIT[kind] + ".")
+            raise no_limit(build, kind)
         if kind in READERS:
             if not exact(module):
                 raise build.unsupported(

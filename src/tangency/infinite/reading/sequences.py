@@ -1,5 +1,6 @@
 """torch's recurrent networks as layers. Attention is in `multihead`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -89,17 +90,34 @@ def _recurrence(m: nn.RNN, call: Call) -> tuple[Value, Finals]:
     # nn.RNN knows these two nonlinearities alone.
     dual = recognize(nn.ReLU() if m.nonlinearity == "relu" else nn.Tanh())
     assert dual is not None
-    value: Value = call.args[0]
-    finals: list[Field] = []
-    for k in range(m.num_layers):
+
+    def ways(k: int, f: Field) -> list[tuple[Field, ...]]:
+        """The directions of layer k."""
         layer = RNN(dual, m.bidirectional, bias=m.bias, width=m.hidden_size, suffix=f"_l{k}", of=m)
-        ways = layer.ways(build, build.field(value, -1), call.weights, call.name, m.hidden_size)
-        for back, way in enumerate(ways):
-            end = 0 if back else way.shape[0] - 1  # the way back ends at the first time
-            finals.append(take_positions(build, way, 0, (end,), drop=True))
-        after = ways[0] if len(ways) == 1 else concat_channels(build, ways)
+        return [(way,) for way in layer.ways(build, f, call.weights, call.name, m.hidden_size)]
+
+    after, (finals,) = through_layers(m, build, call.args[0], ways)
+    return after, finals
+
+
+def through_layers(
+    m: nn.RNNBase, build: Builder, value: Value, ways: Callable[[int, Field], list[tuple[Field, ...]]]
+) -> tuple[Field, tuple[Finals, ...]]:
+    """The last layer's values at all times, and the final ones of all that `ways` gives, by layer and direction.
+
+    `ways` of a layer and its input: for each direction the hidden values at all times, and what else has final values.
+    """
+    finals: list[list[Field]] = []
+    for k in range(m.num_layers):
+        directions = ways(k, build.field(value, -1))
+        for back, way in enumerate(directions):
+            end = 0 if back else way[0].shape[0] - 1  # the way back ends at the first time
+            finals.append([take_positions(build, f, 0, (end,), drop=True) for f in way])
+        hidden = [way[0] for way in directions]
+        after = hidden[0] if len(hidden) == 1 else concat_channels(build, hidden)
         # As torch does: after each layer but the last.
         if m.dropout and m.training and k + 1 < m.num_layers:
             after = build.apply(DropChannels(1 - m.dropout), after)
         value = after
-    return value, Finals(tuple(finals))
+    assert isinstance(value, Field)
+    return value, tuple(Finals(of_all) for of_all in zip(*finals, strict=True))
