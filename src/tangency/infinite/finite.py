@@ -232,8 +232,9 @@ def empirical_nngp(model: nn.Module, x1: Inputs, x2: Inputs | None = None) -> Te
             [...0.0000, 0.5000]])
     """
     with torch.no_grad():
-        left = network_outputs(model, x1).flatten(1)
-        right = left if x2 is None else network_outputs(model, x2).flatten(1)
+        first = network_outputs(model, x1)
+        second = first if x2 is None else network_outputs(model, x2)
+        left, right = (v.reshape(len(v), -1) for v in (first, second))  # outputs [n] are one each
         return left @ right.T / left.shape[1]
 
 

@@ -71,6 +71,7 @@ class Memory:
     centred: dict[tuple[Lazy, tuple[int, ...]], Field] = field(default_factory=dict)
     normed_nodes: set[int] = field(default_factory=set)  # nodes after a norm: parameters there are its scale and shift
     cuts: dict[int, tuple[Field, tuple[int, ...]]] = field(default_factory=dict)  # of which field a node is which rows
+    dotted: set[int] = field(default_factory=set)  # products of which one factor is Gaussian with mean zero
 
 
 @dataclass

@@ -20,7 +20,7 @@ from .shapes import take_positions
 from .values import Field, Joint, Lazy, Patched, Random, Value, all_sources, correlated
 
 
-def _joint_function(
+def joined_function(
     build: Builder, values: Sequence[Value], op: Callable[[Tensor, Tensor], Tensor]
 ) -> Joint | Patched | None:
     """Values that are functions of independent Gaussian fields, as one function of all of them."""
@@ -67,7 +67,7 @@ def add_fields(build: Builder, values: Sequence[Value]) -> Field:
     _check_uncorrelated(build, fields, "adds")
     gaussian, centered = all(f.gaussian for f in fields), all(f.centered for f in fields)
     # A sum of Gaussian fields is one itself; what follows needs no function of several.
-    joint = None if gaussian else _joint_function(build, values, torch.add)
+    joint = None if gaussian else joined_function(build, values, torch.add)
     if sum(not f.centered for f in fields) > 1:  # means multiply into the covariance, which moments do not show
         if joint is not None:
             return build.settled(joint)
@@ -90,7 +90,9 @@ def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
     _check_alike(build, fields, "multiplies")
     _check_uncorrelated(build, fields, "multiplies")
     node = build.add(Multiply(), fields, fields[0].grid)
-    joint = _joint_function(build, values, torch.mul)
+    if any(f.gaussian and f.centered for f in fields):
+        build.memory.dotted.add(node)
+    joint = joined_function(build, values, torch.mul)
     if joint is not None:
         build.memory.functions[node] = joint
     centered = any(f.centered for f in fields)

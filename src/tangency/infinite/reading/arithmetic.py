@@ -1,6 +1,7 @@
 """Arithmetic in forward(): sums, products, powers, matrices."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,10 +11,11 @@ from ...errors import InputError
 from ..activations.recognize import recognize
 from ..moments.axes import aligned, atoms_of, on_channels
 from ..moments.functions import apply_function, scale_by
-from ..moments.joins import add_fields, multiply_fields
+from ..moments.joins import add_fields, joined_function, multiply_fields
 from ..moments.origins import gaussian_origin
 from ..moments.patches import same_windows
 from ..moments.positions import Aggregate
+from ..moments.readouts import read_out
 from ..moments.shapes import take_positions, weigh_by
 from ..moments.values import Field, Lazy, Patched, Random, Seen, Statistic, Unsettled, Value
 from .attention import (
@@ -335,8 +337,37 @@ def read_einsum(call: Call) -> Random:
     equation, operands = call.args[0], call.args[1:]
     operands = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], (tuple, list)) else operands
     if len(operands) == 2 and all(isinstance(v, RANDOM) for v in operands):
+        left, right, output = re.split(",|->", equation.replace(" ", "")) if "->" in equation else ("", "", "")
+        summed = [k for k, c in enumerate(left) if c not in output]
+        if left == right and len(summed) == 1 and [*left[: summed[0]], *left[summed[0] + 1 :]] == list(output):
+            return _inner(call, equation, operands, summed[0] - 1)
         return multiply_by_letters(call, equation, *operands)
     raise call.build.unsupported(f"is einsum {equation!r}.", "Use nn.Linear, matmul or attention.")
+
+
+def _inner(call: Call, equation: str, values: Sequence[Random], axis: int) -> Field:
+    """ "bc,bc->b": the inner product of two values over their channels, axis `axis` of their shape."""
+    total = read_out(call.build, multiply_fields(call.build, values), (axis,))
+    if total is None:
+        raise call.build.unsupported(
+            f"is einsum {equation!r} over positions, or of values neither of which follows weights.",
+            "Contract the channels, and let one of the two branches end in a Linear layer.",
+        )
+    return total
+
+
+def read_extreme(call: Call, op: Callable[[Tensor, Tensor], Tensor]) -> Random:
+    """torch.maximum and torch.minimum of values that are functions of independent Gaussian ones, or of the same."""
+    a, b = call.get(0, "input"), call.get(1, "other")
+    if not (isinstance(a, RANDOM) and isinstance(b, RANDOM)):
+        raise call.build.unsupported("compares random values with known ones.", "Use torch.clamp, with a number.")
+    joined = _together(call, a, b, op) or joined_function(call.build, [a, b], op)
+    if joined is None:
+        raise call.build.unsupported(
+            "takes the larger or smaller of values whose joint law is not known here.",
+            "Compare outputs of Linear or Conv layers, or activations of them.",
+        )
+    return joined
 
 
 def read_matmul(call: Call) -> Random:

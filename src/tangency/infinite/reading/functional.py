@@ -25,6 +25,7 @@ from .arithmetic import (
     read_baddbmm,
     read_einsum,
     read_elementwise,
+    read_extreme,
     read_linear,
     read_masked_fill,
     read_matmul,
@@ -37,7 +38,7 @@ from .attention import Scores, read_repeat_interleave, read_sdpa, take_softmax
 from .batch_norm import read_batch_norm
 from .calls import QUESTIONS, RANDOM, Call, Keywords, Parameter, Rule, TorchFunction
 from .joining import read_cat, read_pad, read_stack
-from .modules import read_module, reads
+from .modules import interpolated, read_module, reads
 from .tensors import (
     full_shape,
     read_attribute,
@@ -159,6 +160,13 @@ def read_negation(call: Call) -> object:
     return scale_by(call.build, call.args[0], -1.0)
 
 
+def read_interpolate(call: Call) -> Field:
+    """F.interpolate of positions."""
+    names = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
+    options = call.named("input", *names)
+    return interpolated(call.build, options.pop("input"), options)
+
+
 def read_dim(call: Call) -> int:
     """x.dim(), the batch counted."""
     return len(full_shape(call.build, call.args[0]))
@@ -243,7 +251,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.adaptive_avg_pool1d: _as_module(nn.AdaptiveAvgPool1d, "output_size"),
     F.adaptive_avg_pool2d: _as_module(nn.AdaptiveAvgPool2d, "output_size"),
     F.adaptive_avg_pool3d: _as_module(nn.AdaptiveAvgPool3d, "output_size"),
-    F.interpolate: _as_module(nn.Upsample, "size", "scale_factor", "mode", "align_corners"),
+    F.interpolate: read_interpolate,
     F.dropout: read_dropout, F.pixel_shuffle: _as_module(nn.PixelShuffle, "upscale_factor"),
     F.pixel_unshuffle: _as_module(nn.PixelUnshuffle, "downscale_factor"),
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), read_conv),
@@ -254,6 +262,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.adaptive_max_pool2d: _as_module(nn.AdaptiveMaxPool2d, "output_size"),
     F.adaptive_max_pool3d: _as_module(nn.AdaptiveMaxPool3d, "output_size"),
     torch.amax: read_amax, torch.max: read_max,
+    **{fn: partial(read_extreme, op=fn) for fn in (torch.maximum, torch.minimum)},
     F.batch_norm: read_batch_norm,
     **dict.fromkeys((F.softmax, torch.softmax), take_softmax),
     **dict.fromkeys((F.log_softmax, torch.log_softmax), NO_LOG),

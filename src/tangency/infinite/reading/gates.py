@@ -46,7 +46,7 @@ def apply_gain(call: Call, value: Random, by: Parameter) -> Field:
                 f"Freeze it (requires_grad_(False), or trainable= without {by.name}), or give every channel its own: "
                 f"nn.Parameter(torch.full(({f.width},), …)).",
             )
-        return build.settled(scale_by(build, value, float(by.value) * by.factor))
+        return build.settled(scale_by(build, value, float(by.value.detach()) * by.factor))
     if not _one_per_channel(f, by):
         raise build.unsupported(
             f"multiplies values of shape {f.shape} by the parameter {by.name} of shape {tuple(by.value.shape)}, which "

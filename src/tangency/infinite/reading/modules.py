@@ -260,28 +260,27 @@ def _border(m: nn.Module, call: Call) -> Value:
 
 @reads(nn.Upsample)
 def _upsample(m: nn.Upsample, call: Call) -> Field:
-    """Interpolation is a matrix over each axis: what it does to the identity."""
-    f = call.build.field(call.args[0], 0)
-    size = _upsampled(m, f.grid)
-    mode = {"bilinear": "linear", "trilinear": "linear"}.get(m.mode, m.mode)
-    if mode not in ("nearest", "linear", "nearest-exact"):
-        raise call.build.unsupported(f"interpolates by {m.mode!r}.", "Use nearest or (bi-, tri-)linear.")
-    corners = m.align_corners if mode == "linear" else None
+    options = {k: getattr(m, k) for k in ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")}
+    return interpolated(call.build, call.args[0], options)
+
+
+def interpolated(build: Builder, value: Value, options: dict[str, Any]) -> Field:
+    """Interpolation is a matrix over each axis: what torch's own, with these options, does to the identity."""
+    f, o = build.field(value, 0), {k: v for k, v in options.items() if v is not None}
+    mode, dims = o.pop("mode", "nearest"), len(f.grid)
+    if mode not in ("nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic"):
+        raise build.unsupported(f"interpolates by {mode!r}.", "Use nearest, (bi-, tri-)linear or bicubic.")
+    to = "size" if "size" in o else "scale_factor"
+    asked = o.pop(to)
+    each = tuple(asked) if isinstance(asked, (tuple, list)) else (asked,) * dims
+    flat = mode in ("bilinear", "bicubic")  # torch has these for images alone: the identity is one, and keeps its width
     matrices = {}
-    for axis, (n, k) in enumerate(zip(f.grid, size, strict=True)):
-        eye = torch.eye(n, dtype=torch.float64).unsqueeze(0)
-        matrices[axis] = F.interpolate(eye, size=k, mode=mode, align_corners=corners)[0].T
-    return resampled(call.build, f, matrices)
-
-
-def _upsampled(m: nn.Upsample, grid: tuple[int, ...]) -> tuple[int, ...]:
-    """The positions after it."""
-    if m.size is not None:
-        return per_axis(m.size, len(grid))
-    factor = m.scale_factor
-    assert factor is not None  # torch asks for one of both
-    factors = tuple(factor) if isinstance(factor, (tuple, list)) else (factor,) * len(grid)
-    return tuple(int(n * float(s)) for n, s in zip(grid, factors, strict=True))
+    for axis, (n, goal) in enumerate(zip(f.grid, each, strict=True)):
+        eye = torch.eye(n, dtype=torch.float64)
+        o[to] = (goal, n if to == "size" else 1.0) if flat else goal
+        after = F.interpolate(eye.view(1, *[1] * flat, n, n), mode="linear" if mode == "trilinear" else mode, **o)
+        matrices[axis] = after.view(-1, n) if flat else after[0].T
+    return resampled(build, f, matrices)
 
 
 # Dropout and norms

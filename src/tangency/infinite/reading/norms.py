@@ -21,6 +21,7 @@ from ..layers.basic import by_statistic, centred, normed, scaled_and_shifted
 from ..layers.weights import dotted
 from ..moments.fields import Builder
 from ..moments.functions import apply_function
+from ..moments.readouts import read_out
 from ..moments.values import Field, Lazy, Random, Squared, Statistic
 from .calls import Call, Parameter, Rule, TorchFunction
 from .modules import check_start, of_input, reads
@@ -178,7 +179,8 @@ def read_mean(call: Call, mean: bool = True) -> Random:
     root = _square_root(call.build, value)
     if root is not None:
         return _second(call, root, dims, keep, total=not mean)
-    return _first(call, value, dims, keep, mean)
+    total = None if mean else read_out(call.build, value, call.axes(dims, call.build.settled(value)))
+    return _first(call, value, dims, keep, mean) if total is None else total
 
 
 def _first(call: Call, value: Random, dims: int | tuple[int, ...], keep: bool, mean: bool) -> Statistic:

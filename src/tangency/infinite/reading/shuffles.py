@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from ..layers.basic import per_axis
+from ..moments.axes import permuted, seen
 from ..moments.joins import concat_positions
 from ..moments.ops import Rescale
 from ..moments.positions import Permute, Window
 from ..moments.shapes import flatten_positions, regrid, take_positions
 from ..moments.unmerge import channels_to_positions
-from ..moments.values import Field, Lazy, Value
+from ..moments.values import Field, Lazy, Random, Value
 from .calls import RANDOM, Call, Keywords, Rule, TorchFunction
 from .modules import reads
 from .tensors import read_reshape, read_unsqueeze
@@ -148,18 +149,21 @@ def _taken(call: Call, f: Field, dim: int, index: list[int]) -> Field:
     return take_positions(call.build, f, _position(call, f, dim), tuple(index), drop=False)
 
 
-def read_stack(call: Call) -> Field:
-    """torch.stack along a new axis of positions."""
+def read_stack(call: Call) -> Random:
+    """torch.stack along a new axis of positions, which may be the first (an ensemble's members)."""
     values = list(call.get(0, "tensors"))
     if not all(isinstance(v, RANDOM) for v in values):
         raise call.build.unsupported("stacks inputs or parameters with random values.", "Use torch.cat.")
-    dim = call.get(1, "dim", 0) % (len(values[0].shape) + 2)
+    rank = len(values[0].shape) + 2
+    dim = call.get(1, "dim", 0) % rank
+    axis = max(dim, 1)  # the batch is first in a field
     fields = []
     for v in values:
-        one = read_unsqueeze(replace(call, args=(call.build.settled(v), dim), kwargs=Keywords()))
+        one = read_unsqueeze(replace(call, args=(call.build.settled(v), axis), kwargs=Keywords()))
         assert isinstance(one, Field)
         fields.append(one)
-    return concat_positions(call.build, fields, fields[0].axis(dim - 1))
+    after = concat_positions(call.build, fields, fields[0].axis(axis - 1))
+    return after if dim else permuted(call.build, seen(call.build, after), (1, 0, *range(2, rank)))
 
 
 METHODS: dict[str, Rule] = {
