@@ -89,7 +89,8 @@ def test_maxima_of_one_field_are_an_activation() -> None:
     "options",
     [
         {"scale_factor": 1.5, "mode": "linear"}, {"size": 7, "mode": "linear", "align_corners": True},
-        {"scale_factor": 1.7, "mode": "nearest"}, {"scale_factor": 1.5, "mode": "linear", "recompute_scale_factor": True},
+        {"scale_factor": 1.7, "mode": "nearest"},
+        {"scale_factor": 1.5, "mode": "linear", "recompute_scale_factor": True},
     ],
 )  # fmt: skip
 def test_interpolation_is_torch_s(options: dict[str, Any]) -> None:
