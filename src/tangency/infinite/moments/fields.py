@@ -18,7 +18,7 @@ from ...errors import InputError, UnsupportedModule
 from ..activations.dual import Dual, Relu
 from ..activations.duals import Identity
 from ..activations.quadrature import Quadrature
-from .core import Activation, CentredActivation, Grid, Input, Op, RandomAffine, channel_products
+from .core import ROWS, SCALES, Activation, CentredActivation, Grid, Input, Op, RandomAffine, channel_products
 from .nongaussian import FewActivation, find_doubt, warn_once
 from .ops import DRAWN, EXACT, BatchNormalize, Drawn, Rescale, SameRow
 from .positions import Regrid
@@ -59,6 +59,7 @@ class Memory:
 
     inputs: dict[tuple[int, int], tuple[Field, Tensor]] = field(default_factory=dict)  # by id and axis of the channels
     applied: dict[Lazy | Joint | Patched, Field] = field(default_factory=dict)
+    made_by: dict[Lazy | Joint | Patched, str] = field(default_factory=dict)  # the layer's name
     normed: dict[tuple[Normed, object], Field] = field(default_factory=dict)  # by the function that follows
     gained: dict[int, Field] = field(default_factory=dict)  # by node
     functions: dict[int, Joint | Patched] = field(default_factory=dict)  # a node as a function of Gaussian fields
@@ -104,6 +105,11 @@ class Builder:
         """The field after an operation, which keeps its form but for `changes`."""
         new = replace(f, **changes)
         return replace(new, node=self.add(op, (f,), new.grid))
+
+    def note_layer(self, value: Value) -> None:
+        """Keep the name of the layer that a function was made by: it is applied when another one reads it."""
+        if isinstance(value, (Lazy, Joint, Patched)):
+            self.memory.made_by.setdefault(value, self.name)
 
     def slot(self, value: Tensor) -> int:
         """Keep a known tensor, its sample axis last; its number."""
@@ -165,6 +171,8 @@ class Builder:
     def affine(self, f: Field, width: int, op: RandomAffine) -> Field:
         """The field after weights and biases: Gaussian, for a sum over infinitely many channels."""
         shape = (*f.shape[: f.channel], width, *f.shape[f.channel + 1 :])
+        if isinstance(self.nodes[f.node].op, SameRow):
+            op = replace(op, means=ROWS)
         normal = op.laws == ("normal", "normal")
         law = None if normal else find_doubt(self.nodes, self.known, f.node, f.few, op, self.where)
         node = self.add(op, (f,), f.grid)
@@ -183,15 +191,20 @@ class Builder:
             if value.node not in memory.gained:
                 # Nothing elementwise follows: the scale's derivative is the value. If something did, it would be of
                 # the same channel's value, not independent of it, so this is no Gaussian field to be activated.
-                op = RandomAffine(1.0, 0.0, value.gain)
+                op = RandomAffine(1.0, 0.0, value.gain, means=SCALES)
+                reader, self.name = self.name, self.nodes[value.node].name  # it is the norm's, not the reader's
                 memory.gained[value.node] = self.apply(op, value, gain=0.0, gaussian=False)
+                self.name = reader
             return memory.gained[value.node]
         if isinstance(value, Normed):
             return self.batch_normed(value, None)
         if isinstance(value, (Squared, Statistic)):
             raise self._no_values(value)
         if value not in memory.applied:
+            # Under the name of the layer that made it, not of the one that reads it.
+            reader, self.name = self.name, memory.made_by.get(value, self.name)
             memory.applied[value] = self._applied(value)
+            self.name = reader
         return memory.applied[value]
 
     def _no_values(self, value: Squared | Statistic) -> UnsupportedModule:
