@@ -59,7 +59,6 @@ class Memory:
 
     inputs: dict[tuple[int, int], tuple[Field, Tensor]] = field(default_factory=dict)  # by id and axis of the channels
     applied: dict[Lazy | Joint | Patched, Field] = field(default_factory=dict)
-    made_by: dict[Lazy | Joint | Patched, str] = field(default_factory=dict)  # the layer's name
     normed: dict[tuple[Normed, object], Field] = field(default_factory=dict)  # by the function that follows
     gained: dict[int, Field] = field(default_factory=dict)  # by node
     functions: dict[int, Joint | Patched] = field(default_factory=dict)  # a node as a function of Gaussian fields
@@ -106,10 +105,9 @@ class Builder:
         new = replace(f, **changes)
         return replace(new, node=self.add(op, (f,), new.grid))
 
-    def note_layer(self, value: Value) -> None:
-        """Keep the name of the layer that a function was made by: it is applied when another one reads it."""
-        if isinstance(value, (Lazy, Joint, Patched)):
-            self.memory.made_by.setdefault(value, self.name)
+    def of_this_layer(self, value: Random) -> Random:
+        """A new function, with the name of the layer that makes it: it is applied when another one reads it."""
+        return replace(value, layer=self.name) if isinstance(value, (Lazy, Joint, Patched)) else value
 
     def slot(self, value: Tensor) -> int:
         """Keep a known tensor, its sample axis last; its number."""
@@ -202,7 +200,7 @@ class Builder:
             raise self._no_values(value)
         if value not in memory.applied:
             # Under the name of the layer that made it, not of the one that reads it.
-            reader, self.name = self.name, memory.made_by.get(value, self.name)
+            reader, self.name = self.name, value.layer or self.name
             memory.applied[value] = self._applied(value)
             self.name = reader
         return memory.applied[value]

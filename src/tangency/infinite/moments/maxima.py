@@ -28,9 +28,8 @@ def max_over(build: Builder, value: Random, windows: Windows, shape: tuple[int, 
     if value in build.memory.maxima:  # the maximum of maxima is one over all that they see
         value, inner = build.memory.maxima[value]
         windows = inner.within(windows).without_copies()
-    largest = _maximum(build, value, windows, shape, channel)
+    largest = build.of_this_layer(_maximum(build, value, windows, shape, channel))
     build.memory.maxima[largest] = value, windows
-    build.note_layer(largest)
     return largest
 
 
