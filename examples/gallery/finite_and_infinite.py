@@ -44,9 +44,9 @@ torch.manual_seed(0)
 words, images = torch.randint(9, (4, 5)), torch.randn(4, 3, 6, 6)
 print(tg.infinite_ntk(Decoder(16)).limits(words))
 figure, ax = plt.subplots(figsize=(7, 4.2), layout="constrained")
-widths = [16, 32, 64, 128, 256]
+widths = [16, 32, 64, 128]
 for name, make, x in (("decoder", Decoder, words), ("LSTM", Recurrent, words), ("max pooling", pooled, images)):
-    study = tg.studies.convergence(make, widths, x, seeds=10, w_var=1.0, b_var=0.1, progress=False)
+    study = tg.studies.convergence(make, widths, x, seeds=24, w_var=1.0, b_var=0.1, progress=False)
     (line,) = ax.loglog(widths, study.ntk.square().mean(1).sqrt(), "o-", label=f"{name}: slope {study.slopes['ntk']}")
     ax.loglog(widths, study.ntk, "o", ms=3, color=line.get_color(), alpha=0.3, mew=0)
 ax.loglog(widths, 3 * torch.tensor(widths).double() ** -0.5, color="gray", ls=":", label="m^-½")

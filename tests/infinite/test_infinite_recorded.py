@@ -554,8 +554,9 @@ def test_unflatten_as_a_method() -> None:
             super().__init__()
             self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 1)
 
-        def forward(self, *args: Tensor) -> Tensor:
-            out: Tensor = self.b(torch.relu(self.a(args[0])).unflatten(-1, (2, 4)).flatten(1))
+        def forward(self, x: Tensor) -> Tensor:
+            (h,) = (part.unflatten(-1, (2, 4)) for part in self.a(x).chunk(1, -1))  # which torch.fx cannot trace
+            out: Tensor = self.b(torch.relu(h).flatten(1))
             return out
 
     model, x = Split(), torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
