@@ -214,10 +214,10 @@ def resnet18(width: int) -> nn.Module:
 
 HEAD = 16  # channels of each head: heads grow with the width
 WORDS = tokens(mask=False, length=5)()
-DEEP, MANY = (32, 128, 512), (192, 128, 96)
+DEEP, MANY = (32, 128, 512), (64, 48, 48)
 CASES = [
     Case("nanoGPT", lambda w: NanoGPT(w, w // HEAD, OUTPUTS), WORDS, "out", DEEP, MANY),
-    Case("GPT-2 (transformers)", gpt2, WORDS, "classifier", DEEP, (96, 64, 48)),
+    Case("GPT-2 (transformers)", gpt2, tokens(mask=False, length=3)(), "classifier", DEEP, (48, 32, 24)),
     Case("BERT (transformers)", bert, tokens(length=5)(), "classifier", DEEP, MANY),
     Case(
         "ViT (transformers)", vit, {"pixel_values": images(16)()}, "classifier", DEEP, MANY,
@@ -227,9 +227,9 @@ CASES = [
         "ConvNeXt (transformers)", convnext, {"pixel_values": images(16)()}, "classifier", (16, 64, 256), MANY,
         values={"layer_scale_parameter": 0.0},
     ),
-    Case("MobileNetV2 (torchvision)", mobilenet, images(8)(), "classifier.1", (100, 400, 1600), MANY, w_var=2.0),
-    Case("ResNet18 (torchvision)", resnet18, images(32)(), "fc", (16, 32, 64), (192, 128, 96), 1024),
-    Case("LSTM classifier", lambda w: Recurrent(nn.LSTM, w, w), WORDS, "out", (16, 64, 256), (384, 256, 128), 16384),
+    Case("MobileNetV2 (torchvision)", mobilenet, images(8)(), "classifier.1", (100, 400, 1600), MANY, 2048, w_var=2.0),
+    Case("ResNet18 (torchvision)", resnet18, images(16)(), "fc", (16, 32, 64), (96, 96, 64)),
+    Case("LSTM classifier", lambda w: Recurrent(nn.LSTM, w, w), WORDS, "out", (16, 64, 256), (192, 128, 64), 16384),
 ]  # fmt: skip
 
 
