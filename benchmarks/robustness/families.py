@@ -167,10 +167,11 @@ class NanoBlock(nn.Module):
 class NanoGPT(nn.Module):
     """Such a decoder of two blocks, with a head of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 16, heads: int = 2, scores: int = 50) -> None:
         super().__init__()
-        self.wte, self.wpe, self.out = nn.Embedding(50, 16), nn.Embedding(8, 16), nn.Linear(16, 50, bias=False)
-        self.blocks, self.norm = nn.ModuleList([NanoBlock(), NanoBlock()]), nn.LayerNorm(16)
+        self.wte, self.wpe = nn.Embedding(50, width), nn.Embedding(8, width)
+        self.blocks = nn.ModuleList([NanoBlock(width, heads), NanoBlock(width, heads)])
+        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, scores, bias=False)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """The scores of what follows the last index."""
@@ -228,9 +229,10 @@ def _discriminator() -> nn.Module:
 class Recurrent(nn.Module):
     """A classifier by the last state of nn.RNN, nn.LSTM or nn.GRU."""
 
-    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+    def __init__(self, kind: Callable[..., nn.Module], inputs: int = 8, width: int = 16) -> None:
         super().__init__()
-        self.words, self.layer, self.out = nn.Embedding(50, 8), kind(8, 16, batch_first=True), nn.Linear(16, 2)
+        self.words, self.layer = nn.Embedding(50, inputs), kind(inputs, width, batch_first=True)
+        self.out = nn.Linear(width, 2)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Indices [n, t] to scores."""

@@ -544,3 +544,22 @@ def test_batch_norm_without_running_statistics() -> None:
 
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.testing.assert_close(tg.infinite_ntk(Starred())(x), tg.infinite_ntk(Plain())(x))
+
+
+def test_unflatten_as_a_method() -> None:
+    """Tensor.unflatten is written in Python, and not among the methods that torch lists."""
+
+    class Split(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            (h,) = (part.unflatten(-1, (2, 4)) for part in self.a(x).chunk(1, -1))  # which torch.fx cannot trace
+            out: Tensor = self.b(torch.relu(h).flatten(1))
+            return out
+
+    model, x = Split(), torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    kernel = tg.infinite_ntk(model)
+    assert isinstance(kernel.layer, Recorded)
+    torch.testing.assert_close(kernel(x), tg.infinite_ntk(nn.Sequential(model.a, nn.ReLU(), model.b))(x))

@@ -8,7 +8,7 @@ from types import CodeType
 import torch
 from torch import Tensor, nn
 
-from .types import Json
+from .types import WORDS, Json
 
 # Stores name functions by their module. One of ours that moved keeps the name that stores were begun with.
 FIRST_NAME = {"tangency.kernels.ntk": "tangency.ntk"}
@@ -29,6 +29,17 @@ def digest(state: Mapping[str, Tensor]) -> str:
         h.update(k.encode())
         h.update(v.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return h.hexdigest()[:16]
+
+
+def without_words(spec: Json) -> Json:
+    """A spec without the words for people in it, which decide no number.
+
+    >>> without_words({"of": [{"kernel": "infinite ntk", "says": {"0": "channels → ∞"}}]})
+    {'of': [{'kernel': 'infinite ntk'}]}
+    """
+    if isinstance(spec, Mapping):
+        return {k: without_words(v) for k, v in spec.items() if k != WORDS}
+    return [without_words(v) for v in spec] if isinstance(spec, (list, tuple)) else spec
 
 
 def describe(thing: object) -> Json:

@@ -25,6 +25,8 @@ else:
 # What JSON holds; `Spec` is what a kernel says of itself in a manifest.
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Spec: TypeAlias = dict[str, "Json"]
+# The key of a spec under which stand words for people, which decide no number: stores do not compare them.
+WORDS = "says"
 Array: TypeAlias = Tensor | np.ndarray
 Device: TypeAlias = str | torch.device | None
 Memory: TypeAlias = int | str | None  # bytes, or "4GiB"
@@ -83,6 +85,7 @@ Numbers: TypeAlias = Array | Sequence[float] | Sequence[Sequence[float]]
 PickedOutputs: TypeAlias = str | int | Callable[[Any], Tensor] | None
 
 __all__ = [
+    "WORDS",
     "Array",
     "Device",
     "Executor",

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .._base import checks, tree
+from .._base.fingerprint import without_words
 from .._base.types import Inputs, Memory, StorePlace
 from ..engine.hidden import default_layers
 from ..engine.network import unwrapped
@@ -254,7 +255,7 @@ def _stores(folder: Path, kernel: Kernel) -> tuple[Path, Path]:
     """A folder of its own for each kernel and each of its two Grams."""
     spec = kernel.spec()
     # Eight digits tell a handful of kernels apart; `compute` compares the whole spec with what is in a store.
-    number = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
+    number = hashlib.sha256(json.dumps(without_words(spec), sort_keys=True).encode()).hexdigest()[:8]
     name = f"{str(spec['kernel']).replace(' ', '-')}-{number}"
     return folder / f"{name}-train", folder / f"{name}-test"
 

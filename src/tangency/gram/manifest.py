@@ -14,7 +14,7 @@ from typing import TypedDict, cast
 import numpy as np
 import torch
 
-from .._base.types import Json, Spec
+from .._base.types import WORDS, Json, Spec
 from .._version import __version__
 from ..errors import StoreError
 from .plan import TilePlan
@@ -189,7 +189,7 @@ def plan_of(said: Manifest) -> TilePlan:
 
 
 def differences(was: Mapping[str, object], now: Mapping[str, object]) -> dict[str, tuple[object, object]]:
-    """Every field in which two trees differ, with its path: (then, now)."""
+    """Every field in which two trees differ, with its path: (then, now). Words for people are left out."""
     before, here, absent = dict(_flatten(was)), dict(_flatten(now)), "(absent)"
     pairs = {k: (before.get(k, absent), here.get(k, absent)) for k in [*here, *before]}
     return {k: pair for k, pair in pairs.items() if pair[0] != pair[1]}
@@ -199,7 +199,8 @@ def _flatten(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
     """The leaves of a tree with their paths: `of[1].head`."""
     if isinstance(tree, Mapping):
         for k, v in tree.items():
-            yield from _flatten(v, f"{prefix}.{k}" if prefix else str(k))
+            if k != WORDS:
+                yield from _flatten(v, f"{prefix}.{k}" if prefix else str(k))
     # Lists of plain values, such as the names of parameters, are compared and shown as a whole.
     elif isinstance(tree, list) and any(isinstance(v, Mapping) for v in tree):
         for k, v in enumerate(tree):

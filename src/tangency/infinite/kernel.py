@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._base import checks, tree
-from .._base.types import Inputs, Spec
+from .._base.types import WORDS, Inputs, Spec
 from ..engine.modes import numerical_modes
 from ..errors import InputError, ModelError, NonFiniteError
 from ..kernels.costs import Costs
@@ -16,6 +16,7 @@ from ..kernels.kernel import Kernel, all_finite
 from .costs import recursion_costs
 from .layers.basic import Layer
 from .layers.weights import Weights
+from .limits import Limits, recursion_limits
 from .moments.assemble import PreparedBatch, gram_tile, output_moment, own_moments, prepared_side
 from .moments.core import Side
 from .moments.fields import Builder
@@ -188,9 +189,23 @@ class Infinite(Kernel):
         sizes = tree.size(x), tree.size(x if x2 is None else self.ready(x2, "x2"))
         return recursion_costs(f"infinite {self.get}", recursion, device, self.dtype, sizes, x2 is None)
 
+    def limits(self, x: Inputs) -> Limits:
+        """Which limit is taken at every layer, and how its moments are computed, for inputs like x.
+
+        In the order in which layers are read; a name that no module has is that of a line in forward().
+
+        >>> import torch, tangency as tg
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> tg.infinite_ntk(net).limits(torch.eye(3)).rows[1].how
+        'Hermite expansion'
+        """
+        _, recursion = self.read(self.ready(x))
+        source = getattr(self.layer, "source", self.layer)
+        return recursion_limits(f"infinite {self.get} of {type(source).__name__}", recursion)
+
     def spec(self) -> Spec:
-        """As `Kernel.spec`: the network, and every number that its weights were given."""
-        w = self.weights
+        """As `Kernel.spec`: the network, every number that its weights were given, and which limits are taken."""
+        w, says = self.weights, self.layer.says()
         return {
             "kernel": f"infinite {self.get}",
             "network": self.layer.spec(),
@@ -204,4 +219,5 @@ class Infinite(Kernel):
             "twin": self.twin,
             # Only where it is not what it always was: stores from before there was a choice stay valid.
             **({} if self.dtype == torch.float64 else {"dtype": self._type}),
+            **({WORDS: says} if says else {}),
         }

@@ -30,7 +30,7 @@ class Kernel(ABC):
     - `prepare(x, memory)`: anything that `pair` needs of the batch x;
     - `pair(a, b, workspace)`: the tile [n, m] of two prepared batches, or [n, c, m, d] for a kernel between outputs;
     - `spec()`: everything that decides the numbers, as JSON values, under "kernel" its name. Stores refuse tiles of
-      another spec.
+      another spec; what stands under "says" is words for people, which they do not compare.
 
     The same arguments must always give the same numbers, and a sample's numbers must not depend on the others of its
     batch. All else follows, and may be written anew where there is a better way: `ready` checks inputs and casts them,

@@ -61,6 +61,10 @@ class Dual(ABC):
         """Whether E φ(u) = 0 (an odd function)."""
         return _centered(self)
 
+    def how(self) -> str:
+        """By what its moments are computed, in a word or two."""
+        return "closed form"
+
     def spec(self) -> Spec:
         """Name and fields, for JSON."""
         return {"name": type(self).__name__, **asdict(self)}  # type: ignore[call-overload]

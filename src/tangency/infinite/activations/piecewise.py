@@ -52,6 +52,10 @@ class PiecewiseLinear(Dual):
                 f"{self.slopes}"
             )
 
+    def how(self) -> str:
+        """As `Dual.how`: integrals of bounded functions."""
+        return "quadrature"
+
     def __call__(self, x: Tensor) -> Tensor:
         total = self.start + self.slopes[0] * (x - self.kinks[0])
         for t, before, after in zip(self.kinks, self.slopes, self.slopes[1:], strict=False):

@@ -178,6 +178,10 @@ class Quadrature(Dual):
         """The stated error, relative to √(E[φ(u)²]E[φ(v)²]), for variances up to p_max; the larger of φ and φ'."""
         return _stated(self, float(p_max))
 
+    def how(self) -> str:
+        """As `Dual.how`: by an expansion, or by quadrature."""
+        return "Hermite expansion" if self.method == "expansion" else "quadrature"
+
     def spec(self) -> Spec:
         """Name, method, kinks, options and the stated error, for JSON."""
         facts: Spec = {"name": self.name, "method": self.method, "kinks": list(self.kinks or ())}

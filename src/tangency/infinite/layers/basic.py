@@ -14,7 +14,7 @@ from ..._base.fingerprint import describe, digest
 from ..._base.types import Json, Spec
 from ...errors import InputError
 from ..activations.duals import Dual
-from ..moments.core import RandomAffine
+from ..moments.core import SCALES, RandomAffine
 from ..moments.fields import Builder
 from ..moments.joins import concat_channels
 from ..moments.ops import ByStatistic, DropChannels, Normalize
@@ -46,6 +46,10 @@ class Layer(ABC):
     def numbers(self, weights: Weights) -> dict[str, Json]:
         """Variances and rates by layer, where they can be told without an input."""
         return {}  # a layer's own numbers are in its spec
+
+    def says(self) -> dict[str, Json]:
+        """Which limit is taken, by layer, where the module alone decides."""
+        return {}  # layers say it in their docstrings; `Infinite.limits` tells for given inputs
 
 
 def _as_json(value: object) -> Json:
@@ -195,7 +199,7 @@ def scaled_and_shifted(build: Builder, f: Field, scale: float, shift: float) -> 
     if parts is not None:  # channels side by side: what follows is applied to each part by itself
         each = [scaled_and_shifted(build, build.settled(part), scale, shift) for part in parts]
         return replace(concat_channels(build, each), shape=f.shape, channel=f.channel)
-    f = build.apply(RandomAffine(1.0, 0.0, 0.0, shift), f) if shift else f
+    f = build.apply(RandomAffine(1.0, 0.0, 0.0, shift, means=SCALES), f) if shift else f
     return replace(f, gain=scale)
 
 

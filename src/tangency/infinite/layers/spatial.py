@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError
-from ..moments.core import RandomAffine
+from ..moments.core import DEPTHWISE, GROUPED, VALUE, WEIGHTS, RandomAffine, Taken
 from ..moments.depthwise import as_depthwise
 from ..moments.fields import Builder
 from ..moments.functions import scale_by
@@ -80,6 +80,7 @@ class Conv(Layer):
         patch = prod(self.size)
         fan_in, variances = f.width // self.groups * patch, (self.w_var, self.b_var)
         op = weights.layer(name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors, names=names)
+        op = replace(op, means=weights_in_groups(self.groups, depthwise))
         after = build.affine(patched, self.width or f.width, op)
         if depthwise and not isinstance(value, Tensor):
             after = as_depthwise(build, value, after, window, op)
@@ -113,6 +114,11 @@ def check_groups(build: Builder, value: Argument, f: Field, groups: int) -> bool
             "Use groups=1, groups for each layer before torch.cat, or one group for each channel.",
         )
     return f.width == groups
+
+
+def weights_in_groups(groups: int, depthwise: bool) -> Taken:
+    """What the weights of a convolution are taken for."""
+    return DEPTHWISE if depthwise else GROUPED if groups > 1 else WEIGHTS
 
 
 def _mask_after(
@@ -172,6 +178,7 @@ class ConvTranspose(Layer):
         variances = (self.w_var, self.b_var)
         fan_in = f.width // self.groups * patch
         affine = weights.layer(name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors)
+        affine = replace(affine, means=weights_in_groups(self.groups, depthwise))
         out = build.affine(f, self.width or f.width, affine)
         return replace(out, gaussian=False) if depthwise else out
 
@@ -335,7 +342,7 @@ class Positions(Layer):
         # Independent of x, so the moments add: those of p are `variance` at equal positions.
         p = build.drawn(f.shape, f.channel)
         rate = weights.rate(dotted(name, "weight")) * (1.0 if weights.parametrization == "standard" else self.variance)
-        return add_fields(build, [f, build.affine(p, f.width, RandomAffine(self.variance, 0.0, rate))])
+        return add_fields(build, [f, build.affine(p, f.width, RandomAffine(self.variance, 0.0, rate, means=VALUE))])
 
     def module(self, width: int) -> nn.Module:
         """Refused: torch has no such module."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..._base import checks
 from ..._base.types import Json
 from ...errors import InputError
-from ..moments.core import Law, RandomAffine
+from ..moments.core import VALUE, Law, RandomAffine
 from .initial import detect_init
 
 Parametrization = Literal["ntk", "standard"]
@@ -94,7 +94,9 @@ class Weights:
         lr = self.rate(name)
         rate = 1.0 if self.parametrization == "standard" else init.variance
         self.record[name] = {"variance": init.variance, "lr": lr, "init": init.label}
-        return RandomAffine(init.variance * factor**2, 0.0, lr * rate * factor**2, laws=(init.law, "normal"))
+        return RandomAffine(
+            init.variance * factor**2, 0.0, lr * rate * factor**2, laws=(init.law, "normal"), means=VALUE
+        )
 
     def rate(self, name: str) -> float:
         """A parameter's learning rate, 0 if it is frozen: how fast one of order 1 moves (a norm's scale or shift)."""

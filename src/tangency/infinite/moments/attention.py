@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .core import Here, Moments, Need, Op
+from .core import Here, Moments, Need, Op, Taken, drawn_with
 from .draws import over_pair, scores_of, sizes_at_once, standard_draws, symmetric_root
 
 Scores = Iterator[tuple[Tensor, Tensor]]  # of some heads, of the samples on both sides: [p, b, T, S], [p, b, T', S']
@@ -53,7 +53,15 @@ class Attention(Op):
     shared: Tensor | None = field(default=None, repr=False, compare=False)  # those of all samples [heads, T, S]
     shift: float = 0.0  # the variance of the keys' biases: alike for all keys, so that a softmax does not see them
     waves: Tensor | None = field(default=None, repr=False, compare=False)  # [R, T, S]: G = Σ_r wave_r·G_r
+    limit: ClassVar[str] = "heads → ∞, each infinitely wide (one head is taken for many)"
     own: ClassVar[Need] = Need.WHOLE
+
+    def taken(self) -> Taken:
+        """As `Op.taken`, with the scaling of the scores."""
+        factor = "" if abs(self.scale - 1) < 1e-12 else f"{self.scale:g}·"
+        turned = "" if self.waves is None else ", turned by the rotary angles of the module at hand"
+        scores = f"scores {factor}q·k/√d, which are Gaussian{turned}"
+        return Taken("attention (softmax)", f"{self.limit}; {scores}", drawn_with(self.samples))
 
     def alone(self) -> bool:
         """As `Op.alone`: heads of a sample with itself are drawn otherwise than with others."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import prod
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -173,13 +173,33 @@ class Here:
         return self.asked == Need.WHOLE and len(grid) > 0
 
 
-class Op:
-    """One operation of the recursion."""
+class Taken(NamedTuple):
+    """What an operation is, which limit is taken there, and how its moments are computed, in plain words."""
 
+    what: str
+    limit: str
+    how: str = "exact"
+
+
+EXACT = "none: the same at every width"  # sums and moved positions need no limit
+
+
+class Op:
+    """One operation of the recursion. Each says which limit is taken: `what` and `limit`, or `taken` where it depends.
+
+    `k.limits(x)` shows these words, layer by layer.
+    """
+
+    what: ClassVar[str]
+    limit: ClassVar[str]
     own: ClassVar[Need] = Need.NOTHING
     carries_gap: ClassVar[bool] = False  # whether nearly equal inputs stay exact through it
     batchwise: ClassVar[bool] = False  # whether it mixes the samples of a batch
     featured: ClassVar[bool] = False  # whether it makes features of each sample, so that pairs one by one are dear
+
+    def taken(self) -> Taken:
+        """Which limit is taken, and how its moments are computed."""
+        return Taken(self.what, self.limit)
 
     def reads(self, asked: Need) -> Need:
         """How much of its inputs' covariance it takes for what is asked of its output."""
@@ -198,6 +218,11 @@ class Op:
         raise NotImplementedError
 
 
+def drawn_with(samples: int) -> str:
+    """How an expectation that is drawn is computed."""
+    return f"drawn, {samples} points"
+
+
 @dataclass(frozen=True)
 class Input(Op):
     """Known values [*grid, channels, n]: the mean over channels of their products. All that is random comes later."""
@@ -205,6 +230,8 @@ class Input(Op):
     slot: int
     grid: Grid
     channels: int
+    what: ClassVar[str] = "input"
+    limit: ClassVar[str] = "the input's channels stay as many as they are"
     carries_gap: ClassVar[bool] = True
 
     def rounds(self) -> bool:
@@ -241,6 +268,25 @@ def channel_products(x: Tensor, y: Tensor, d: int, whole: bool, zipped: bool) ->
     return total
 
 
+# What a `RandomAffine` may be: what it is, and the limit.
+WEIGHTS = Taken("weights", "weights of variance w_var/fan-in, biases of variance b_var, channels → ∞: Gaussian values")
+ROWS = Taken("embedding", "independent rows of entries of variance w_var, channels → ∞")
+GROUPED = Taken(
+    "grouped weights", "weights of variance w_var/fan-in, channels of every group → ∞: groups change nothing"
+)
+DEPTHWISE = Taken(
+    "depthwise weights",
+    "channels → ∞, each with a filter of its own, of variance w_var/window, that stays as large as it is: channels do "
+    "not mix, values are not Gaussian",
+)
+SCALES = Taken("scale and shift", "channels → ∞, each with a scale of 1 and a shift of 0 of its own, which are trained")
+RUNNING = Taken("BatchNorm", f"statistics stay 0 and 1, as it begins (evaluation mode): {SCALES.limit}")
+GAIN = Taken(
+    "scale of each channel", "channels → ∞; the scales are those of the module at hand, their mean square counts"
+)
+VALUE = Taken("parameter as a value", "independent entries of the variance that the module at hand has, channels → ∞")
+
+
 @dataclass(frozen=True)
 class RandomAffine(Op):
     """Weights and bias, random and trained: cov' = w_var·cov + b_var; ntk' = w_rate·cov + b_rate + w_var·ntk.
@@ -254,7 +300,12 @@ class RandomAffine(Op):
     w_rate: float = 0.0
     b_rate: float = 0.0
     laws: tuple[Law, Law] = ("normal", "normal")  # of weights and bias; of account where they act on few inputs
+    means: Taken = field(default=WEIGHTS, compare=False, repr=False)  # what it is in the network
     carries_gap: ClassVar[bool] = True
+
+    def taken(self) -> Taken:
+        """As `Op.taken`: by what it is in the network."""
+        return self.means
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         (s,) = inputs
@@ -285,8 +336,13 @@ class Activation(Op):
     dual: Dual
     inner: Dual | None = None  # ψ
     rate: float = 0.0
+    limit: ClassVar[str] = "channels → ∞: E[φ(u)φ(v)] over Gaussian values (u, v) of one channel"
     own: ClassVar[Need] = Need.DIAGONAL
     carries_gap: ClassVar[bool] = True
+
+    def taken(self) -> Taken:
+        """As `Op.taken`, with the function's name."""
+        return Taken(getattr(self.dual, "name", "") or type(self.dual).__name__, self.limit, self.dual.how())
 
     def alone(self) -> bool:
         """Whether the dual rounds the angle of two equal inputs, which a sample with itself is spared."""
@@ -324,7 +380,13 @@ class CentredActivation(Op):
 
     activation: Activation
     axes: tuple[int, ...] = ()
+    limit: ClassVar[str] = "its mean over the channels is an expectation, a known number of each sample"
     own: ClassVar[Need] = Need.DIAGONAL
+
+    def taken(self) -> Taken:
+        """As `Op.taken`: the activation's, and what is subtracted."""
+        of = self.activation.taken()
+        return Taken(f"{of.what} less its mean", f"{of.limit}; {self.limit}", of.how)
 
     def alone(self) -> bool:
         """As the activation."""

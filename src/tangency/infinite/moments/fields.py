@@ -18,7 +18,7 @@ from ...errors import InputError, UnsupportedModule
 from ..activations.dual import Dual, Relu
 from ..activations.duals import Identity
 from ..activations.quadrature import Quadrature
-from .core import Activation, CentredActivation, Grid, Input, Op, RandomAffine, channel_products
+from .core import ROWS, SCALES, Activation, CentredActivation, Grid, Input, Op, RandomAffine, channel_products
 from .nongaussian import FewActivation, find_doubt, warn_once
 from .ops import DRAWN, EXACT, BatchNormalize, Drawn, Rescale, SameRow
 from .positions import Regrid
@@ -106,6 +106,10 @@ class Builder:
         new = replace(f, **changes)
         return replace(new, node=self.add(op, (f,), new.grid))
 
+    def of_this_layer(self, value: Random) -> Random:
+        """A new function, with the name of the layer that makes it: it is applied when another one reads it."""
+        return replace(value, layer=self.name) if isinstance(value, (Lazy, Joint, Patched)) else value
+
     def slot(self, value: Tensor) -> int:
         """Keep a known tensor, its sample axis last; its number."""
         self.known[len(self.known)] = value
@@ -166,6 +170,8 @@ class Builder:
     def affine(self, f: Field, width: int, op: RandomAffine) -> Field:
         """The field after weights and biases: Gaussian, for a sum over infinitely many channels."""
         shape = (*f.shape[: f.channel], width, *f.shape[f.channel + 1 :])
+        if isinstance(self.nodes[f.node].op, SameRow):
+            op = replace(op, means=ROWS)
         normal = op.laws == ("normal", "normal")
         law = None if normal else find_doubt(self.nodes, self.known, f.node, f.few, op, self.where)
         node = self.add(op, (f,), f.grid)
@@ -184,15 +190,20 @@ class Builder:
             if value.node not in memory.gained:
                 # Nothing elementwise follows: the scale's derivative is the value. If something did, it would be of
                 # the same channel's value, not independent of it, so this is no Gaussian field to be activated.
-                op = RandomAffine(1.0, 0.0, value.gain)
+                op = RandomAffine(1.0, 0.0, value.gain, means=SCALES)
+                reader, self.name = self.name, self.nodes[value.node].name  # it is the norm's, not the reader's
                 memory.gained[value.node] = self.apply(op, value, gain=0.0, gaussian=False)
+                self.name = reader
             return memory.gained[value.node]
         if isinstance(value, Normed):
             return self.batch_normed(value, None)
         if isinstance(value, (Squared, Statistic)):
             raise self._no_values(value)
         if value not in memory.applied:
+            # Under the name of the layer that made it, not of the one that reads it.
+            reader, self.name = self.name, value.layer or self.name
             memory.applied[value] = self._applied(value)
+            self.name = reader
         return memory.applied[value]
 
     def _no_values(self, value: Squared | Statistic) -> UnsupportedModule:

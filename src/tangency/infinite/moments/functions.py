@@ -14,6 +14,10 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
     """φ of a value, `fn` itself and its dual where it is known; of an elementwise function, their composition."""
     if isinstance(dual, Identity):
         return value
+    return build.of_this_layer(_function_of(build, value, fn, dual, label))
+
+
+def _function_of(build: Builder, value: Random, fn: Function, dual: Dual | None, label: str) -> Random:
     if isinstance(value, Seen) and value.turn is None:  # each number by itself, whatever the axes
         return replace(value, of=apply_function(build, value.of, fn, dual, label))
     if isinstance(value, Unsettled):

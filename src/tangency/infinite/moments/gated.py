@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..activations.dual import root
-from .core import Here, Moments, Need, Op, RandomAffine
+from .core import Here, Moments, Need, Op, RandomAffine, Taken, drawn_with
 
 Cell = Literal["lstm", "gru"]
 # Numbers of one tensor [pairs, times, draws] at a time: a heuristic.
@@ -82,7 +82,15 @@ class Gates(Op):
     state: bool = False
     samples: int = 4096
     seed: int = 0
+    limit: ClassVar[str] = (
+        "hidden width → ∞, weights of variance w_var/fan-in of inputs and of hidden values, the same at every time; "
+        "gates are Gaussian and independent; a first state of 0"
+    )
     own: ClassVar[Need] = Need.WHOLE
+
+    def taken(self) -> Taken:
+        """As `Op.taken`, with the cell's name."""
+        return Taken(self.cell.upper(), self.limit, drawn_with(self.samples))
 
     def alone(self) -> bool:
         """As `Op.alone`: a sample with itself has half of the draws."""

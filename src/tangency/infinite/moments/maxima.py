@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..activations.dual import Relu
-from .core import RandomAffine
+from .core import RUNNING, RandomAffine
 from .fields import Builder
 from .functions import apply_function, scale_by
 from .joins import concat_channels
@@ -28,7 +28,7 @@ def max_over(build: Builder, value: Random, windows: Windows, shape: tuple[int, 
     if value in build.memory.maxima:  # the maximum of maxima is one over all that they see
         value, inner = build.memory.maxima[value]
         windows = inner.within(windows).without_copies()
-    largest = _maximum(build, value, windows, shape, channel)
+    largest = build.of_this_layer(_maximum(build, value, windows, shape, channel))
     build.memory.maxima[largest] = value, windows
     return largest
 
@@ -69,7 +69,7 @@ def scale_and_shift(build: Builder, value: Random, variance: float, rates: tuple
     if parts is not None:  # channels side by side: each part by itself
         normed = concat_channels(build, [scale_and_shift(build, part, variance, rates) for part in parts])
         return replace(normed, shape=f.shape, channel=f.channel)
-    after = replace(build.apply(RandomAffine(variance, 0.0, 0.0, rates[1]), f), gain=rates[0])
+    after = replace(build.apply(RandomAffine(variance, 0.0, 0.0, rates[1], means=RUNNING), f), gain=rates[0])
     function = None if f.gaussian else scaled_patches(build, value, variance**0.5, rates)
     if function is not None:
         build.memory.functions[after.node] = function

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import TangencyWarning
-from .core import Grid, Here, Input, Law, Moments, Op, RandomAffine, channel_products
+from .core import Grid, Here, Input, Law, Moments, Op, RandomAffine, Taken, channel_products, drawn_with
 from .ops import Drawn, SameRow
 from .positions import Window
 from .recursion import Node
@@ -109,7 +109,13 @@ class FewActivation(Op):
     rate: float = 0.0
     samples: int = 4096
     seed: int = 0
+    what: ClassVar[str] = "activation of few weights"
+    limit: ClassVar[str] = "channels → ∞; their few weights each have the law of the module's, which is not Gaussian"
     featured: ClassVar[bool] = True
+
+    def taken(self) -> Taken:
+        """As `Op.taken`, with the number of points."""
+        return Taken(self.what, self.limit, drawn_with(self.samples * POINTS[self.of.channels > 2]))
 
     def rounds(self) -> bool:
         """Yes: means over points are matrix products."""

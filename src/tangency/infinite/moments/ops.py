@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .batchdraws import drawn_normalized
 from .batchnorm import normalized, slopes
-from .core import Grid, Here, Moments, Need, Op, embed
+from .core import EXACT as ANY_WIDTH
+from .core import Grid, Here, Moments, Need, Op, Taken, drawn_with, embed
 
 # Numbers of a batch (samples times positions) up to which BatchNorm before ReLU is exact, and up to which it is drawn:
 # the first costs their cube a hundred times, the second the root of their covariance (heuristics).
@@ -24,6 +25,8 @@ class SameRow(Op):
     slot: int
     grid: Grid
     padding: int | None = None
+    what: ClassVar[str] = "lookup"
+    limit: ClassVar[str] = ANY_WIDTH  # that rows are independent is said by what scales them
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         whole = here.whole(self.grid)
@@ -40,6 +43,8 @@ class Drawn(Op):
     """A parameter used as it is (a position embedding, a class token): independent entries of unit variance."""
 
     grid: Grid
+    what: ClassVar[str] = "parameter as a value"
+    limit: ClassVar[str] = "independent entries, the same for every sample, channels → ∞"
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         whole, pairs = here.whole(self.grid), here.pairs
@@ -54,6 +59,8 @@ class Rescale(Op):
     """h → factor·h."""
 
     factor: float
+    what: ClassVar[str] = "known factor"
+    limit: ClassVar[str] = ANY_WIDTH
     carries_gap: ClassVar[bool] = True
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
@@ -67,6 +74,11 @@ class Normalize(Op):
     axes: tuple[int, ...] = ()
     eps: float = 1e-5
     mask: int | None = None  # the slot of the positions that count [*grid, n]
+    what: ClassVar[str] = "norm"
+    limit: ClassVar[str] = (
+        "channels → ∞: their mean and mean square are expectations, known numbers of each sample; nothing is learnt "
+        "through them"
+    )
     own: ClassVar[Need] = Need.DIAGONAL
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
@@ -95,6 +107,8 @@ class ByStatistic(Op):
 
     fn: Callable[[Tensor], Tensor] = field(repr=False)
     axes: tuple[int, ...] = ()
+    what: ClassVar[str] = "norm"
+    limit: ClassVar[str] = Normalize.limit
     own: ClassVar[Need] = Need.DIAGONAL
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
@@ -113,6 +127,8 @@ class DropChannels(Op):
     """
 
     keep: float
+    what: ClassVar[str] = "dropout"
+    limit: ClassVar[str] = "a mask of each sample's own: variances are divided by 1 − p, covariances stay"
 
     def alone(self) -> bool:
         """Yes: a sample meets its own mask."""
@@ -147,7 +163,20 @@ class BatchNormalize(Op):
     fn: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)  # the activation, if it is drawn
     samples: int = 4096
     seed: int = 0
+    what: ClassVar[str] = "BatchNorm of the batch"
+    limit: ClassVar[str] = (
+        "channels → ∞, each normalised by the mean and variance of its samples·positions numbers, which stay as many "
+        "as they are"
+    )
     batchwise: ClassVar[bool] = True
+
+    def taken(self) -> Taken:
+        """As `Op.taken`, with the activation that follows."""
+        return Taken(
+            self.what + (", Relu" if self.relu else ", activation" if self.fn is not None else ""),
+            self.limit,
+            "exact" if self.fn is None else drawn_with(self.samples),
+        )
 
     def reads(self, asked: Need) -> Need:
         """All pairs of positions, which the statistics mix."""
@@ -189,6 +218,8 @@ class BatchNormalize(Op):
 class Add(Op):
     """The sum of uncorrelated branches."""
 
+    what: ClassVar[str] = "sum"
+    limit: ClassVar[str] = "the branches have weights of their own: they are uncorrelated"
     carries_gap: ClassVar[bool] = True
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
@@ -200,6 +231,8 @@ class Mix(Op):
     """Channels side by side: the mean of the branches' covariances, weighted by their widths."""
 
     weights: tuple[float, ...]
+    what: ClassVar[str] = "channels side by side"
+    limit: ClassVar[str] = "channels of every branch → ∞, in the proportions of the module at hand"
     carries_gap: ClassVar[bool] = True
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
@@ -210,6 +243,9 @@ class Mix(Op):
 @dataclass(frozen=True)
 class Multiply(Op):
     """The product of independent branches: cov₁cov₂, and cov₁ntk₂ + ntk₁cov₂."""
+
+    what: ClassVar[str] = "product"
+    limit: ClassVar[str] = "channels → ∞: a gate and what it multiplies are independent, their moments multiply"
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         first, *rest = inputs
@@ -244,6 +280,8 @@ class Weigh(Op):
     """h at each position times a known number of that sample [*grid, n]: a mask, a count to divide by."""
 
     slot: int
+    what: ClassVar[str] = "known factor"
+    limit: ClassVar[str] = ANY_WIDTH
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         (s,) = inputs

@@ -10,12 +10,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .core import Grid, Here, Moments, Need, Op, embed
+from .core import EXACT, Grid, Here, Moments, Need, Op, embed
 
 
 @dataclass(frozen=True)
 class PositionOp(Op):
     """Linear in the covariance, and the same for every pair of samples."""
+
+    what: ClassVar[str] = "positions"
+    limit: ClassVar[str] = EXACT
 
     def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
         """What becomes of a covariance [*grid, ...], or [*grid, *grid, ...] if whole."""
@@ -43,6 +46,7 @@ def sides(axis: int, dims: int, whole: bool) -> tuple[int, ...]:
 class Window(PositionOp):
     """The sum over a convolution's window: cov'[s, t] = Σ_δ cov[σs + δ, σt + δ], on all axes of the grid."""
 
+    what: ClassVar[str] = "window"
     size: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
@@ -75,6 +79,8 @@ class Window(PositionOp):
 class Apart(Op):
     """Different positions are independent: weights of each position's own (locally connected layers)."""
 
+    what: ClassVar[str] = "weights of each position"
+    limit: ClassVar[str] = "positions have weights of their own: they are independent"
     carries_gap: ClassVar[bool] = True
 
     def reads(self, asked: Need) -> Need:
@@ -141,6 +147,7 @@ def _take(v: Tensor, axes: tuple[int, ...], part: slice) -> Tensor:
 class Pool(PositionOp):
     """Sum or mean over windows. `edges`: a mean counts only what lies inside the picture."""
 
+    what: ClassVar[str] = "pooling"
     size: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
@@ -192,6 +199,7 @@ class Pool(PositionOp):
 class Total(PositionOp):
     """Sum or mean over whole axes of the grid."""
 
+    what: ClassVar[str] = "mean or sum over positions"
     axes: tuple[int, ...]
     mean: bool = True
 
@@ -217,6 +225,8 @@ class Total(PositionOp):
 class Trace(PositionOp):
     """Positions on `axes` become channels (Flatten): the mean over equal positions."""
 
+    what: ClassVar[str] = "flatten"
+    limit: ClassVar[str] = "channels → ∞ at every position: the mean over positions"
     axes: tuple[int, ...]
     carries_gap: ClassVar[bool] = True
 
@@ -329,6 +339,7 @@ class Spread(PositionOp):
 class Resample(PositionOp):
     """Known matrices (rows of numbers) over axes of the grid, the same for every sample."""
 
+    what: ClassVar[str] = "known matrix over positions"
     matrices: tuple[tuple[int, tuple[tuple[float, ...], ...]], ...]
 
     def reads(self, asked: Need) -> Need:
@@ -376,6 +387,8 @@ class Pad(PositionOp):
 class Join(Op):
     """Positions side by side along one axis: uncorrelated branches, so zero between them."""
 
+    what: ClassVar[str] = "positions side by side"
+    limit: ClassVar[str] = "the branches have weights of their own: they are uncorrelated"
     axis: int
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
@@ -411,6 +424,8 @@ class Join(Op):
 class Aggregate(Op):
     """A known matrix of each sample [t, s, n] over the positions: h'[t] = Σ_s A[t, s] h[s]. Graphs, resizing, masks."""
 
+    what: ClassVar[str] = "known matrix over positions"
+    limit: ClassVar[str] = EXACT
     slot: int
 
     def rounds(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..activations.dual import root
-from .core import Here, Moments, Need, Op
+from .core import Here, Moments, Need, Op, Taken, drawn_with
 
 # Numbers of one tensor [points, *pairs] at a time (heuristic: a few of them lie in the cache of a core).
 NUMBERS = 1 << 17
@@ -33,7 +33,12 @@ class Sampled(Op):
     gains: tuple[float, ...]  # the rates of scales of each channel's own before it
     samples: int
     seed: int
+    limit: ClassVar[str] = "channels → ∞: a function of several independent Gaussian values of one channel"
     own: ClassVar[Need] = Need.DIAGONAL
+
+    def taken(self) -> Taken:
+        """As `Op.taken`, with the functions' names."""
+        return Taken(self.label, self.limit, drawn_with(self.samples))
 
     def alone(self) -> bool:
         """Yes: alone, ρ is exactly 1."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..activations.dual import Dual
-from .core import Here, Moments, Need, Op, RandomAffine
+from .core import Here, Moments, Need, Op, RandomAffine, Taken, drawn_with
 from .draws import Sequences
 from .heads import (
     AttentionLayer,
@@ -39,7 +39,18 @@ class Attend(Op):
     samples: int = 4096
     seed: int = 0
     mask: int | None = None  # the slot of the valid positions [T, n]
+    limit: ClassVar[str] = (
+        "heads → ∞, each infinitely wide (one head is taken for many); projections of variance w_var/fan-in"
+    )
     own: ClassVar[Need] = Need.WHOLE
+
+    def taken(self) -> Taken:
+        """As `Op.taken`, with the scaling of the scores."""
+        linear = self.scaling == "linear"
+        scores = "scores q·k/d, which are constants" if linear else "scores q·k/√d, which are Gaussian"
+        drawn = self.mechanism == "softmax" and not linear
+        how = drawn_with(self.samples) if drawn else "exact"
+        return Taken(f"attention ({self.mechanism})", f"{self.limit}; {scores}", how)
 
     def alone(self) -> bool:
         """As `Op.alone`: heads of a sample with itself are drawn otherwise than with others."""
@@ -81,7 +92,15 @@ class Recur(Op):
     inputs: RandomAffine
     hidden: RandomAffine
     backward: bool = False
+    limit: ClassVar[str] = (
+        "hidden width → ∞, weights of variance w_var/fan-in of inputs and of hidden values, the same at every time; a "
+        "first state of 0"
+    )
     own: ClassVar[Need] = Need.DIAGONAL
+
+    def taken(self) -> Taken:
+        """As `Op.taken`, with the method of its activation."""
+        return Taken("RNN", self.limit, self.dual.how())
 
     def alone(self) -> bool:
         """As `Op.alone`: where the dual rounds the angle of two equal inputs."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ class Unmerge(Op):
     """New last axes of the grid, of these sizes: different positions on them are independent, and alike."""
 
     sizes: tuple[int, ...]
+    what: ClassVar[str] = "channels to positions"
+    limit: ClassVar[str] = "channels → ∞ at every new position, each with channels of its own: independent"
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         (s,) = inputs

@@ -85,6 +85,7 @@ class Lazy(_OfField):
     label: str = ""
     inner: Dual | None = None  # ∂φ/∂(a parameter of each channel's own), with its rate
     rate: float = 0.0
+    layer: str = ""  # the name of the layer that made it
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +95,7 @@ class Joint:
     of: tuple[Field, ...]
     fn: Callable[..., Tensor]
     label: str = ""
+    layer: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -119,6 +121,7 @@ class Patched:
     shape: tuple[int, ...]
     channel: int
     label: str = ""
+    layer: str = ""
 
     @property
     def fields(self) -> tuple[Field, ...]:

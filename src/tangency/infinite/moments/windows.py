@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .core import Grid, Here, Moments, Need, Op
+from .core import Grid, Here, Moments, Need, Op, Taken, drawn_with
 from .draws import joint_roots
 from .sampled import normal_factors
 
@@ -139,7 +139,14 @@ class Windowed(Op):
     sources: tuple[Source, ...] = field(repr=False)
     samples: int
     seed: int
+    limit: ClassVar[str] = (
+        "channels → ∞, each a function of its own values over a window, which stays as large as it is"
+    )
     own: ClassVar[Need] = Need.WHOLE
+
+    def taken(self) -> Taken:
+        """As `Op.taken`, with the functions' names."""
+        return Taken(self.label.rpartition(", ")[2], self.limit, drawn_with(self.samples))
 
     def alone(self) -> bool:
         """Yes: among others, a root of a singular covariance rounds."""

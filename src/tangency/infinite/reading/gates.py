@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..layers.basic import scaled_and_shifted
-from ..moments.core import RandomAffine
+from ..moments.core import GAIN, RandomAffine
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import add_fields
 from ..moments.origins import gaussian_origin
@@ -56,13 +56,13 @@ def apply_gain(call: Call, value: Random, by: Parameter) -> Field:
     # Second moments see the mean square of the factors over channels; only equal ones leave the values Gaussian.
     square = (by.value.detach().double() * by.factor).square()
     constant = float(square.max() - square.min()) == 0
-    scaled = build.apply(RandomAffine(float(square.mean())), f, gaussian=f.gaussian and constant)
+    scaled = build.apply(RandomAffine(float(square.mean()), means=GAIN), f, gaussian=f.gaussian and constant)
     if f.node in build.memory.normed_nodes:
         build.memory.normed_nodes.add(scaled.node)
     factor = rate / float(square.mean()) if float(square.mean()) else 0.0
     # Factors of 0 (LayerScale may begin so): nothing passes, yet their gradient is the value itself.
     if not factor and rate:
-        return build.apply(RandomAffine(0.0, 0.0, rate), f, gaussian=False)
+        return build.apply(RandomAffine(0.0, 0.0, rate, means=GAIN), f, gaussian=False)
     return replace(scaled, gain=factor)
 
 

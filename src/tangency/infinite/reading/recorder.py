@@ -252,7 +252,8 @@ def _spelled(func: TorchFunction, args: Args) -> tuple[str, object, Args]:
     name = getattr(func, "__name__", "")
     if name == "__get__":
         return "call_function", getattr, (*args, getattr(func, "__self__", func).__name__)
-    if not is_tensor_method_or_property(func):
+    # Tensor.unflatten is one, though torch does not list it.
+    if not is_tensor_method_or_property(func) and getattr(Tensor, name, None) is not func:
         return "call_function", func, args
     if name in REVERSED:
         return "call_function", REVERSED[name], args[::-1]

@@ -30,6 +30,7 @@ from .faithful import check_root
 from .functional import find_rule, no_rule
 from .graphs import ModuleGraph, Settled, entries, line_of, same_outputs, trace_module, training_modes
 from .modules import as_known, read_module
+from .says import module_limits
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,10 @@ class Traced(Layer):
                 raise InputError(f"{name} is lazy and has no weights yet. Call the model once first.")
             _note_weights(fresh, name, m)
         return fresh.record
+
+    def says(self) -> dict[str, Json]:
+        """As `Layer.says`, of every module that has a limit of its own."""
+        return module_limits(self.source)
 
 
 def _note_weights(weights: Weights, name: str, m: nn.Module) -> None:
