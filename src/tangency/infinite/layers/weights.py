@@ -96,6 +96,19 @@ class Weights:
         self.record[name] = {"variance": init.variance, "lr": lr, "init": init.label}
         return RandomAffine(init.variance * factor**2, 0.0, lr * rate * factor**2, laws=(init.law, "normal"))
 
+    def table(self, name: str, tensor: Tensor, factor: float, layer: str) -> tuple[float, float, Law]:
+        """Variance, rate and law of the entries of a position bias: a parameter's own, or an Embedding's (`layer`).
+
+        The variance is about their mean, which a softmax does not see: constants have none.
+        """
+        op = self.layer(layer, 1, bias=False, tensors=(tensor, None)) if layer else self.value(name, tensor)
+        variance = op.w_var
+        if not layer or self.w_var == "init":
+            mean = float(tensor.detach().double().mean())
+            init = detect_init(tensor)
+            variance -= mean**2 if init.label == "measured" else variance if init.label.startswith("constant") else 0.0
+        return variance * factor**2, op.w_rate * factor**2, op.laws[0]
+
     def rate(self, name: str) -> float:
         """A parameter's learning rate, 0 if it is frozen: how fast one of order 1 moves (a norm's scale or shift)."""
         moves = name not in self.frozen and (self.trained is None or any(within(name, key) for key in self.trained))

@@ -17,14 +17,16 @@ from ..moments.positions import Aggregate
 from ..moments.shapes import take_positions, weigh_by
 from ..moments.values import Field, Lazy, Patched, Random, Seen, Statistic, Unsettled, Value
 from .attention import (
-    NO_LEARNED_BIAS,
+    MASKED,
     Scores,
+    add_bias,
     add_known,
     mask_scores,
     multiply_by_letters,
     multiply_matrices,
     scale_scores,
 )
+from .biases import PositionBias, add_to_parameter, is_random, mask_bias, read_chosen
 from .calls import RANDOM, Call, Keywords, Parameter, TorchFunction
 from .gates import apply_gain, apply_shift
 from .norms import joined_statistics, less_statistic, read_square, times_statistic
@@ -87,10 +89,12 @@ def read_sum(call: Call, sign: float = 1.0) -> Random | Parameter:
     """x + y, or x − y by its sign: with a number, a known tensor, a parameter, or another random value."""
     a, b = call.get(0, "input"), call.get(1, "other")
     weights = (1.0, sign * float(call.kwargs.get("alpha", 1.0)))
-    if not isinstance(a, RANDOM):
+    if not isinstance(a, RANDOM) or (isinstance(a, PositionBias) and isinstance(b, RANDOM)):
         a, b, weights = b, a, weights[::-1]
     if not isinstance(a, RANDOM) and (offset := _offset_parameter(call, a, b, weights)) is not None:
         return offset
+    if not is_random(a) and not is_random(b) and (bias := add_to_parameter(a, b, weights)) is not None:
+        return bias
     if not isinstance(a, RANDOM):
         raise call.build.unsupported("adds a parameter to an input.", "Put a layer with weights before it.")
     by_a, by_b = weights
@@ -129,7 +133,9 @@ def _sum_along(call: Call, a: Unsettled, b: object, by_a: float, by_b: float) ->
     build = call.build
     if isinstance(a, Scores):
         if isinstance(b, (Parameter, *RANDOM)):
-            raise build.unsupported(*NO_LEARNED_BIAS)
+            bias = PositionBias.of(b)
+            scaled = a if by_a == 1 else scale_scores(build, a, by_a)
+            return add_bias(call, scaled, b if bias is None else bias.times(by_b))
         scaled = a if by_a == 1 else scale_scores(build, a, by_a)
         # A number is the same for all keys: no softmax sees it.
         return add_known(build, scaled, by_b * b) if isinstance(b, Tensor) else scaled
@@ -289,13 +295,17 @@ def read_masked_fill(call: Call) -> Random | Parameter:
     value, mask, fill = call.args[0], call.get(1, "mask"), call.get(2, "value")
     if isinstance(value, Scores):
         return mask_scores(call.build, value, ~mask, float(fill))
+    if (bias := PositionBias.of(value)) is not None:
+        return mask_bias(call.build, bias, ~mask, float(fill), MASKED)
     if _number(call, fill) != 0:
         raise call.build.unsupported(f"fills random values with {fill}.", "Fill with 0, or use key_padding_mask.")
     return read_product(replace(call, args=(value, (~mask).double()), kwargs=Keywords()))
 
 
 def read_where(call: Call) -> Random:
-    """torch.where(mask, scores, −∞), or with both exchanged."""
+    """torch.where(mask, scores, −∞), or with both exchanged; of a bias for the scores likewise."""
+    if (chosen := read_chosen(call, MASKED)) is not None:
+        return chosen
     mask, a, b = call.get(0, "condition"), call.get(1, "input"), call.get(2, "other")
     if isinstance(b, Scores):
         mask, a, b = ~mask, b, a

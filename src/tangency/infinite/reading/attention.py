@@ -20,7 +20,9 @@ from ..moments.fields import Builder
 from ..moments.ops import Rescale
 from ..moments.positions import Permute, Regrid, Take
 from ..moments.shapes import regrid
+from ..moments.tables import Table
 from ..moments.values import Atom, Axes, Field, Random, Seen, Unsettled, correlated
+from .biases import PositionBias, score_table
 from .calls import RANDOM, Call, Parameter
 from .rotary import score_waves
 
@@ -46,12 +48,13 @@ class Scores(Unsettled):
     fixed: bool = True
     done: bool = False  # softmax was taken
     waves: Tensor | None = None  # of rotary embeddings
+    tables: tuple[Table, ...] = ()  # trained biases, their index [rest or 1, T, S]
 
     def why(self) -> tuple[str, str]:
         """As `Unsettled.why`."""
         return (
-            "takes attention's scores, which have a rule for sums with known numbers, multiples, masks, a softmax over "
-            "the keys and the product with values alone.",
+            "takes attention's scores, which have a rule for sums with known numbers and with parameters, multiples, "
+            "masks, a softmax over the keys and the product with values alone.",
             "Write attention as softmax(q @ k.transpose(-2, -1) / √d + mask) @ v, or use nn.MultiheadAttention.",
         )
 
@@ -162,7 +165,20 @@ def scale_scores(build: Builder, s: Scores, factor: float) -> Scores:
         if factor <= 0 and bool(torch.isinf(bias).any()):
             raise build.unsupported(f"multiplies masked scores by {factor}.", "Mask after scaling.")
         bias = bias * factor
-    return replace(s, scale=s.scale * factor, bias=bias)
+    tables = tuple(replace(t, variance=t.variance * factor**2, rate=t.rate * factor**2) for t in s.tables)
+    return replace(s, scale=s.scale * factor, bias=bias, tables=tables)
+
+
+def add_bias(call: Call, s: Scores, bias: object) -> Scores:
+    """Trained numbers of each head's own, and what is known beside them."""
+    found, build = PositionBias.of(bias), call.build
+    if found is None:
+        raise build.unsupported(*NO_RANDOM_BIAS)
+    if s.done:
+        raise build.unsupported("adds to attention after its softmax.", "Add to the scores before it.")
+    tables = [score_table(build, call.weights, s.axes, s.order, p) for p in found.tables]
+    s = replace(s, tables=(*s.tables, *tables))
+    return s if found.known is None else add_known(build, s, found.known)
 
 
 def take_softmax(call: Call) -> Scores:
@@ -232,6 +248,8 @@ def _attended(build: Builder, s: Scores, v: Field, width: int) -> Field:
     """The joined heads as one sequence [rest·T, width]."""
     rest = prod(a.size for a in atoms_of(s.axes, "position"))
     bias, fixed = s.bias, s.fixed
+    if s.tables and bias is not None and bool((bias == bias[:, :1]).all()):
+        bias = bias[:, :1]  # a mask that was added to a bias has its heads: all the same
     if rest > 1:  # a sequence for each: positions see those of their own alone
         same = torch.eye(rest, dtype=torch.bool).view(1, 1, rest, 1, rest, 1)
         t, u = (s.q.shape[0] // rest, s.k.shape[0] // rest)
@@ -252,9 +270,19 @@ def _attended(build: Builder, s: Scores, v: Field, width: int) -> Field:
         else:
             slot = build.slot(bias.expand(build.size, *bias.shape[1:]).movedim(0, -1))
     shift = _bias_variance(build, s.k.node)
-    op = Attention(s.scale, build.samples, build.seed, slot, shared, 0.0 if s.waves is not None else shift, s.waves)
+    tables = tuple(replace(t, index=_own_windows(t.index, rest)) for t in s.tables)
+    op = Attention(
+        s.scale, build.samples, build.seed, slot, shared, 0.0 if s.waves is not None else shift, s.waves, tables
+    )
     node = build.add(op, (s.q, s.k, v), (s.q.shape[0],))
     return Field(node, (s.q.shape[0], width), 1, gaussian=False, centered=v.centered, sources=v.sources)
+
+
+def _own_windows(index: Tensor, rest: int) -> Tensor:
+    """[rest or 1, T, S] as [rest·T, rest·S], −1 between positions that do not meet."""
+    index = index.expand(rest, *index.shape[1:])
+    same = torch.eye(rest, dtype=torch.bool, device=index.device).view(rest, 1, rest, 1)
+    return torch.where(same, index.unsqueeze(2), -1).reshape(rest * index.shape[1], -1)
 
 
 def _bias_variance(build: Builder, number: int) -> float:
@@ -298,15 +326,15 @@ def read_sdpa(call: Call) -> Random:
         s = mask_scores(build, s, torch.ones(s.sizes[-2:], dtype=torch.bool).tril(), -torch.inf)
     mask = options.get("attn_mask")
     if isinstance(mask, (Parameter, *RANDOM)):
-        raise build.unsupported(*NO_LEARNED_BIAS)
-    if mask is not None:
+        s = add_bias(call, s, mask)
+    elif mask is not None:
         s = mask_scores(build, s, mask, -torch.inf) if mask.dtype == torch.bool else add_known(build, s, mask)
     return attend(build, replace(s, done=True), v)
 
 
-NO_LEARNED_BIAS = (
-    "adds trained numbers to attention's scores (a relative position bias), which have no rule.",
-    "Freeze them as a buffer (known numbers have one), or add position embeddings to the tokens.",
+NO_RANDOM_BIAS = (
+    "adds to attention's scores what weights made of other values; known numbers and tables of parameters have a rule.",
+    "Keep it known (a buffer), or add a parameter that is looked up by position.",
 )
 
 

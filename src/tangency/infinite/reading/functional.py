@@ -35,6 +35,8 @@ from .arithmetic import (
 )
 from .attention import Scores, read_repeat_interleave, read_sdpa, take_softmax
 from .batch_norm import read_batch_norm
+from .biases import FORMS as BIAS_FORMS
+from .biases import PositionBias, or_bias
 from .calls import QUESTIONS, RANDOM, Call, Keywords, Parameter, Rule, TorchFunction
 from .joining import read_cat, read_pad, read_stack
 from .modules import read_module, reads
@@ -267,6 +269,10 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
 METHODS |= norms.METHODS | gates.METHODS | shuffles.METHODS
 FUNCTIONS |= norms.FUNCTIONS | gates.FUNCTIONS | shuffles.FUNCTIONS | products.FUNCTIONS
 METHODS |= {name: gates.or_parameter(name, METHODS[name]) for name in ("view", "reshape", "unsqueeze", "squeeze")}
+METHODS |= {name: or_bias(name, METHODS[name]) for name in BIAS_FORMS}
+FUNCTIONS |= {
+    fn: or_bias(name, FUNCTIONS[fn]) for name in BIAS_FORMS if (fn := getattr(torch, name, None)) in FUNCTIONS
+}
 
 
 def _either(first: Rule, other: Rule, kinds: type | tuple[type, ...], every: bool = False) -> Rule:
@@ -283,7 +289,7 @@ def _either(first: Rule, other: Rule, kinds: type | tuple[type, ...], every: boo
     return choose
 
 
-FUNCTIONS[torch.where] = _either(read_where, gates.read_where, Scores)
+FUNCTIONS[torch.where] = _either(read_where, gates.read_where, (Scores, Parameter, PositionBias))
 FUNCTIONS[torch.einsum] = _either(read_einsum, products.read_einsum, RANDOM, every=True)
 FUNCTIONS[torch.stack] = _either(read_stack, shuffles.read_stack, Unsettled)
 FUNCTIONS[torch.repeat_interleave] = _either(read_repeat_interleave, shuffles.read_repeat_interleave, Unsettled)

@@ -57,7 +57,7 @@ def read_reshape(call: Call) -> Random | Parameter:
     if prod(new) != prod(full) or not new:
         raise build.unsupported(f"gives values of shape {full} the shape {tuple(new)}.", "Keep all of them.")
     if isinstance(value, Parameter):  # of one sample: it is a value of its own where it is added or joined
-        return replace(value, value=value.value.reshape(new))
+        return value.formed(lambda v: v.reshape(new))
     if isinstance(value, Scores):
         return reshape_scores(build, value, new)
     if isinstance(value, Seen) or new[0] != build.size:
@@ -145,7 +145,13 @@ def read_movedim(call: Call) -> Random | Parameter:
 def _permuted(call: Call, value: Random | Parameter, order: tuple[int, ...]) -> Random | Parameter:
     """The axes in this order, the batch counted."""
     if isinstance(value, Parameter):
-        return replace(value, value=value.value.permute(order))
+        return value.formed(lambda v: v.permute(order))
+    rank = len(full_shape(call.build, value))
+    if sorted(k % rank for k in order) != list(range(rank)):
+        raise call.build.unsupported(
+            f"gives {len(order)} axes to values that have {rank}, {full_shape(call.build, value)} with the batch.",
+            "Give one number for each of their axes.",
+        )
     if isinstance(value, Scores):
         return replace(value, axes=tuple(value.axes[k] for k in order))
     if isinstance(value, Seen) or order[0] % len(order) != 0:
@@ -164,7 +170,8 @@ def read_unsqueeze(call: Call) -> Random | Parameter:
     """A new axis of size 1."""
     value, build = call.args[0], call.build
     if isinstance(value, Parameter):
-        return replace(value, value=value.value.unsqueeze(call.get(1, "dim")))
+        dim = call.get(1, "dim")
+        return value.formed(lambda v: v.unsqueeze(dim))
     dim = call.get(1, "dim") % (len(full_shape(build, value)) + 1)
     if isinstance(value, Unsettled) or dim == 0:
         other = value if isinstance(value, Scores) else seen(build, value)
@@ -240,7 +247,7 @@ def read_item(call: Call) -> object:
     """x[…]: positions by numbers and slices, or an entry of a tuple."""
     value, index = call.args[0], call.args[1]
     if isinstance(value, Parameter):
-        return replace(value, value=value.value[index])
+        return value.formed(lambda v: v[index])
     if not isinstance(value, RANDOM):
         entry: object = value[index]
         return entry
@@ -385,7 +392,7 @@ def read_attribute(call: Call) -> object:
     value, name = call.args[0], call.args[1]
     if isinstance(value, Parameter):
         if name in ("T", "mT"):
-            return replace(value, value=value.value.mT if value.value.dim() > 1 else value.value)
+            return value.formed(lambda v: v.mT) if value.value.dim() > 1 else value
         if name in ("shape", "ndim", "dtype", "device"):
             fact: object = getattr(value.value, name)
             return fact
