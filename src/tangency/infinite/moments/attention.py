@@ -22,7 +22,7 @@ from torch import Tensor
 from ...errors import InputError
 from .core import Here, Moments, Need, Op
 from .draws import over_pair, scores_of, sizes_at_once, standard_draws, symmetric_root
-from .tables import Attended, Table, table_shifts, table_term
+from .tables import Attended, Table, table_shifts, table_sum
 
 Scores = Iterator[tuple[Tensor, Tensor]]  # of some heads, of the samples on both sides: [p, b, T, S], [p, b, T', S']
 
@@ -210,8 +210,7 @@ class Attention(Op):
             ]
             terms.append(sum(parts[1:], start=parts[0]))
         heads = Attended(a, b, right, left, value)
-        terms += [table_term(table, cov.v, heads) for table in self._trained(tangent)]
-        return [v.sum(1) for v in terms]
+        return [v.sum(1) for v in terms] + [table_sum(table, cov.v, heads) for table in self._trained(tangent)]
 
     def _assembled(
         self, cov: Parts, ntk: Parts, means: list[Tensor], tangent: bool

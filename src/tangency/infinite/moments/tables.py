@@ -18,6 +18,8 @@ from torch import Tensor
 from .core import Law
 from .draws import ORTHOGONAL, orthogonal
 
+AT_ONCE = 64  # pairs of keys with one entry that are held at once (heuristic)
+
 
 @dataclass(frozen=True, eq=False)
 class Table:
@@ -79,24 +81,56 @@ class Attended:
     value: Tensor
 
 
-def table_term(table: Table, cov: Tensor, heads: Attended) -> Tensor:
-    """Σ_ss' δ(rel(t, s) = rel(t', s'))·(J V J'ᵀ)_ss' [p, b, T, T'] of each head; V [p, S, S']."""
-    out = torch.zeros_like(heads.value)
+def table_sum(table: Table, cov: Tensor, heads: Attended) -> Tensor:
+    """Σ over heads of Σ_ss' δ(rel(t, s) = rel(t', s'))·(J V J'ᵀ)_ss' [p, T, T']; V [p, S, S'].
+
+    D_tr D'_t'r with o_t taken apart: with x and y the ζ_ts and ζ'_t's' of entry r, x V y − Σx·(ζV)y − x(Vζ')·Σy +
+    Σx Σy·ζVζ'.
+    """
     index = table.index.to(cov.device)
-    for r in range(table.size):
-        # An entry is met by few queries and keys: the rest of the rows and columns would be zeros.
-        met = index == r
-        rows, columns = met.any(1).nonzero().squeeze(1), met.any(0).nonzero().squeeze(1)
-        here = met[rows][:, columns].to(cov.dtype)
-        a, b, va, vb = (
-            v[:, :, rows][..., columns] for v in (heads.left, heads.right, heads.value_left, heads.value_right)
-        )
-        a, b = a * here, b * here
-        total, other = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True).mT
-        mat = cov[:, columns][..., columns]
-        part = (a.flatten(1, 2) @ mat).unflatten(1, a.shape[1:3]) @ b.mT
-        # D_tr D'_t'r with o_t taken apart: x V y − Σx·(ζV y) − (x Vζ')·Σy + Σx Σy·ζVζ'.
-        part = part - total * (va @ b.mT) - (a @ vb.mT) * other
-        value = heads.value[:, :, rows][..., rows]
-        out[:, :, rows.unsqueeze(1), rows] += part + total * other * value
+    sums, others = (_by_entry(v, index, table.size) for v in (heads.left, heads.right))
+    out = _meeting(table, cov, heads) + ((sums @ others.mT) * heads.value).sum(1)
+    for t, row in enumerate(index):
+        keys = (row >= 0).nonzero().squeeze(1)
+        entries = row[keys]
+        x, y = (v[:, :, t, keys] for v in (heads.left, heads.right))
+        out[:, :, t] -= torch.einsum("pbts,pbs->pt", sums[..., entries] * heads.value_left[..., keys], y)
+        out[:, t] -= torch.einsum("pbts,pbs->pt", others[..., entries] * heads.value_right[..., keys], x)
     return out
+
+
+def _by_entry(attention: Tensor, index: Tensor, size: int) -> Tensor:
+    """Σ_{s: rel(t, s) = r} ζ_ts [p, b, T, size]."""
+    out = attention.new_zeros(*attention.shape[:-1], size + 1)
+    where = torch.where(index < 0, size, index).expand(attention.shape)
+    return out.scatter_add_(-1, where, attention)[..., :-1]
+
+
+def _meeting(table: Table, cov: Tensor, heads: Attended) -> Tensor:
+    """Σ over heads of Σ_ss' δ(rel(t, s) = rel(t', s'))·ζ_ts V_ss' ζ'_t's': heads are summed first, then V multiplies."""
+    keys, pairs = (v.to(cov.device) for v in _slots(table))
+    places, there = keys.clamp_min(0), (keys >= 0).to(cov.dtype)
+    rows = torch.arange(keys.shape[1], device=cov.device)
+    # [p, slots, T, b]
+    x, y = ((v[:, :, rows, places] * there).permute(0, 2, 3, 1) for v in (heads.left, heads.right))
+    out = cov.new_zeros(len(cov), len(rows), len(rows))
+    for k, m in pairs.split(AT_ONCE, 1):
+        met = x[:, k] @ y[:, m].mT
+        out += (met * cov[:, places[k].unsqueeze(2), places[m].unsqueeze(1)]).sum(1)
+    return out
+
+
+def _slots(table: Table) -> tuple[Tensor, Tensor]:
+    """Keys [slots, T] that meet an entry, −1 for none: an entry has as many slots as a query has keys that meet it.
+
+    Also the pairs [2, P] of slots of one entry.
+    """
+    met = table.index.cpu() == torch.arange(table.size).view(-1, 1, 1)  # [size, T, S]
+    most = met.sum(-1).amax(-1)
+    # The keys that meet an entry, in order, before those that do not.
+    order = met.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
+    keys = torch.where(met.gather(-1, order), order, -1)
+    slots = [(r, i) for r, count in enumerate(most.tolist()) for i in range(count)]
+    entries = torch.tensor([r for r, _ in slots])
+    pairs = (entries.unsqueeze(1) == entries).nonzero().T
+    return torch.stack([keys[r, :, i] for r, i in slots]), pairs

@@ -10,7 +10,7 @@ from ...errors import InputError
 from ..activations.recognize import recognize
 from ..moments.axes import aligned, atoms_of, on_channels
 from ..moments.functions import apply_function, scale_by
-from ..moments.joins import add_fields, multiply_fields
+from ..moments.joins import add_fields, concat_channels, multiply_fields
 from ..moments.origins import gaussian_origin
 from ..moments.patches import same_windows
 from ..moments.positions import Aggregate
@@ -27,7 +27,7 @@ from .attention import (
     scale_scores,
 )
 from .biases import PositionBias, add_to_parameter, is_random, mask_bias, read_chosen
-from .calls import RANDOM, Call, Keywords, Parameter, TorchFunction
+from .calls import RANDOM, Call, JoinedBias, Keywords, Parameter, TorchFunction
 from .gates import apply_gain, apply_shift
 from .norms import joined_statistics, less_statistic, read_square, times_statistic
 from .rotary import add_turned, weigh_channels
@@ -379,10 +379,26 @@ def read_linear(call: Call) -> Random:
     value, weight, bias = call.args[0], call.get(1, "weight"), call.get(2, "bias")
     if not isinstance(weight, Parameter):
         raise call.build.unsupported("has weights that are no parameter.", "Use nn.Linear.")
+    if isinstance(bias, JoinedBias) and not isinstance(value, Tensor):
+        return _linear_by_parts(call, value, weight, bias)
     if bias is not None and not isinstance(bias, Parameter):
         raise call.build.unsupported("has a bias that is no parameter.", "Use nn.Linear.")
     rows = weight.value.shape[0] if weight.value.dim() == 2 else 1
     return _linear(call, value, weight, bias, weight.value.shape[-1], rows)
+
+
+def _linear_by_parts(call: Call, value: Random, weight: Parameter, bias: JoinedBias) -> Random:
+    """F.linear whose bias has several parts: as many layers side by side, each by rows of the weights."""
+    if isinstance(value, Seen):
+        return on_channels(call.build, value, lambda f: _linear_by_parts(call, f, weight, bias))
+    if sum(bias.sizes) != len(weight.value):
+        raise InputError(f"{call.build.where}: {sum(bias.sizes)} biases for {len(weight.value)} rows of {weight.name}.")
+    # The initialisation of all rows is that of the whole matrix, whichever of them a part has.
+    parts = [
+        _linear(call, value, weight, part if isinstance(part, Parameter) else None, weight.value.shape[-1], rows)
+        for part, rows in zip(bias.parts, bias.sizes, strict=True)
+    ]
+    return concat_channels(call.build, parts)
 
 
 def _linear(call: Call, value: Value, weight: Parameter, bias: Parameter | None, fan_in: int, width: int) -> Random:

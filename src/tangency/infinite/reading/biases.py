@@ -146,6 +146,8 @@ def score_table(build: Builder, weights: Weights, axes: Axes, order: Sequence[li
         shape.append([1] * len(group) if all(n == 1 for n in have) else [a.size for a in group])
     parts = parts.expand([n for group in shape for n in group]).reshape([prod(group) for group in shape])
     heads, queries, keys = (prod(a.size for a in order[k]) for k in (1, 3, 4))
+    if bool((parts == parts[:1]).all()):  # expanded along the batch
+        parts = parts[:1]
     if parts.shape[0] != 1 or parts.shape[1] != heads:
         raise build.unsupported(
             f"adds the same numbers of {p.name} to the scores of all heads, or others for each sample. What heads "

@@ -49,6 +49,18 @@ class Parameter:
         return numbers
 
 
+@dataclass(frozen=True)
+class JoinedBias:
+    """Parameters and known zeros side by side, as the bias of one layer: each is that of some of its rows."""
+
+    parts: tuple[Parameter | Tensor, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many rows each part is for."""
+        return [len(p.value if isinstance(p, Parameter) else p) for p in self.parts]
+
+
 # Options that do not change values, or only their rounding.
 _HARMLESS = {"inplace", "memory_format", "non_blocking", "copy", "device", "dtype"}
 

@@ -25,7 +25,7 @@ from ..moments.fields import Builder
 from ..moments.values import Value
 from . import gated, multihead, sequences  # noqa: F401  (they enter their readers)
 from .biases import looked_up
-from .calls import RANDOM, Args, Call, Keywords, Kwargs, Parameter
+from .calls import RANDOM, Args, Call, JoinedBias, Keywords, Kwargs, Parameter
 from .early import refuse_early
 from .faithful import check_root
 from .functional import find_rule, no_rule
@@ -209,7 +209,7 @@ class Reading:
                 return self._constant(node)
             random = parametric = False
             for v in flat((args, kwargs)):
-                random, parametric = random or isinstance(v, RANDOM), parametric or isinstance(v, Parameter)
+                random, parametric = random or isinstance(v, RANDOM), parametric or isinstance(v, (Parameter, JoinedBias))
             if node.op == "call_module":
                 return self._module(node, args, kwargs, random, parametric)
             return self._function(node, args, kwargs, random or parametric)
