@@ -61,6 +61,7 @@ class Memory:
     applied: dict[Lazy | Joint | Patched, Field] = field(default_factory=dict)
     normed: dict[tuple[Normed, object], Field] = field(default_factory=dict)  # by the function that follows
     gained: dict[int, Field] = field(default_factory=dict)  # by node
+    scaled: set[int] = field(default_factory=set)  # of those nodes, multiples of Gaussian fields
     functions: dict[int, Joint | Patched] = field(default_factory=dict)  # a node as a function of Gaussian fields
     parts: dict[int, list[Random]] = field(default_factory=dict)  # what lies side by side in a node's channels
     maxima: dict["Random", tuple["Random", Windows]] = field(default_factory=dict)  # of which value, over which windows
@@ -185,6 +186,8 @@ class Builder:
                 # the same channel's value, not independent of it, so this is no Gaussian field to be activated.
                 op = RandomAffine(1.0, 0.0, value.gain)
                 memory.gained[value.node] = self.apply(op, value, gain=0.0, gaussian=False)
+                if value.gaussian:
+                    memory.scaled.add(memory.gained[value.node].node)
             return memory.gained[value.node]
         if isinstance(value, Normed):
             return self.batch_normed(value, None)

@@ -109,7 +109,7 @@ def make_scores(build: Builder, q: Random, k: Random) -> Scores:
             "multiplies queries and keys that share weights, so that scores grow with the width.",
             "Give keys weights (or a part of them) of their own.",
         )
-    if not (left.gaussian and right.gaussian and left.centered and right.centered):
+    if not all(_is_gaussian(build, v) and v.centered for v in (left, right)):
         raise build.unsupported(
             "multiplies queries or keys that are not Gaussian of mean zero in the limit.",
             "Make them by a Linear layer (a norm may follow).",
@@ -283,6 +283,17 @@ def _own_windows(index: Tensor, rest: int) -> Tensor:
     index = index.expand(rest, *index.shape[1:])
     same = torch.eye(rest, dtype=torch.bool, device=index.device).view(rest, 1, rest, 1)
     return torch.where(same, index.unsqueeze(2), -1).reshape(rest * index.shape[1], -1)
+
+
+def _is_gaussian(build: Builder, f: Field) -> bool:
+    """Whether scores of such queries or keys are Gaussian: a norm's scale of each channel's own may be trained.
+
+    Its gradient is a sum over a head's channels, which is what a scale's part of the tangent kernel says of it.
+    """
+    node = f.node
+    while isinstance(build.nodes[node].op, (Regrid, Permute, Take, Rescale)) and node not in build.memory.scaled:
+        node = build.nodes[node].inputs[0]
+    return f.gaussian or node in build.memory.scaled
 
 
 def _bias_variance(build: Builder, number: int) -> float:

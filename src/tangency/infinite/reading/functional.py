@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...errors import UnsupportedModule
@@ -260,6 +260,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.adaptive_max_pool3d: _as_module(nn.AdaptiveMaxPool3d, "output_size"),
     torch.amax: read_amax, torch.max: read_max,
     F.batch_norm: read_batch_norm,
+    Tensor.new_zeros: partial(read_new, number=0), Tensor.new_ones: partial(read_new, number=1),
     **dict.fromkeys((F.softmax, torch.softmax), take_softmax),
     **dict.fromkeys((F.log_softmax, torch.log_softmax), NO_LOG),
     F.scaled_dot_product_attention: read_sdpa, torch.baddbmm: read_baddbmm, torch.addmm: read_addmm,
