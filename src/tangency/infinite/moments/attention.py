@@ -24,6 +24,8 @@ from .core import Here, Moments, Need, Op
 from .draws import over_pair, scores_of, sizes_at_once, standard_draws, symmetric_root
 from .tables import Attended, Table, table_shifts, table_sum
 
+# Added to all scores of a query where forward() puts one finite number in their place: they have no gradient then.
+FILLED = -1e36
 Scores = Iterator[tuple[Tensor, Tensor]]  # of some heads, of the samples on both sides: [p, b, T, S], [p, b, T', S']
 
 
@@ -183,6 +185,9 @@ class Attention(Op):
             for h in range(biases[0].heads):
                 a, b = biases[0].attention(left, h), biases[1].attention(right, h)
                 terms = self._terms(cov, ntk, a, b, tangent)
+                if (still := _still(biases[0].filled(h), biases[1].filled(h))) is not None:
+                    first = 1 if ntk.v is None else 2  # after those that are no derivatives of scores
+                    terms = [*terms[:first], *(v.masked_fill(still, 0) for v in terms[first:])]
                 total = [x + y for x, y in zip(total, terms, strict=True)] if total else terms
                 count += left.shape[1]
         return [v / count for v in total]
@@ -244,6 +249,16 @@ class _Bias:
         """Those of the samples with these numbers."""
         return self if self.of_samples is None else _Bias(self.shared, self.of_samples[index])
 
+    def filled(self, head: int) -> Tensor | None:
+        """Queries [n or 1, T] whose scores were all filled; None where there are none."""
+        found: Tensor | None = None
+        for known in (None if self.shared is None else self.shared.unsqueeze(0), self.of_samples):
+            if known is not None:
+                # A factor after it, such as 1/√d, leaves it as good as that.
+                rows = (known[:, min(head, known.shape[1] - 1)] < 1e-3 * FILLED).all(-1)
+                found = rows if found is None else found | rows
+        return found if found is not None and bool(found.any()) else None
+
     def attention(self, scores: Tensor, head: int) -> Tensor:
         """softmax over keys of scores [p, b, T, S]."""
         if self.shared is not None:
@@ -252,6 +267,13 @@ class _Bias:
             own = self.of_samples[:, min(head, self.of_samples.shape[1] - 1)]
             scores = scores + own.unsqueeze(1).to(scores)
         return scores.softmax(-1)
+
+
+def _still(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    """[p or 1, T, T']: pairs of queries of which one has no scores; None where all have."""
+    if left is None or right is None:
+        return left.unsqueeze(2) if left is not None else right.unsqueeze(1) if right is not None else None
+    return left.unsqueeze(2) | right.unsqueeze(1)
 
 
 def _shifted(scores: Tensor, shift: Tensor | None) -> Tensor:

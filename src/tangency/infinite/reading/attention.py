@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..moments.attention import Attention
+from ..moments.attention import FILLED, Attention
 from ..moments.axes import aligned, arranged, atoms_of, permuted, plain, regrouped, seen
 from ..moments.core import RandomAffine
 from ..moments.fields import Builder
@@ -135,7 +135,7 @@ def add_known(build: Builder, s: Scores, known: Tensor) -> Scores:
     fixed = known.dim() < len(s.axes) - batch
     # Masks that are made here lie on the CPU, those of the module where its inputs are.
     known = known.to(next((v.device for v in build.known.values()), known.device), torch.float64)
-    known = torch.where(known.isfinite(), known.clamp_min(LOWEST), known)
+    known = torch.where(known.isfinite() & (known != FILLED), known.clamp_min(LOWEST), known)
     order = s.order
     parts = aligned(known, s.axes, [a for group in order for a in group])
     sizes, shape = list(parts.shape), []
@@ -152,8 +152,10 @@ def mask_scores(build: Builder, s: Scores, keep: Tensor, fill: float) -> Scores:
     """Scores where `keep` is true, else a number that is as good as −∞."""
     if fill > MASKED:
         raise build.unsupported(f"fills scores with {fill}.", "Fill with float('-inf').")
-    zeros = torch.zeros(keep.shape, dtype=torch.float64, device=keep.device)
-    return add_known(build, s, zeros.masked_fill(~keep, -torch.inf))
+    masked = torch.zeros(keep.shape, dtype=torch.float64, device=keep.device).masked_fill(~keep, -torch.inf)
+    if math.isfinite(fill):  # one number for all keys of a query: its softmax is uniform, and knows of no scores
+        masked = masked.masked_fill(~keep.any(-1, keepdim=True), FILLED)
+    return add_known(build, s, masked)
 
 
 def scale_scores(build: Builder, s: Scores, factor: float) -> Scores:
