@@ -10,7 +10,7 @@ from ..._base import checks
 from ..._base.types import Json
 from ...errors import InputError
 from ..moments.core import Law, RandomAffine
-from .initial import detect_init
+from .initial import TELLING, detect_init
 
 Parametrization = Literal["ntk", "standard"]
 Number = float | Mapping[str, float]
@@ -107,7 +107,9 @@ class Weights:
             mean = float(tensor.detach().double().mean())
             init = detect_init(tensor)
             variance -= mean**2 if init.label == "measured" else variance if init.label.startswith("constant") else 0.0
-        return variance * factor**2, op.w_rate * factor**2, op.laws[0]
+        # Of few entries the law cannot be told: they are taken for normal.
+        law: Law = op.laws[0] if tensor.numel() >= TELLING else "normal"
+        return variance * factor**2, op.w_rate * factor**2, law
 
     def rate(self, name: str) -> float:
         """A parameter's learning rate, 0 if it is frozen: how fast one of order 1 moves (a norm's scale or shift)."""

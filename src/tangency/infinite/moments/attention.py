@@ -217,9 +217,7 @@ class Attention(Op):
         heads = Attended(a, b, right, left, value)
         return [v.sum(1) for v in terms] + [table_sum(table, cov.v, heads) for table in self._trained(tangent)]
 
-    def _assembled(
-        self, cov: Parts, ntk: Parts, means: list[Tensor], tangent: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def _assembled(self, cov: Parts, ntk: Parts, means: list[Tensor], tangent: bool) -> tuple[Tensor, Tensor | None]:
         """Both moments from the means over heads."""
         value, rest = means[0], means[1:]
         parts = [rest.pop(0)] if ntk.v is not None else []

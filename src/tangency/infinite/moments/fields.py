@@ -32,6 +32,7 @@ from .values import (
     Normed,
     Patched,
     Random,
+    Seen,
     Squared,
     Statistic,
     Unsettled,
@@ -71,6 +72,8 @@ class Memory:
     # An activation less its mean over the channels, and over positions on these axes.
     centred: dict[tuple[Lazy, tuple[int, ...]], Field] = field(default_factory=dict)
     normed_nodes: set[int] = field(default_factory=set)  # nodes after a norm: parameters there are its scale and shift
+    turned: dict[int, Seen] = field(default_factory=dict)  # a node as parts of one field's channels, turned
+    copied: dict[int, Seen] = field(default_factory=dict)  # a node as copies of another, where it was expanded
     cuts: dict[int, tuple[Field, tuple[int, ...]]] = field(default_factory=dict)  # of which field a node is which rows
 
 

@@ -51,7 +51,9 @@ def _standard(count: int, size: int, seed: int) -> Tensor:
     return torch.cat([orthogonal(rows, size, s) for rows, s in zip(blocks, seeds, strict=True)])
 
 
-def table_shifts(tables: Sequence[Table], count: int, seed: int, at_once: int, signs: Sequence[int]) -> Iterator[Tensor | None]:
+def table_shifts(
+    tables: Sequence[Table], count: int, seed: int, at_once: int, signs: Sequence[int]
+) -> Iterator[Tensor | None]:
     """What tables add to scores [b·signs, T, S], for `at_once` draws at a time; None where nothing is drawn.
 
     `signs` are those of the scores that one draw is used for: entries change sign with them, so that equal pairs of
@@ -107,7 +109,7 @@ def _by_entry(attention: Tensor, index: Tensor, size: int) -> Tensor:
 
 
 def _meeting(table: Table, cov: Tensor, heads: Attended) -> Tensor:
-    """Σ over heads of Σ_ss' δ(rel(t, s) = rel(t', s'))·ζ_ts V_ss' ζ'_t's': heads are summed first, then V multiplies."""
+    """Σ over heads of Σ_ss' δ(rel(t, s) = rel(t', s'))·ζ_ts V_ss' ζ'_t's': heads are summed, then V multiplies."""
     keys, pairs = (v.to(cov.device) for v in _slots(table))
     places, there = keys.clamp_min(0), (keys >= 0).to(cov.dtype)
     rows = torch.arange(keys.shape[1], device=cov.device)

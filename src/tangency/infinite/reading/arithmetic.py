@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..activations.recognize import recognize
-from ..moments.axes import aligned, atoms_of, on_channels
+from ..moments.axes import aligned, atoms_of, on_channels, seen
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import add_fields, concat_channels, multiply_fields
 from ..moments.origins import gaussian_origin
@@ -30,7 +30,7 @@ from .biases import PositionBias, add_to_parameter, is_random, mask_bias, read_c
 from .calls import RANDOM, Call, JoinedBias, Keywords, Parameter, TorchFunction
 from .gates import apply_gain, apply_shift
 from .norms import joined_statistics, less_statistic, read_square, times_statistic
-from .rotary import add_turned, weigh_channels
+from .rotary import add_turned, is_head, weigh_channels
 
 
 def read_elementwise(call: Call, target: TorchFunction, method: str | None = None) -> Random | Tensor:
@@ -245,6 +245,8 @@ def read_product(call: Call, divide: bool = False) -> Random | Parameter:
         return weigh_channels(build, a, known)
     shape = (build.size, *a.shape)
     aligned = known.reshape(*[1] * (len(shape) - known.dim()), *known.shape)
+    if aligned.shape[1 + a.channel] != 1 and isinstance(a, Field) and is_head(a):
+        return weigh_channels(build, build.memory.turned.get(a.node) or seen(build, a), known)
     if aligned.shape[1 + a.channel] != 1:
         raise build.unsupported(
             "multiplies each channel by a number of its own.", "Give the factor size 1 on the channels' axis."
@@ -379,7 +381,7 @@ def read_linear(call: Call) -> Random:
     value, weight, bias = call.args[0], call.get(1, "weight"), call.get(2, "bias")
     if not isinstance(weight, Parameter):
         raise call.build.unsupported("has weights that are no parameter.", "Use nn.Linear.")
-    if isinstance(bias, JoinedBias) and not isinstance(value, Tensor):
+    if isinstance(bias, JoinedBias):
         return _linear_by_parts(call, value, weight, bias)
     if bias is not None and not isinstance(bias, Parameter):
         raise call.build.unsupported("has a bias that is no parameter.", "Use nn.Linear.")
@@ -387,7 +389,7 @@ def read_linear(call: Call) -> Random:
     return _linear(call, value, weight, bias, weight.value.shape[-1], rows)
 
 
-def _linear_by_parts(call: Call, value: Random, weight: Parameter, bias: JoinedBias) -> Random:
+def _linear_by_parts(call: Call, value: Value, weight: Parameter, bias: JoinedBias) -> Random:
     """F.linear whose bias has several parts: as many layers side by side, each by rows of the weights."""
     if isinstance(value, Seen):
         return on_channels(call.build, value, lambda f: _linear_by_parts(call, f, weight, bias))

@@ -83,13 +83,25 @@ def _line(build: Builder, value: Seen, at: int) -> Field:
     return regrid(build, f, (prod(f.grid), f.width), 1)
 
 
+def _beside(build: Builder, value: Random, axes: Axes) -> Seen:
+    """Keys or values along their axes: one head that was expanded to those of the queries is copies of it."""
+    found, node = seen(build, value), value.node if isinstance(value, Field) else -1
+    copies = build.memory.copied.get(node)
+    if copies is None or len(copies.axes) != len(axes):
+        return found
+    # Positions that do not meet would lie beside those of the queries.
+    heads = [atoms_of((a,), "channel") and atoms_of((b,), "position") for a, b in zip(axes, found.axes, strict=True)]
+    return copies if any(heads[:-2]) else found
+
+
 def _kinds(axis: Sequence[Atom]) -> set[str]:
     return {a.kind for a in axis}
 
 
 def make_scores(build: Builder, q: Random, k: Random) -> Scores:
     """q @ kᵀ for q [..., T, d] and k [..., S, d] (already turned back)."""
-    queries, keys = seen(build, q), seen(build, k)
+    queries = seen(build, q)
+    keys = _beside(build, k, queries.axes)
     if len(queries.axes) != len(keys.axes) or len(queries.axes) < 3 or queries.sizes[-1] != keys.sizes[-1]:
         raise build.unsupported(
             f"multiplies values of shapes {queries.sizes} and {keys.sizes} (transposed).",
@@ -203,7 +215,7 @@ def take_softmax(call: Call) -> Scores:
 
 def attend(build: Builder, s: Scores, value: Random) -> Random:
     """Attention times values [..., S, d]: the joined heads' field along its axes."""
-    values = seen(build, value)
+    values = _beside(build, value, s.axes)
     if not s.done:
         raise build.unsupported("multiplies scores by values without a softmax.", "Take a softmax over the keys.")
     last = s.axes[-2:]

@@ -28,7 +28,7 @@ FORMS = (
 
 @dataclass(frozen=True, eq=False)
 class PositionBias(Unsettled):
-    """Parameters plus known numbers, of the shapes that broadcast to its own: a summand of scores, and of nothing else."""
+    """Parameters plus known numbers, of shapes that broadcast to its own: a summand of scores, and of nothing else."""
 
     tables: tuple[Parameter, ...]
     known: Tensor | None = None

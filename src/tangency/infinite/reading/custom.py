@@ -99,4 +99,4 @@ def functions_followed(unseen: Callable[[Callable[[], bool]], bool]) -> Iterator
     try:
         yield
     finally:
-        Function.apply = original
+        Function.apply = original  # type: ignore[method-assign]

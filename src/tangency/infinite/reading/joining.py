@@ -4,13 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..moments.axes import seen
 from ..moments.fields import Builder
 from ..moments.joins import as_fields, concat_channels, concat_positions
 from ..moments.positions import Pad
 from ..moments.shapes import take_positions
 from ..moments.values import Field, Random, Seen, Value
 from .calls import RANDOM, Call, JoinedBias, Parameter
-from .rotary import join_turned
+from .rotary import is_head, join_turned
 from .tensors import full_shape
 
 
@@ -32,7 +33,11 @@ def read_cat(call: Call) -> Random | JoinedBias:
     if dim < 0:
         raise build.unsupported("joins batches.", "Samples must not mix: use another axis.")
     if dim == like.channel:
-        return concat_channels(build, values)
+        joined = concat_channels(build, values)
+        # A single head's channels are those of a field by themselves; rotary embeddings may turn them all the same.
+        if all(is_head(v) for v in values) and (turned := join_turned(build, [seen(build, v) for v in values], False)):
+            build.memory.turned[joined.node] = turned
+        return joined
     fields = as_fields(build, [_as_token(call, v, like) for v in values])
     return concat_positions(build, fields, fields[0].axis(dim))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..moments.axes import expanded, permuted, plain, reshaped, seen, taken
+from ..moments.axes import expanded, permuted, plain, regrouped, reshaped, seen, taken
 from ..moments.fields import Builder
 from ..moments.positions import Permute, Total
 from ..moments.shapes import flatten_positions, regrid, take_positions
@@ -62,7 +62,11 @@ def read_reshape(call: Call) -> Random | Parameter:
         return reshape_scores(build, value, new)
     if isinstance(value, Seen) or new[0] != build.size:
         return reshaped(build, seen(build, value), new)
-    return _reshaped(call, call.form(), tuple(new[1:]))
+    after = _reshaped(call, f := call.form(), tuple(new[1:]))
+    copies = build.memory.copied.get(f.node)
+    if isinstance(after, Field) and copies is not None and (axes := regrouped(copies.axes, new)) is not None:
+        build.memory.copied[after.node] = replace(copies, axes=axes)
+    return after
 
 
 def _reshaped(call: Call, f: Field, new: tuple[int, ...]) -> Random:
@@ -459,12 +463,15 @@ def read_expand(call: Call) -> Random | Parameter:
     f = call.form()
     if len(like) != len(f.shape) + 1 or like[0] not in (-1, call.build.size):
         raise call.build.unsupported(f"expands values of shape {f.shape} to {tuple(like)}.", "Keep their axes.")
+    copies = expanded(call.build, seen(call.build, f), like) if f.shape != tuple(like[1:]) else f
     for dim, (n, m) in enumerate(zip(f.shape, like[1:], strict=True)):
         if m in (-1, n):
             continue
         if dim == f.channel:
             raise call.build.unsupported("repeats one channel.", "Use a Linear layer.")
         f = take_positions(call.build, f, dim, (0,) * m, drop=False)
+    if isinstance(copies, Seen):  # heads that attention shares, if it is they that are expanded
+        call.build.memory.copied[f.node] = copies
     return f
 
 

@@ -209,7 +209,8 @@ class Reading:
                 return self._constant(node)
             random = parametric = False
             for v in flat((args, kwargs)):
-                random, parametric = random or isinstance(v, RANDOM), parametric or isinstance(v, (Parameter, JoinedBias))
+                random = random or isinstance(v, RANDOM)
+                parametric = parametric or isinstance(v, (Parameter, JoinedBias))
             if node.op == "call_module":
                 return self._module(node, args, kwargs, random, parametric)
             return self._function(node, args, kwargs, random or parametric)
