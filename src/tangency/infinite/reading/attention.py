@@ -54,8 +54,8 @@ class Scores(Unsettled):
         """As `Unsettled.why`."""
         return (
             "takes attention's scores, which have a rule for sums with known numbers and with parameters, multiples, "
-            "masks, a softmax over the keys and the product with values alone; weights that mix heads (talking heads) have "
-            "none.",
+            "masks, a softmax over the keys and the product with values alone; weights that mix heads (talking heads) "
+            "have none.",
             "Write attention as softmax(q @ k.transpose(-2, -1) / √d + mask) @ v, or use nn.MultiheadAttention.",
         )
 
