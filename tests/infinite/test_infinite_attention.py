@@ -274,14 +274,6 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
         lambda s, x: ((s.a(x).mT @ s.b(x)).softmax(-1) @ s.c(x)[..., :C].mT).mT,
         "attention sums over channels",
     ),
-    "a trained bias": (lambda s, x: (s.a(x) @ s.b(x).mT + s.table).softmax(-1) @ s.c(x)[..., :C], "relative position"),
-    "a trained bias of relative positions": (
-        lambda s, x: (
-            (s.a(x) @ s.b(x).mT + s.table[torch.zeros(T, dtype=torch.long)].view(T, T, 1).permute(2, 0, 1)).softmax(-1)
-            @ s.c(x)[..., :C]
-        ),
-        "relative position",
-    ),
     "a weak mask": (
         lambda s, x: (s.a(x) @ s.b(x).mT).masked_fill(torch.ones(T, T).tril() == 0, -1.0).softmax(-1) @ s.c(x)[..., :C],
         "fills scores with -1.0",

@@ -10,7 +10,7 @@ from ..._base import checks
 from ..._base.types import Json
 from ...errors import InputError
 from ..moments.core import VALUE, Law, RandomAffine
-from .initial import detect_init
+from .initial import TELLING, detect_init
 
 Parametrization = Literal["ntk", "standard"]
 Number = float | Mapping[str, float]
@@ -97,6 +97,21 @@ class Weights:
         return RandomAffine(
             init.variance * factor**2, 0.0, lr * rate * factor**2, laws=(init.law, "normal"), means=VALUE
         )
+
+    def table(self, name: str, tensor: Tensor, factor: float, layer: str) -> tuple[float, float, Law]:
+        """Variance, rate and law of the entries of a position bias: a parameter's own, or an Embedding's (`layer`).
+
+        The variance is about their mean, which a softmax does not see: constants have none.
+        """
+        op = self.layer(layer, 1, bias=False, tensors=(tensor, None)) if layer else self.value(name, tensor)
+        variance = op.w_var
+        if not layer or self.w_var == "init":
+            mean = float(tensor.detach().double().mean())
+            init = detect_init(tensor)
+            variance -= mean**2 if init.label == "measured" else variance if init.label.startswith("constant") else 0.0
+        # Of few entries the law cannot be told: they are taken for normal.
+        law: Law = op.laws[0] if tensor.numel() >= TELLING else "normal"
+        return variance * factor**2, op.w_rate * factor**2, law
 
     def rate(self, name: str) -> float:
         """A parameter's learning rate, 0 if it is frozen: how fast one of order 1 moves (a norm's scale or shift)."""

@@ -7,6 +7,7 @@ With scores G[s, t] = c·q_s·k_t/√d + bias and infinitely many heads, G is Ga
 (Hron et al. 2020), and channels of the joined heads have the second moments
     E[ζ V ζ'ᵀ],    ζ = softmax(G),
     Θ = E[ζ Θ_V ζ'ᵀ] + c²·Σ_tt' (Θ_Q[s, s'] K[t, t'] + Q[s, s'] Θ_K[t, t'])·E[J V J'ᵀ]_tt',    J = diag ζ − ζζᵀ.
+Tables of position biases that each head has of its own are drawn beside the scores (`tables.py`).
 The same draws as in `heads.py`: self-attention gives the same numbers, up to rounding.
 """
 
@@ -21,7 +22,10 @@ from torch import Tensor
 from ...errors import InputError
 from .core import Here, Moments, Need, Op, Taken, drawn_with
 from .draws import over_pair, scores_of, sizes_at_once, standard_draws, symmetric_root
+from .tables import Attended, Table, table_shifts, table_sum
 
+# Added to all scores of a query where forward() puts one finite number in their place: they have no gradient then.
+FILLED = -1e36
 Scores = Iterator[tuple[Tensor, Tensor]]  # of some heads, of the samples on both sides: [p, b, T, S], [p, b, T', S']
 
 
@@ -53,6 +57,7 @@ class Attention(Op):
     shared: Tensor | None = field(default=None, repr=False, compare=False)  # those of all samples [heads, T, S]
     shift: float = 0.0  # the variance of the keys' biases: alike for all keys, so that a softmax does not see them
     waves: Tensor | None = field(default=None, repr=False, compare=False)  # [R, T, S]: G = Σ_r wave_r·G_r
+    tables: tuple[Table, ...] = ()  # trained summands of the scores, of each head's own
     limit: ClassVar[str] = "heads → ∞, each infinitely wide (one head is taken for many)"
     own: ClassVar[Need] = Need.WHOLE
 
@@ -60,7 +65,8 @@ class Attention(Op):
         """As `Op.taken`, with the scaling of the scores."""
         factor = "" if abs(self.scale - 1) < 1e-12 else f"{self.scale:g}·"
         turned = "" if self.waves is None else ", turned by the rotary angles of the module at hand"
-        scores = f"scores {factor}q·k/√d, which are Gaussian{turned}"
+        tables = ", with position biases of each head's own" if self.tables else ""
+        scores = f"scores {factor}q·k/√d, which are Gaussian{turned}{tables}"
         return Taken("attention (softmax)", f"{self.limit}; {scores}", drawn_with(self.samples))
 
     def alone(self) -> bool:
@@ -103,9 +109,10 @@ class Attention(Op):
                 assert part.k is not None
                 roots = self._roots(_joint(left, part.q, other[0]), _joint(right, part.k, other[1]))
                 scores = self._scores(roots, ((left, right), other), draws)
-            means.append(self._means(part, ntk.at(at), scores, (biases[0].at(a), biases[1].at(b))))
+            known = biases[0].at(a), biases[1].at(b)
+            means.append(self._means(part, ntk.at(at), scores, known, here.tangent))
         joined = [torch.cat(v) for v in zip(*means, strict=True)]
-        value, tangent = self._assembled(cov, ntk, joined)
+        value, tangent = self._assembled(cov, ntk, joined, here.tangent)
         back = [None if v is None else _unlined(v, pairs, zipped) for v in (value, tangent)]
         assert back[0] is not None
         return Moments(back[0], back[1], inputs[0].grid, whole=True).at(here.asked)
@@ -143,7 +150,8 @@ class Attention(Op):
         dtype, size = own[0][0].dtype, max(t, s, u, v)
         left, right = (r.to(dtype) for r in roots)
         even, odd = standard_draws(self.base, size * self._side(), self.seed)
-        for x, y in zip(even.split(at_once), odd.split(at_once), strict=True):
+        shifts = self._shifts(at_once, (1, 1, -1, -1))
+        for x, y, shift in zip(even.split(at_once), odd.split(at_once), shifts, strict=True):
             found = []
             for rows, columns in ((slice(t), slice(s)), (slice(t, t + u), slice(s, s + v))):
                 a, b = (
@@ -153,7 +161,7 @@ class Attention(Op):
                     ])
                     for drawn, sign in ((x, 1), (y, -1))
                 )  # fmt: skip
-                found.append(torch.cat([a + b, a - b, -a - b, b - a], 1))
+                found.append(_shifted(torch.cat([a + b, a - b, -a - b, b - a], 1), shift))
             yield found[0], found[1]
 
     def _own_scores(self, roots: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], at_once: int) -> Scores:
@@ -161,26 +169,43 @@ class Attention(Op):
         t, s = (v.shape[-1] for v in own)
         left, right = (r.to(own[0].dtype) for r in roots)
         size = max(t, s)
-        for x in standard_draws(self.base, size * self._side(), self.seed)[0].split(at_once):
+        even = standard_draws(self.base, size * self._side(), self.seed)[0].split(at_once)
+        for x, shift in zip(even, self._shifts(at_once, (1, -1)), strict=True):
             drawn = (z[..., :t, :s].sum(1) / math.sqrt(2) for z in self._blocks(x, size))
             a = self._waved([scores_of(left, z.to(left), right) for z in drawn])
-            both = torch.cat([a, -a], 1)
+            both = _shifted(torch.cat([a, -a], 1), shift)
             yield both, both
 
-    def _means(self, cov: Parts, ntk: Parts, scores: Scores, biases: tuple["_Bias", "_Bias"]) -> list[Tensor]:
+    def _shifts(self, at_once: int, signs: Sequence[int]) -> Iterator[Tensor | None]:
+        """What tables add to each draw's heads, for as many draws at a time."""
+        return table_shifts(self.tables, self.base, self.seed, at_once, signs)
+
+    def _trained(self, tangent: bool) -> list[Table]:
+        """The tables whose training counts."""
+        return [table for table in self.tables if tangent and table.rate]
+
+    def _means(
+        self, cov: Parts, ntk: Parts, scores: Scores, biases: tuple["_Bias", "_Bias"], tangent: bool
+    ) -> list[Tensor]:
         """The expectations that are asked for, over heads and over the biases that heads may have."""
         total: list[Tensor] = []
         count = 0
         for left, right in scores:
             for h in range(biases[0].heads):
                 a, b = biases[0].attention(left, h), biases[1].attention(right, h)
-                terms = self._terms(cov, ntk, a, b)
+                terms = self._terms(cov, ntk, a, b, tangent)
+                if (still := _still(biases[0].filled(h), biases[1].filled(h))) is not None:
+                    first = 1 if ntk.v is None else 2  # after those that are no derivatives of scores
+                    terms = [*terms[:first], *(v.masked_fill(still, 0) for v in terms[first:])]
                 total = [x + y for x, y in zip(total, terms, strict=True)] if total else terms
                 count += left.shape[1]
         return [v / count for v in total]
 
-    def _terms(self, cov: Parts, ntk: Parts, a: Tensor, b: Tensor) -> list[Tensor]:
-        """Sums over heads of ζVζ'ᵀ, and where something is trained of ζΘζ'ᵀ, ⟨K, JVJ'ᵀ⟩, ⟨Θ_K, JVJ'ᵀ⟩ in this order."""
+    def _terms(self, cov: Parts, ntk: Parts, a: Tensor, b: Tensor, tangent: bool) -> list[Tensor]:
+        """Sums over heads of ζVζ'ᵀ, and where something is trained of ζΘζ'ᵀ, ⟨K, JVJ'ᵀ⟩, ⟨Θ_K, JVJ'ᵀ⟩ in this order.
+
+        Then those of the tables that are trained.
+        """
         assert cov.v is not None
         assert cov.k is not None
         right, left = _times(a, cov.v), _times(b, cov.v.mT)
@@ -198,9 +223,10 @@ class Attention(Op):
                 for x, y in waved
             ]
             terms.append(sum(parts[1:], start=parts[0]))
-        return [v.sum(1) for v in terms]
+        heads = Attended(a, b, right, left, value)
+        return [v.sum(1) for v in terms] + [table_sum(table, cov.v, heads) for table in self._trained(tangent)]
 
-    def _assembled(self, cov: Parts, ntk: Parts, means: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    def _assembled(self, cov: Parts, ntk: Parts, means: list[Tensor], tangent: bool) -> tuple[Tensor, Tensor | None]:
         """Both moments from the means over heads."""
         value, rest = means[0], means[1:]
         parts = [rest.pop(0)] if ntk.v is not None else []
@@ -209,6 +235,7 @@ class Attention(Op):
         if ntk.k is not None:
             assert cov.q is not None
             parts.append(self.scale**2 * cov.q * rest.pop(0))
+        parts += [table.rate * rest.pop(0) for table in self._trained(tangent)]
         return value, sum(parts[1:], start=parts[0]) if parts else None
 
 
@@ -229,6 +256,16 @@ class _Bias:
         """Those of the samples with these numbers."""
         return self if self.of_samples is None else _Bias(self.shared, self.of_samples[index])
 
+    def filled(self, head: int) -> Tensor | None:
+        """Queries [n or 1, T] whose scores were all filled; None where there are none."""
+        found: Tensor | None = None
+        for known in (None if self.shared is None else self.shared.unsqueeze(0), self.of_samples):
+            if known is not None:
+                # A factor after it, such as 1/√d, leaves it as good as that.
+                rows = (known[:, min(head, known.shape[1] - 1)] < 1e-3 * FILLED).all(-1)
+                found = rows if found is None else found | rows
+        return found if found is not None and bool(found.any()) else None
+
     def attention(self, scores: Tensor, head: int) -> Tensor:
         """softmax over keys of scores [p, b, T, S]."""
         if self.shared is not None:
@@ -237,6 +274,18 @@ class _Bias:
             own = self.of_samples[:, min(head, self.of_samples.shape[1] - 1)]
             scores = scores + own.unsqueeze(1).to(scores)
         return scores.softmax(-1)
+
+
+def _still(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    """[p or 1, T, T']: pairs of queries of which one has no scores; None where all have."""
+    if left is None or right is None:
+        return left.unsqueeze(2) if left is not None else right.unsqueeze(1) if right is not None else None
+    return left.unsqueeze(2) | right.unsqueeze(1)
+
+
+def _shifted(scores: Tensor, shift: Tensor | None) -> Tensor:
+    """Scores [p, b, T, S] with what tables add to each head."""
+    return scores if shift is None else scores + shift.to(scores)
 
 
 def _times(x: Tensor, mat: Tensor) -> Tensor:

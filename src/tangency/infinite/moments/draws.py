@@ -118,12 +118,12 @@ def standard_draws(count: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
     place[order] = torch.arange(len(order))
     parities = []
     for parity in range(2):
-        drawn = [_orthogonal(r, 2 * size**2, s[parity]) for r, s in zip(rows, seeds, strict=False)]
+        drawn = [orthogonal(r, 2 * size**2, s[parity]) for r, s in zip(rows, seeds, strict=False)]
         parities.append(torch.cat(drawn).view(count, -1, 2)[:, place].movedim(2, 1).reshape(count, 2, size, size))
     return parities[0], parities[1]
 
 
-def _orthogonal(rows: int, columns: int, seed: int) -> Tensor:
+def orthogonal(rows: int, columns: int, seed: int) -> Tensor:
     """Gaussian rows [rows, columns] whose directions are orthogonal within each `rows` columns (Yu et al. 2016).
 
     Each row alone is exactly Gaussian: a uniform direction, times a norm of its own.

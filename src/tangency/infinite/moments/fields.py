@@ -32,6 +32,7 @@ from .values import (
     Normed,
     Patched,
     Random,
+    Seen,
     Squared,
     Statistic,
     Unsettled,
@@ -61,6 +62,7 @@ class Memory:
     applied: dict[Lazy | Joint | Patched, Field] = field(default_factory=dict)
     normed: dict[tuple[Normed, object], Field] = field(default_factory=dict)  # by the function that follows
     gained: dict[int, Field] = field(default_factory=dict)  # by node
+    scaled: set[int] = field(default_factory=set)  # of those nodes, multiples of Gaussian fields
     functions: dict[int, Joint | Patched] = field(default_factory=dict)  # a node as a function of Gaussian fields
     parts: dict[int, list[Random]] = field(default_factory=dict)  # what lies side by side in a node's channels
     maxima: dict["Random", tuple["Random", Windows]] = field(default_factory=dict)  # of which value, over which windows
@@ -70,6 +72,8 @@ class Memory:
     # An activation less its mean over the channels, and over positions on these axes.
     centred: dict[tuple[Lazy, tuple[int, ...]], Field] = field(default_factory=dict)
     normed_nodes: set[int] = field(default_factory=set)  # nodes after a norm: parameters there are its scale and shift
+    turned: dict[int, Seen] = field(default_factory=dict)  # a node as parts of one field's channels, turned
+    copied: dict[int, Seen] = field(default_factory=dict)  # a node as copies of another, where it was expanded
     cuts: dict[int, tuple[Field, tuple[int, ...]]] = field(default_factory=dict)  # of which field a node is which rows
     dotted: set[int] = field(default_factory=set)  # products of which one factor is Gaussian with mean zero
 
@@ -194,6 +198,8 @@ class Builder:
                 reader, self.name = self.name, self.nodes[value.node].name  # it is the norm's, not the reader's
                 memory.gained[value.node] = self.apply(op, value, gain=0.0, gaussian=False)
                 self.name = reader
+                if value.gaussian:
+                    memory.scaled.add(memory.gained[value.node].node)
             return memory.gained[value.node]
         if isinstance(value, Normed):
             return self.batch_normed(value, None)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..activations.recognize import recognize
-from ..moments.axes import aligned, atoms_of, on_channels
+from ..moments.axes import aligned, atoms_of, on_channels, seen
 from ..moments.functions import apply_function, scale_by
-from ..moments.joins import add_fields, joined_function, multiply_fields
+from ..moments.joins import add_fields, concat_channels, joined_function, multiply_fields
 from ..moments.origins import gaussian_origin
 from ..moments.patches import same_windows
 from ..moments.positions import Aggregate
@@ -19,18 +19,20 @@ from ..moments.readouts import read_out
 from ..moments.shapes import take_positions, weigh_by
 from ..moments.values import Field, Lazy, Patched, Random, Seen, Statistic, Unsettled, Value
 from .attention import (
-    NO_LEARNED_BIAS,
+    MASKED,
     Scores,
+    add_bias,
     add_known,
     mask_scores,
     multiply_by_letters,
     multiply_matrices,
     scale_scores,
 )
-from .calls import RANDOM, Call, Keywords, Parameter, TorchFunction
+from .biases import PositionBias, add_to_parameter, is_random, mask_bias, read_chosen
+from .calls import RANDOM, Call, JoinedBias, Keywords, Parameter, TorchFunction
 from .gates import apply_gain, apply_shift
 from .norms import joined_statistics, less_statistic, read_square, times_statistic
-from .rotary import add_turned, weigh_channels
+from .rotary import add_turned, is_head, weigh_channels
 
 
 def read_elementwise(call: Call, target: TorchFunction, method: str | None = None) -> Random | Tensor:
@@ -89,10 +91,12 @@ def read_sum(call: Call, sign: float = 1.0) -> Random | Parameter:
     """x + y, or x − y by its sign: with a number, a known tensor, a parameter, or another random value."""
     a, b = call.get(0, "input"), call.get(1, "other")
     weights = (1.0, sign * float(call.kwargs.get("alpha", 1.0)))
-    if not isinstance(a, RANDOM):
+    if not isinstance(a, RANDOM) or (isinstance(a, PositionBias) and isinstance(b, RANDOM)):
         a, b, weights = b, a, weights[::-1]
     if not isinstance(a, RANDOM) and (offset := _offset_parameter(call, a, b, weights)) is not None:
         return offset
+    if not is_random(a) and not is_random(b) and (bias := add_to_parameter(a, b, weights)) is not None:
+        return bias
     if not isinstance(a, RANDOM):
         raise call.build.unsupported("adds a parameter to an input.", "Put a layer with weights before it.")
     by_a, by_b = weights
@@ -131,7 +135,9 @@ def _sum_along(call: Call, a: Unsettled, b: object, by_a: float, by_b: float) ->
     build = call.build
     if isinstance(a, Scores):
         if isinstance(b, (Parameter, *RANDOM)):
-            raise build.unsupported(*NO_LEARNED_BIAS)
+            bias = PositionBias.of(b)
+            scaled = a if by_a == 1 else scale_scores(build, a, by_a)
+            return add_bias(call, scaled, b if bias is None else bias.times(by_b))
         scaled = a if by_a == 1 else scale_scores(build, a, by_a)
         # A number is the same for all keys: no softmax sees it.
         return add_known(build, scaled, by_b * b) if isinstance(b, Tensor) else scaled
@@ -241,6 +247,8 @@ def read_product(call: Call, divide: bool = False) -> Random | Parameter:
         return weigh_channels(build, a, known)
     shape = (build.size, *a.shape)
     aligned = known.reshape(*[1] * (len(shape) - known.dim()), *known.shape)
+    if aligned.shape[1 + a.channel] != 1 and isinstance(a, Field) and is_head(a):
+        return weigh_channels(build, build.memory.turned.get(a.node) or seen(build, a), known)
     if aligned.shape[1 + a.channel] != 1:
         raise build.unsupported(
             "multiplies each channel by a number of its own.", "Give the factor size 1 on the channels' axis."
@@ -291,13 +299,17 @@ def read_masked_fill(call: Call) -> Random | Parameter:
     value, mask, fill = call.args[0], call.get(1, "mask"), call.get(2, "value")
     if isinstance(value, Scores):
         return mask_scores(call.build, value, ~mask, float(fill))
+    if (bias := PositionBias.of(value)) is not None:
+        return mask_bias(call.build, bias, ~mask, float(fill), MASKED)
     if _number(call, fill) != 0:
         raise call.build.unsupported(f"fills random values with {fill}.", "Fill with 0, or use key_padding_mask.")
     return read_product(replace(call, args=(value, (~mask).double()), kwargs=Keywords()))
 
 
 def read_where(call: Call) -> Random:
-    """torch.where(mask, scores, −∞), or with both exchanged."""
+    """torch.where(mask, scores, −∞), or with both exchanged; of a bias for the scores likewise."""
+    if (chosen := read_chosen(call, MASKED)) is not None:
+        return chosen
     mask, a, b = call.get(0, "condition"), call.get(1, "input"), call.get(2, "other")
     if isinstance(b, Scores):
         mask, a, b = ~mask, b, a
@@ -400,10 +412,26 @@ def read_linear(call: Call) -> Random:
     value, weight, bias = call.args[0], call.get(1, "weight"), call.get(2, "bias")
     if not isinstance(weight, Parameter):
         raise call.build.unsupported("has weights that are no parameter.", "Use nn.Linear.")
+    if isinstance(bias, JoinedBias):
+        return _linear_by_parts(call, value, weight, bias)
     if bias is not None and not isinstance(bias, Parameter):
         raise call.build.unsupported("has a bias that is no parameter.", "Use nn.Linear.")
     rows = weight.value.shape[0] if weight.value.dim() == 2 else 1
     return _linear(call, value, weight, bias, weight.value.shape[-1], rows)
+
+
+def _linear_by_parts(call: Call, value: Value, weight: Parameter, bias: JoinedBias) -> Random:
+    """F.linear whose bias has several parts: as many layers side by side, each by rows of the weights."""
+    if isinstance(value, Seen):
+        return on_channels(call.build, value, lambda f: _linear_by_parts(call, f, weight, bias))
+    if sum(bias.sizes) != len(weight.value):
+        raise InputError(f"{call.build.where}: {sum(bias.sizes)} biases for {len(weight.value)} rows of {weight.name}.")
+    # The initialisation of all rows is that of the whole matrix, whichever of them a part has.
+    parts = [
+        _linear(call, value, weight, part if isinstance(part, Parameter) else None, weight.value.shape[-1], rows)
+        for part, rows in zip(bias.parts, bias.sizes, strict=True)
+    ]
+    return concat_channels(call.build, parts)
 
 
 def _linear(call: Call, value: Value, weight: Parameter, bias: Parameter | None, fan_in: int, width: int) -> Random:

@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..moments.attention import Attention
+from ..moments.attention import FILLED, Attention
 from ..moments.axes import aligned, arranged, atoms_of, permuted, plain, regrouped, seen
 from ..moments.core import RandomAffine
 from ..moments.fields import Builder
 from ..moments.ops import Rescale
 from ..moments.positions import Permute, Regrid, Take
 from ..moments.shapes import regrid
+from ..moments.tables import Table
 from ..moments.values import Atom, Axes, Field, Random, Seen, Unsettled, correlated
+from .biases import PositionBias, score_table
 from .calls import RANDOM, Call, Parameter
 from .rotary import score_waves
 
@@ -46,12 +48,14 @@ class Scores(Unsettled):
     fixed: bool = True
     done: bool = False  # softmax was taken
     waves: Tensor | None = None  # of rotary embeddings
+    tables: tuple[Table, ...] = ()  # trained biases, their index [rest or 1, T, S]
 
     def why(self) -> tuple[str, str]:
         """As `Unsettled.why`."""
         return (
-            "takes attention's scores, which have a rule for sums with known numbers, multiples, masks, a softmax over "
-            "the keys and the product with values alone.",
+            "takes attention's scores, which have a rule for sums with known numbers and with parameters, multiples, "
+            "masks, a softmax over the keys and the product with values alone; weights that mix heads (talking heads) "
+            "have none.",
             "Write attention as softmax(q @ k.transpose(-2, -1) / √d + mask) @ v, or use nn.MultiheadAttention.",
         )
 
@@ -80,13 +84,25 @@ def _line(build: Builder, value: Seen, at: int) -> Field:
     return regrid(build, f, (prod(f.grid), f.width), 1)
 
 
+def _beside(build: Builder, value: Random, axes: Axes) -> Seen:
+    """Keys or values along their axes: one head that was expanded to those of the queries is copies of it."""
+    found, node = seen(build, value), value.node if isinstance(value, Field) else -1
+    copies = build.memory.copied.get(node)
+    if copies is None or len(copies.axes) != len(axes):
+        return found
+    # Positions that do not meet would lie beside those of the queries.
+    heads = [atoms_of((a,), "channel") and atoms_of((b,), "position") for a, b in zip(axes, found.axes, strict=True)]
+    return copies if any(heads[:-2]) else found
+
+
 def _kinds(axis: Sequence[Atom]) -> set[str]:
     return {a.kind for a in axis}
 
 
 def make_scores(build: Builder, q: Random, k: Random) -> Scores:
     """q @ kᵀ for q [..., T, d] and k [..., S, d] (already turned back)."""
-    queries, keys = seen(build, q), seen(build, k)
+    queries = seen(build, q)
+    keys = _beside(build, k, queries.axes)
     if len(queries.axes) != len(keys.axes) or len(queries.axes) < 3 or queries.sizes[-1] != keys.sizes[-1]:
         raise build.unsupported(
             f"multiplies values of shapes {queries.sizes} and {keys.sizes} (transposed).",
@@ -106,7 +122,7 @@ def make_scores(build: Builder, q: Random, k: Random) -> Scores:
             "multiplies queries and keys that share weights, so that scores grow with the width.",
             "Give keys weights (or a part of them) of their own.",
         )
-    if not (left.gaussian and right.gaussian and left.centered and right.centered):
+    if not all(_is_gaussian(build, v) and v.centered for v in (left, right)):
         raise build.unsupported(
             "multiplies queries or keys that are not Gaussian of mean zero in the limit.",
             "Make them by a Linear layer (a norm may follow).",
@@ -132,7 +148,7 @@ def add_known(build: Builder, s: Scores, known: Tensor) -> Scores:
     fixed = known.dim() < len(s.axes) - batch
     # Masks that are made here lie on the CPU, those of the module where its inputs are.
     known = known.to(next((v.device for v in build.known.values()), known.device), torch.float64)
-    known = torch.where(known.isfinite(), known.clamp_min(LOWEST), known)
+    known = torch.where(known.isfinite() & (known != FILLED), known.clamp_min(LOWEST), known)
     order = s.order
     parts = aligned(known, s.axes, [a for group in order for a in group])
     sizes, shape = list(parts.shape), []
@@ -149,8 +165,10 @@ def mask_scores(build: Builder, s: Scores, keep: Tensor, fill: float) -> Scores:
     """Scores where `keep` is true, else a number that is as good as −∞."""
     if fill > MASKED:
         raise build.unsupported(f"fills scores with {fill}.", "Fill with float('-inf').")
-    zeros = torch.zeros(keep.shape, dtype=torch.float64, device=keep.device)
-    return add_known(build, s, zeros.masked_fill(~keep, -torch.inf))
+    masked = torch.zeros(keep.shape, dtype=torch.float64, device=keep.device).masked_fill(~keep, -torch.inf)
+    if math.isfinite(fill):  # one number for all keys of a query: its softmax is uniform, and knows of no scores
+        masked = masked.masked_fill(~keep.any(-1, keepdim=True), FILLED)
+    return add_known(build, s, masked)
 
 
 def scale_scores(build: Builder, s: Scores, factor: float) -> Scores:
@@ -162,7 +180,20 @@ def scale_scores(build: Builder, s: Scores, factor: float) -> Scores:
         if factor <= 0 and bool(torch.isinf(bias).any()):
             raise build.unsupported(f"multiplies masked scores by {factor}.", "Mask after scaling.")
         bias = bias * factor
-    return replace(s, scale=s.scale * factor, bias=bias)
+    tables = tuple(replace(t, variance=t.variance * factor**2, rate=t.rate * factor**2) for t in s.tables)
+    return replace(s, scale=s.scale * factor, bias=bias, tables=tables)
+
+
+def add_bias(call: Call, s: Scores, bias: object) -> Scores:
+    """Trained numbers of each head's own, and what is known beside them."""
+    found, build = PositionBias.of(bias), call.build
+    if found is None:
+        raise build.unsupported(*NO_RANDOM_BIAS)
+    if s.done:
+        raise build.unsupported("adds to attention after its softmax.", "Add to the scores before it.")
+    tables = [score_table(build, call.weights, s.axes, s.order, p) for p in found.tables]
+    s = replace(s, tables=(*s.tables, *tables))
+    return s if found.known is None else add_known(build, s, found.known)
 
 
 def take_softmax(call: Call) -> Scores:
@@ -185,7 +216,7 @@ def take_softmax(call: Call) -> Scores:
 
 def attend(build: Builder, s: Scores, value: Random) -> Random:
     """Attention times values [..., S, d]: the joined heads' field along its axes."""
-    values = seen(build, value)
+    values = _beside(build, value, s.axes)
     if not s.done:
         raise build.unsupported("multiplies scores by values without a softmax.", "Take a softmax over the keys.")
     last = s.axes[-2:]
@@ -232,6 +263,8 @@ def _attended(build: Builder, s: Scores, v: Field, width: int) -> Field:
     """The joined heads as one sequence [rest·T, width]."""
     rest = prod(a.size for a in atoms_of(s.axes, "position"))
     bias, fixed = s.bias, s.fixed
+    if s.tables and bias is not None and bool((bias == bias[:, :1]).all()):
+        bias = bias[:, :1]  # a mask that was added to a bias has its heads: all the same
     if rest > 1:  # a sequence for each: positions see those of their own alone
         same = torch.eye(rest, dtype=torch.bool).view(1, 1, rest, 1, rest, 1)
         t, u = (s.q.shape[0] // rest, s.k.shape[0] // rest)
@@ -252,9 +285,30 @@ def _attended(build: Builder, s: Scores, v: Field, width: int) -> Field:
         else:
             slot = build.slot(bias.expand(build.size, *bias.shape[1:]).movedim(0, -1))
     shift = _bias_variance(build, s.k.node)
-    op = Attention(s.scale, build.samples, build.seed, slot, shared, 0.0 if s.waves is not None else shift, s.waves)
+    tables = tuple(replace(t, index=_own_windows(t.index, rest)) for t in s.tables)
+    op = Attention(
+        s.scale, build.samples, build.seed, slot, shared, 0.0 if s.waves is not None else shift, s.waves, tables
+    )
     node = build.add(op, (s.q, s.k, v), (s.q.shape[0],))
     return Field(node, (s.q.shape[0], width), 1, gaussian=False, centered=v.centered, sources=v.sources)
+
+
+def _own_windows(index: Tensor, rest: int) -> Tensor:
+    """[rest or 1, T, S] as [rest·T, rest·S], −1 between positions that do not meet."""
+    index = index.expand(rest, *index.shape[1:])
+    same = torch.eye(rest, dtype=torch.bool, device=index.device).view(rest, 1, rest, 1)
+    return torch.where(same, index.unsqueeze(2), -1).reshape(rest * index.shape[1], -1)
+
+
+def _is_gaussian(build: Builder, f: Field) -> bool:
+    """Whether scores of such queries or keys are Gaussian: a norm's scale of each channel's own may be trained.
+
+    Its gradient is a sum over a head's channels, which is what a scale's part of the tangent kernel says of it.
+    """
+    node = f.node
+    while isinstance(build.nodes[node].op, (Regrid, Permute, Take, Rescale)) and node not in build.memory.scaled:
+        node = build.nodes[node].inputs[0]
+    return f.gaussian or node in build.memory.scaled
 
 
 def _bias_variance(build: Builder, number: int) -> float:
@@ -298,15 +352,15 @@ def read_sdpa(call: Call) -> Random:
         s = mask_scores(build, s, torch.ones(s.sizes[-2:], dtype=torch.bool).tril(), -torch.inf)
     mask = options.get("attn_mask")
     if isinstance(mask, (Parameter, *RANDOM)):
-        raise build.unsupported(*NO_LEARNED_BIAS)
-    if mask is not None:
+        s = add_bias(call, s, mask)
+    elif mask is not None:
         s = mask_scores(build, s, mask, -torch.inf) if mask.dtype == torch.bool else add_known(build, s, mask)
     return attend(build, replace(s, done=True), v)
 
 
-NO_LEARNED_BIAS = (
-    "adds trained numbers to attention's scores (a relative position bias), which have no rule.",
-    "Freeze them as a buffer (known numbers have one), or add position embeddings to the tokens.",
+NO_RANDOM_BIAS = (
+    "adds to attention's scores what weights made of other values; known numbers and tables of parameters have a rule.",
+    "Keep it known (a buffer), or add a parameter that is looked up by position.",
 )
 
 

@@ -1,7 +1,7 @@
 """One call in a traced forward(), of a module or a function: its arguments, and the plan being built."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -31,6 +31,34 @@ class Parameter:
     value: Tensor
     name: str
     factor: float = 1.0
+    table: Tensor | None = None  # the whole parameter, where `value` is some of its entries in another form
+    forms: tuple[Callable[[Tensor], Tensor], ...] = ()  # what made `value` of it
+    layer: str = ""  # the Embedding that holds it, if one does
+
+    def formed(self, form: Callable[[Tensor], Tensor]) -> "Parameter":
+        """Some of its entries, or all, in another form: a view, rows by their numbers."""
+        table = self.value if self.table is None else self.table
+        return replace(self, value=form(self.value), table=table, forms=(*self.forms, form))
+
+    def entries(self) -> Tensor:
+        """The number of each entry of `value` among those of the parameter."""
+        table = self.value if self.table is None else self.table
+        numbers = torch.arange(table.numel(), device=table.device).view(table.shape)
+        for form in self.forms:
+            numbers = form(numbers)
+        return numbers
+
+
+@dataclass(frozen=True)
+class JoinedBias:
+    """Parameters and known zeros side by side, as the bias of one layer: each is that of some of its rows."""
+
+    parts: tuple[Parameter | Tensor, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many rows each part is for."""
+        return [len(p.value if isinstance(p, Parameter) else p) for p in self.parts]
 
 
 # Options that do not change values, or only their rounding.

@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...errors import UnsupportedModule
@@ -36,6 +36,8 @@ from .arithmetic import (
 )
 from .attention import Scores, read_repeat_interleave, read_sdpa, take_softmax
 from .batch_norm import read_batch_norm
+from .biases import FORMS as BIAS_FORMS
+from .biases import PositionBias, or_bias
 from .calls import QUESTIONS, RANDOM, Call, Keywords, Parameter, Rule, TorchFunction
 from .joining import read_cat, read_pad, read_stack
 from .modules import interpolated, read_module, reads
@@ -46,8 +48,10 @@ from .tensors import (
     read_expand,
     read_flatten,
     read_item,
+    read_like,
     read_movedim,
     read_narrow,
+    read_new,
     read_parts,
     read_permute,
     read_repeat,
@@ -222,7 +226,8 @@ METHODS: dict[str, Rule] = {
     "transpose": read_transpose, "swapaxes": read_transpose, "t": read_transpose, "unsqueeze": read_unsqueeze,
     "squeeze": read_squeeze, "repeat": read_repeat, "chunk": read_chunk, "split": read_split, "unbind": read_unbind,
     "unflatten": read_unflatten, "select": read_select, "narrow": read_narrow, "movedim": read_movedim,
-    "moveaxis": read_movedim, "swapdims": read_transpose,
+    "moveaxis": read_movedim, "swapdims": read_transpose, "reshape_as": read_like, "view_as": read_like,
+    "new_zeros": partial(read_new, number=0), "new_ones": partial(read_new, number=1),
     "softmax": take_softmax, "log_softmax": NO_LOG, "max": read_max, "amax": read_amax,
     **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as"), read_cast),
     **dict.fromkeys(("expand", "expand_as"), read_expand),
@@ -264,6 +269,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     torch.amax: read_amax, torch.max: read_max,
     **{fn: partial(read_extreme, op=fn) for fn in (torch.maximum, torch.minimum)},
     F.batch_norm: read_batch_norm,
+    Tensor.new_zeros: partial(read_new, number=0), Tensor.new_ones: partial(read_new, number=1),
     **dict.fromkeys((F.softmax, torch.softmax), take_softmax),
     **dict.fromkeys((F.log_softmax, torch.log_softmax), NO_LOG),
     F.scaled_dot_product_attention: read_sdpa, torch.baddbmm: read_baddbmm, torch.addmm: read_addmm,
@@ -276,6 +282,10 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
 METHODS |= norms.METHODS | gates.METHODS | shuffles.METHODS
 FUNCTIONS |= norms.FUNCTIONS | gates.FUNCTIONS | shuffles.FUNCTIONS | products.FUNCTIONS
 METHODS |= {name: gates.or_parameter(name, METHODS[name]) for name in ("view", "reshape", "unsqueeze", "squeeze")}
+METHODS |= {name: or_bias(name, METHODS[name]) for name in BIAS_FORMS}
+FUNCTIONS |= {
+    fn: or_bias(name, FUNCTIONS[fn]) for name in BIAS_FORMS if (fn := getattr(torch, name, None)) in FUNCTIONS
+}
 
 
 def _either(first: Rule, other: Rule, kinds: type | tuple[type, ...], every: bool = False) -> Rule:
@@ -292,7 +302,7 @@ def _either(first: Rule, other: Rule, kinds: type | tuple[type, ...], every: boo
     return choose
 
 
-FUNCTIONS[torch.where] = _either(read_where, gates.read_where, Scores)
+FUNCTIONS[torch.where] = _either(read_where, gates.read_where, (Scores, Parameter, PositionBias))
 FUNCTIONS[torch.einsum] = _either(read_einsum, products.read_einsum, RANDOM, every=True)
 FUNCTIONS[torch.stack] = _either(read_stack, shuffles.read_stack, Unsettled)
 FUNCTIONS[torch.repeat_interleave] = _either(read_repeat_interleave, shuffles.read_repeat_interleave, Unsettled)

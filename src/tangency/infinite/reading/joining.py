@@ -4,17 +4,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..moments.axes import seen
 from ..moments.fields import Builder
 from ..moments.joins import as_fields, concat_channels, concat_positions
 from ..moments.positions import Pad
 from ..moments.shapes import take_positions
 from ..moments.values import Field, Random, Seen, Value
-from .calls import RANDOM, Call, Parameter
-from .rotary import join_turned
+from .calls import RANDOM, Call, JoinedBias, Parameter
+from .rotary import is_head, join_turned
 from .tensors import full_shape
 
 
-def read_cat(call: Call) -> Random:
+def read_cat(call: Call) -> Random | JoinedBias:
     """Values side by side, along the channels or along positions."""
     # What is empty adds nothing: a cache of keys before its first use.
     values = [v for v in call.get(0, "tensors") if not (isinstance(v, Tensor) and v.numel() == 0)]
@@ -22,6 +23,8 @@ def read_cat(call: Call) -> Random:
     if len(values) == 1:
         only: Field = values[0]
         return only
+    if not any(isinstance(v, RANDOM) for v in values):
+        return _joined_bias(call, values)
     # Where the channels lie is known of random values alone; known tensors and parameters follow them.
     like = next(v for v in values if isinstance(v, RANDOM))
     if isinstance(like, Seen):
@@ -30,9 +33,25 @@ def read_cat(call: Call) -> Random:
     if dim < 0:
         raise build.unsupported("joins batches.", "Samples must not mix: use another axis.")
     if dim == like.channel:
-        return concat_channels(build, values)
+        joined = concat_channels(build, values)
+        # A single head's channels are those of a field by themselves; rotary embeddings may turn them all the same.
+        if all(is_head(v) for v in values) and (turned := join_turned(build, [seen(build, v) for v in values], False)):
+            build.memory.turned[joined.node] = turned
+        return joined
     fields = as_fields(build, [_as_token(call, v, like) for v in values])
     return concat_positions(build, fields, fields[0].axis(dim))
+
+
+def _joined_bias(call: Call, values: list[Tensor | Parameter]) -> JoinedBias:
+    """Biases of queries, keys and values as that of one layer, zeros among them known (BEiT)."""
+    for v in values:
+        numbers = v.value if isinstance(v, Parameter) else v
+        if numbers.dim() != 1 or (isinstance(v, Tensor) and bool(v.any())):
+            raise call.build.unsupported(
+                "joins parameters, or parameters and known numbers.",
+                "Biases of one layer can be joined, [q, 0, v]; else use each parameter by itself.",
+            )
+    return JoinedBias(tuple(values))
 
 
 def _join_along(call: Call, values: list[Value | Parameter], last: bool, stacked: bool) -> Random:

@@ -330,7 +330,10 @@ def _batch_norm(m: _BatchNorm, call: Call) -> object:
     check_start(m, build, weights)
     rates = weights.rates(call.name) if m.affine else (0.0, 0.0)
     if not m.training and m.track_running_stats:
-        return _running(m, build, rates, call.args[0])
+        value = call.args[0]
+        if isinstance(value, Seen) and len(value.axes) == 2:  # tokens of all samples as rows [batch·time, channels]
+            return on_channels(build, value, lambda f: _running(m, build, rates, f))
+        return _running(m, build, rates, value)
     f = call.field()
     # The limit over a batch is known of Gaussian values (`moments/batchnorm.py`, `moments/batchdraws.py`).
     if not f.gaussian:

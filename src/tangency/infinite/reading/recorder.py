@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 
 from ...errors import UnsupportedModule
 from .calls import Args, Kwargs, TorchFunction
+from .custom import functions_followed
 from .faithful import check_module
 from .graphs import Tracer, changed_node, entries, shown_line, users_line
 
@@ -152,6 +153,12 @@ class Recorder(TorchFunctionMode):
         finally:
             self._inside = False
 
+    def ask(self, question: Callable[[], bool]) -> bool:
+        """The answer to a question that is no part of the graph; no within what is one node, or of other threads."""
+        if self._inside or threading.get_ident() != self.tracer.thread:
+            return False
+        return bool(self._run(question, (), {}))
+
     def _set(self, func: TorchFunction, args: Args) -> object:
         """x.requires_grad = … says nothing of numbers; x.data = … changes them under everything made of x."""
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -229,7 +236,7 @@ def watched(recorder: Recorder) -> Iterator[None]:
     nn.Module.__call__ = record  # type: ignore[method-assign]
     torch.compiler.is_compiling = is_compiling
     try:
-        with recorder:
+        with functions_followed(recorder.ask), recorder:
             yield
     finally:
         nn.Module.__call__ = call  # type: ignore[method-assign]

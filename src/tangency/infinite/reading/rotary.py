@@ -44,6 +44,11 @@ def _merged(value: Seen) -> Seen:
     return replace(value, axes=(*value.axes[:-1], atoms), turn=replace(turn, atoms=atoms))
 
 
+def is_head(value: object) -> bool:
+    """Whether it is a field [batch, 1, time, channels], as a single head has it."""
+    return isinstance(value, Field) and len(value.shape) == 3 and value.shape[0] == 1 and value.channel == 2
+
+
 def weigh_channels(build: Builder, value: Seen, known: Tensor) -> Seen:
     """Times known numbers that may differ by position and by channel of a head."""
     value = _merged(value)

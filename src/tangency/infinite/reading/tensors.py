@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..moments.axes import expanded, permuted, plain, reshaped, seen, taken
+from ..moments.axes import expanded, permuted, plain, regrouped, reshaped, seen, taken
 from ..moments.fields import Builder
 from ..moments.positions import Permute, Total
 from ..moments.shapes import flatten_positions, regrid, take_positions
@@ -57,12 +57,16 @@ def read_reshape(call: Call) -> Random | Parameter:
     if prod(new) != prod(full) or not new:
         raise build.unsupported(f"gives values of shape {full} the shape {tuple(new)}.", "Keep all of them.")
     if isinstance(value, Parameter):  # of one sample: it is a value of its own where it is added or joined
-        return replace(value, value=value.value.reshape(new))
+        return value.formed(lambda v: v.reshape(new))
     if isinstance(value, Scores):
         return reshape_scores(build, value, new)
     if isinstance(value, Seen) or new[0] != build.size:
         return reshaped(build, seen(build, value), new)
-    return _reshaped(call, call.form(), tuple(new[1:]))
+    after = _reshaped(call, f := call.form(), tuple(new[1:]))
+    copies = build.memory.copied.get(f.node)
+    if isinstance(after, Field) and copies is not None and (axes := regrouped(copies.axes, new)) is not None:
+        build.memory.copied[after.node] = replace(copies, axes=axes)
+    return after
 
 
 def _reshaped(call: Call, f: Field, new: tuple[int, ...]) -> Random:
@@ -97,6 +101,23 @@ def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int],
     groups[-1][0].extend(range(i, len(old)))  # axes of size 1 that are left
     groups[-1][1].extend(range(j, len(new)))
     return groups
+
+
+def read_like(call: Call) -> Random | Parameter:
+    """reshape_as and view_as: by another value's shape."""
+    other = call.get(1, "other")
+    sizes = tuple(other.shape) if isinstance(other, Tensor) else full_shape(call.build, other)
+    return read_reshape(replace(call, args=(call.args[0], sizes), kwargs=Keywords()))
+
+
+def read_new(call: Call, number: float) -> Tensor:
+    """x.new_zeros(sizes) and x.new_ones(sizes): known numbers that take no more of x than its type."""
+    sizes = _sizes(call) or tuple(call.kwargs.get("size"))
+    kind = call.kwargs.get("dtype")
+    device = next((v.device for v in call.build.known.values()), None)
+    # In float64, as all that is known, unless another kind of number was asked for.
+    kind = torch.float64 if kind is None or kind.is_floating_point else kind
+    return torch.full(sizes, number, dtype=kind, device=device)
 
 
 def read_flatten(call: Call) -> Random | Parameter:
@@ -145,7 +166,13 @@ def read_movedim(call: Call) -> Random | Parameter:
 def _permuted(call: Call, value: Random | Parameter, order: tuple[int, ...]) -> Random | Parameter:
     """The axes in this order, the batch counted."""
     if isinstance(value, Parameter):
-        return replace(value, value=value.value.permute(order))
+        return value.formed(lambda v: v.permute(order))
+    rank = len(full_shape(call.build, value))
+    if sorted(k % rank for k in order) != list(range(rank)):
+        raise call.build.unsupported(
+            f"gives {len(order)} axes to values that have {rank}, {full_shape(call.build, value)} with the batch.",
+            "Give one number for each of their axes.",
+        )
     if isinstance(value, Scores):
         return replace(value, axes=tuple(value.axes[k] for k in order))
     if isinstance(value, Seen) or order[0] % len(order) != 0:
@@ -164,7 +191,8 @@ def read_unsqueeze(call: Call) -> Random | Parameter:
     """A new axis of size 1."""
     value, build = call.args[0], call.build
     if isinstance(value, Parameter):
-        return replace(value, value=value.value.unsqueeze(call.get(1, "dim")))
+        dim = call.get(1, "dim")
+        return value.formed(lambda v: v.unsqueeze(dim))
     dim = call.get(1, "dim") % (len(full_shape(build, value)) + 1)
     if isinstance(value, Unsettled) or dim == 0:
         other = value if isinstance(value, Scores) else seen(build, value)
@@ -240,7 +268,7 @@ def read_item(call: Call) -> object:
     """x[…]: positions by numbers and slices, or an entry of a tuple."""
     value, index = call.args[0], call.args[1]
     if isinstance(value, Parameter):
-        return replace(value, value=value.value[index])
+        return value.formed(lambda v: v[index])
     if not isinstance(value, RANDOM):
         entry: object = value[index]
         return entry
@@ -385,7 +413,7 @@ def read_attribute(call: Call) -> object:
     value, name = call.args[0], call.args[1]
     if isinstance(value, Parameter):
         if name in ("T", "mT"):
-            return replace(value, value=value.value.mT if value.value.dim() > 1 else value.value)
+            return value.formed(lambda v: v.mT) if value.value.dim() > 1 else value
         if name in ("shape", "ndim", "dtype", "device"):
             fact: object = getattr(value.value, name)
             return fact
@@ -435,12 +463,15 @@ def read_expand(call: Call) -> Random | Parameter:
     f = call.form()
     if len(like) != len(f.shape) + 1 or like[0] not in (-1, call.build.size):
         raise call.build.unsupported(f"expands values of shape {f.shape} to {tuple(like)}.", "Keep their axes.")
+    copies = expanded(call.build, seen(call.build, f), like) if f.shape != tuple(like[1:]) else f
     for dim, (n, m) in enumerate(zip(f.shape, like[1:], strict=True)):
         if m in (-1, n):
             continue
         if dim == f.channel:
             raise call.build.unsupported("repeats one channel.", "Use a Linear layer.")
         f = take_positions(call.build, f, dim, (0,) * m, drop=False)
+    if isinstance(copies, Seen):  # heads that attention shares, if it is they that are expanded
+        call.build.memory.copied[f.node] = copies
     return f
 
 

@@ -24,7 +24,8 @@ from ..layers.weights import Weights, dotted
 from ..moments.fields import Builder
 from ..moments.values import Value
 from . import gated, multihead, sequences  # noqa: F401  (they enter their readers)
-from .calls import RANDOM, Args, Call, Keywords, Kwargs, Parameter
+from .biases import looked_up
+from .calls import RANDOM, Args, Call, JoinedBias, Keywords, Kwargs, Parameter
 from .early import refuse_early
 from .faithful import check_root
 from .functional import find_rule, no_rule
@@ -213,7 +214,8 @@ class Reading:
                 return self._constant(node)
             random = parametric = False
             for v in flat((args, kwargs)):
-                random, parametric = random or isinstance(v, RANDOM), parametric or isinstance(v, Parameter)
+                random = random or isinstance(v, RANDOM)
+                parametric = parametric or isinstance(v, (Parameter, JoinedBias))
             if node.op == "call_module":
                 return self._module(node, args, kwargs, random, parametric)
             return self._function(node, args, kwargs, random or parametric)
@@ -240,6 +242,10 @@ class Reading:
         # Known tensors went through above: from here on the layer's weights count as random.
         self._use_once(module.parameters(), name)
         if isinstance(module, nn.Embedding) and node.all_input_nodes[0] in self.fixed:
+            plain = module.padding_idx is None and module.max_norm is None and not module.scale_grad_by_freq
+            table = Parameter(module.weight, dotted(name, "weight"), layer=name)
+            if plain and (bias := looked_up(node, args[0] if args else kwargs["input"], table)) is not None:
+                return bias
             args, kwargs = (self._for_all(args[0] if args else kwargs["input"]),), {}
         return read_module(module, Call(build, self.weights, args, Keywords(kwargs), type(module).__name__, name))
 
