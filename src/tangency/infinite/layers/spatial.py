@@ -82,7 +82,7 @@ class Conv(Layer):
         op = weights.layer(name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors, names=names)
         after = build.affine(patched, self.width or f.width, op)
         if depthwise and not isinstance(value, Tensor):
-            after = as_depthwise(build, value, after, window, op)
+            after = replace(as_depthwise(build, value, after, window, op), alike=f.alike)
         return build.apply(Apart(), after) if self.local else after  # weights of its own: positions are independent
 
     def module(self, width: int) -> nn.Module:
@@ -107,7 +107,7 @@ def check_groups(build: Builder, value: Argument, f: Field, groups: int) -> bool
             "Give each group infinitely many channels: a layer with groups=1 (or a 1×1 convolution) before it.",
         )
     # Channels that were put side by side (Concat) would fall into groups by the branch that they came from.
-    if f.width != groups and f.node in build.memory.parts:
+    if f.width != groups and not f.alike:
         raise build.unsupported(
             f"has {groups} groups of channels that were joined from several layers, so its outputs are not alike.",
             "Use groups=1, groups for each layer before torch.cat, or one group for each channel.",
@@ -173,7 +173,7 @@ class ConvTranspose(Layer):
         fan_in = f.width // self.groups * patch
         affine = weights.layer(name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors)
         out = build.affine(f, self.width or f.width, affine)
-        return replace(out, gaussian=False) if depthwise else out
+        return replace(out, gaussian=False, alike=f.alike) if depthwise else out
 
     def module(self, width: int) -> nn.Module:
         """As `Layer.module`."""

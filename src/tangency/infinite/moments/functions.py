@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from ..activations.dual import Dual
 from ..activations.duals import Identity
+from .channels import each_part
 from .fields import Builder
-from .joins import concat_channels
 from .ops import Rescale
 from .values import Field, Function, Joint, Lazy, Normed, Patched, Random, Seen, Squared, Statistic, Unsettled
 
@@ -33,9 +33,8 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
     if isinstance(value, (Joint, Patched)):
         several = value.fn
         return replace(value, fn=lambda *x: fn(several(*x)), label=f"{label}∘{value.label}")
-    parts = build.memory.parts.get(value.node)
-    if parts is not None:  # channels side by side: each part by itself
-        joined = concat_channels(build, [apply_function(build, part, fn, dual, label) for part in parts])
+    joined = each_part(build, value, lambda part: apply_function(build, part, fn, dual, label))
+    if joined is not None:
         return replace(joined, shape=value.shape, channel=value.channel)
     joint = build.memory.functions.get(value.node)
     if joint is not None:

@@ -79,8 +79,9 @@ def add_fields(build: Builder, values: Sequence[Value]) -> Field:
         build.memory.functions[node] = joint
     law = first_doubt([f.doubt for f in fields])
     return replace(
-        fields[0], node=node, gaussian=gaussian, centered=centered, sources=all_sources(fields), few=False, doubt=law
-    )
+        fields[0], node=node, gaussian=gaussian, centered=centered, sources=all_sources(fields), few=False, doubt=law,
+        alike=all_alike(fields),
+    )  # fmt: skip
 
 
 def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
@@ -94,7 +95,8 @@ def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
     if joint is not None:
         build.memory.functions[node] = joint
     centered = any(f.centered for f in fields)
-    return replace(fields[0].activated(), node=node, centered=centered, sources=all_sources(fields))
+    after = replace(fields[0].activated(), node=node, centered=centered, sources=all_sources(fields))
+    return replace(after, alike=all_alike(fields))
 
 
 def _broadcast(build: Builder, values: Sequence[Value]) -> Sequence[Value]:
@@ -131,7 +133,8 @@ def concat_channels(build: Builder, values: Sequence[Value]) -> Field:
     parts: list[Random] = [f if isinstance(v, Tensor) else v for f, v in zip(fields, values, strict=True)]
     build.memory.parts[node] = parts
     shape = (*first.shape[: first.channel], total, *first.shape[first.channel + 1 :])
-    return Field(node, shape, first.channel, False, all(f.centered for f in fields), all_sources(fields))
+    centered = all(f.centered for f in fields)
+    return Field(node, shape, first.channel, False, centered, all_sources(fields), alike=False)
 
 
 def concat_positions(build: Builder, fields: Sequence[Field], axis: int) -> Field:
@@ -146,7 +149,13 @@ def concat_positions(build: Builder, fields: Sequence[Field], axis: int) -> Fiel
     node = build.add(Join(axis), fields, grid)
     gaussian, centered = all(f.gaussian for f in fields), all(f.centered for f in fields)
     law = first_doubt([f.doubt for f in fields])
-    return Field(node, shape, first.channel, gaussian, centered, all_sources(fields), doubt=law)
+    sources, alike = all_sources(fields), all_alike(fields)
+    return Field(node, shape, first.channel, gaussian, centered, sources, doubt=law, alike=alike)
+
+
+def all_alike(fields: Sequence[Field]) -> bool:
+    """Whether what is made of these, channel by channel, is of one law."""
+    return all(f.alike for f in fields)
 
 
 def _check_uncorrelated(build: Builder, fields: Sequence[Field], what: str) -> None:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...errors import UnsupportedModule
 from ..layers.spatial import Conv
-from ..moments.axes import take_channels
+from ..moments.channels import take_channels
 from ..moments.fields import Builder
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import multiply_fields

@@ -84,7 +84,7 @@ def _by_groups(call: Call, value: Random, groups: int, eps: float, rates: tuple[
             "has one channel in each group: its statistics are over positions, which are not infinitely many.",
             "Use fewer groups, such as GroupNorm(1, …), or LayerNorm.",
         )
-    if groups > 1 and f.node in build.memory.parts:
+    if groups > 1 and not f.alike:
         raise build.unsupported(
             f"has {groups} groups of channels that were joined from several layers, and are not of one law.",
             "Use GroupNorm(1, …), or normalise before torch.cat.",

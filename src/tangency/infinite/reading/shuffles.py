@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..layers.basic import per_axis
+from ..moments.channels import take_channels
 from ..moments.joins import concat_positions
 from ..moments.ops import Rescale
 from ..moments.positions import Permute, Window
@@ -55,14 +56,12 @@ def _check_picture(call: Call, value: Field) -> None:
 
 @reads(nn.ChannelShuffle)
 def _channel_shuffle(m: nn.ChannelShuffle, call: Call) -> object:
-    """The same in law, for channels are alike; not where they come from several layers."""
-    value: object = call.args[0]
-    if isinstance(value, Field) and value.node in call.build.memory.parts:
-        raise call.build.unsupported(
-            "mixes channels that were joined from several layers, and are not of one law.",
-            "Put a Conv layer with groups=1 after torch.cat.",
-        )
-    return value
+    """[groups, C/groups] to [C/groups, groups]: the same channels in another order."""
+    value = call.args[0]
+    if value.channel != 0:
+        raise call.build.unsupported(f"has its channels on axis {value.channel + 1}.", "Needed: [channels, …].")
+    numbers = torch.arange(value.shape[0]).reshape(m.groups, -1).T.flatten().tolist()
+    return take_channels(call.build, value, numbers)
 
 
 @reads(nn.Unflatten)
@@ -90,7 +89,7 @@ def _unfold(m: nn.Unfold, call: Call) -> Field:
     h, w = op.grid(f.grid)
     count = size[0] * size[1]
     windows = call.build.apply(op, f, shape=(f.width * count, h, w), gaussian=False)
-    mean = call.build.apply(Rescale(count**-0.5), windows)
+    mean = replace(call.build.apply(Rescale(count**-0.5), windows), alike=False)  # those of several positions
     return regrid(call.build, mean, (f.width * count, h * w), 0)
 
 
