@@ -95,6 +95,46 @@ def arranged(build: Builder, value: Seen, order: Sequence[Atom]) -> Field:
     return build.apply(Permute(turn), f, shape=(*(a.size for a in order), f.width))
 
 
+def matched(build: Builder, a: Seen, b: Seen) -> tuple[Seen, Seen] | None:
+    """Two values along other axes as fields of one form, for a sum or product; None where their axes do not agree."""
+    if a.turn is not None or b.turn is not None or atoms_of((*a.axes, *b.axes), "copy"):
+        return None
+    if [_runs(axis) for axis in a.axes] != [_runs(axis) for axis in b.axes]:
+        return None
+    return _canonical(build, a), _canonical(build, b)
+
+
+def _runs(axis: Sequence[Atom]) -> list[tuple[str, int]]:
+    """What an axis is made of, however it is cut: its kinds in order, and their sizes."""
+    runs: list[tuple[str, int]] = []
+    for a in axis:
+        if runs and runs[-1][0] == a.kind:
+            runs[-1] = a.kind, runs[-1][1] * a.size
+        else:
+            runs.append((a.kind, a.size))
+    return runs
+
+
+def _canonical(build: Builder, value: Seen) -> Seen:
+    """The value as a field whose positions and channels come in the order of the axes, its channels last."""
+    channels = atoms_of(value.axes, "channel")
+    of = take_channels(build, value.of, _numbers(_in_order(channels), channels).flatten().tolist())
+    f = arranged(build, replace(value, of=of), atoms_of(value.axes, "position"))
+    counts = {"position": 0, "channel": 0}
+    axes: list[tuple[Atom, ...]] = []
+    for axis in value.axes:
+        new: list[Atom] = []
+        for kind, size in _runs(axis):
+            if kind == "batch":
+                new.append(Atom("batch", (), size))
+                continue
+            new.append(Atom("position" if kind == "position" else "channel", (counts[kind],), size))
+            counts[kind] += 1
+        axes.append(tuple(new))
+    grid = tuple(a.size for a in atoms_of(tuple(axes), "position"))
+    return Seen(regrid(build, f, (*grid, f.width), len(grid)), tuple(axes))
+
+
 def regrouped(axes: Axes, sizes: Sequence[int]) -> Axes | None:
     """The same atoms over axes of these sizes, cut where they must be; None where that cannot be."""
     waiting = [a for axis in axes for a in axis]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..activations.recognize import recognize
-from ..moments.axes import aligned, atoms_of, on_channels
+from ..moments.axes import aligned, atoms_of, matched, on_channels, plain, seen
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import add_fields, multiply_fields
 from ..moments.origins import gaussian_origin
@@ -29,6 +29,7 @@ from .calls import RANDOM, Call, Keywords, Parameter, TorchFunction
 from .gates import apply_gain, apply_shift
 from .norms import joined_statistics, less_statistic, read_square, times_statistic
 from .rotary import add_turned, weigh_channels
+from .tensors import read_permute
 
 
 def read_elementwise(call: Call, target: TorchFunction, method: str | None = None) -> Random | Tensor:
@@ -144,6 +145,10 @@ def _sum_along(call: Call, a: Unsettled, b: object, by_a: float, by_b: float) ->
         return together
     if isinstance(b, Seen) and b.axes == a.axes and isinstance(a.of, RANDOM) and a.of.shape == b.of.shape:
         return replace(a, of=_plus(call, first.of, scale_by(build, b.of, by_b)))
+    both = matched(build, a, seen(build, b)) if isinstance(b, RANDOM) else None
+    if both is not None:
+        left, right = (v.of if w == 1 else scale_by(build, v.of, w) for v, w in zip(both, (by_a, by_b), strict=True))
+        return plain(build, replace(both[0], of=_plus(call, left, right)))
     if isinstance(b, float):
         return apply_function(build, first, lambda x: x + by_b * b, None, call.label)
     if isinstance(b, Tensor):
@@ -254,6 +259,11 @@ def _product(call: Call, a: Random, b: Random) -> Random:
         value, by = (b, a) if isinstance(a, Statistic) else (a, b)
         assert isinstance(by, Statistic)
         return times_statistic(call.build, value, by)
+    if isinstance(a, Seen) or isinstance(b, Seen):
+        both = matched(call.build, seen(call.build, a), seen(call.build, b))
+        if both is not None:
+            left, right = both
+            return plain(call.build, replace(left, of=_product(call, left.of, right.of)))
     if a is b:
         return read_square(replace(call, args=(a,), kwargs=Keywords()))
     return _together(call, a, b, torch.mul) or multiply_fields(call.build, [a, b])
@@ -336,6 +346,12 @@ def read_einsum(call: Call) -> Random:
     operands = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], (tuple, list)) else operands
     if len(operands) == 2 and all(isinstance(v, RANDOM) for v in operands):
         return multiply_by_letters(call, equation, *operands)
+    before, _, after = equation.replace(" ", "").partition("->")
+    if len(operands) == 1 and before.isalpha() and sorted(before) == sorted(after) == sorted(set(before)):
+        order = tuple(before.index(letter) for letter in after)  # letters that only change places
+        moved = read_permute(replace(call, args=(operands[0], order), kwargs=Keywords()))
+        assert not isinstance(moved, Parameter)
+        return moved
     raise call.build.unsupported(f"is einsum {equation!r}.", "Use nn.Linear, matmul or attention.")
 
 

@@ -19,7 +19,7 @@ from ..moments.fields import Builder
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import multiply_fields
 from ..moments.values import Field, Random, Unsettled
-from . import gates, norms, products, shuffles
+from . import gates, norms, products, rearranged, shuffles
 from .arithmetic import (
     read_addmm,
     read_baddbmm,
@@ -49,7 +49,6 @@ from .tensors import (
     read_narrow,
     read_parts,
     read_permute,
-    read_repeat,
     read_reshape,
     read_select,
     read_size,
@@ -212,7 +211,7 @@ METHODS: dict[str, Rule] = {
     "masked_fill": read_masked_fill, "size": read_size, "dim": read_dim,
     "view": read_reshape, "reshape": read_reshape, "flatten": read_flatten, "permute": read_permute,
     "transpose": read_transpose, "swapaxes": read_transpose, "t": read_transpose, "unsqueeze": read_unsqueeze,
-    "squeeze": read_squeeze, "repeat": read_repeat, "chunk": read_chunk, "split": read_split, "unbind": read_unbind,
+    "squeeze": read_squeeze, "chunk": read_chunk, "split": read_split, "unbind": read_unbind,
     "unflatten": read_unflatten, "select": read_select, "narrow": read_narrow, "movedim": read_movedim,
     "moveaxis": read_movedim, "swapdims": read_transpose,
     "softmax": take_softmax, "log_softmax": NO_LOG, "max": read_max, "amax": read_amax,
@@ -246,6 +245,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.interpolate: _as_module(nn.Upsample, "size", "scale_factor", "mode", "align_corners"),
     F.dropout: read_dropout, F.pixel_shuffle: _as_module(nn.PixelShuffle, "upscale_factor"),
     F.pixel_unshuffle: _as_module(nn.PixelUnshuffle, "downscale_factor"),
+    F.unfold: _as_module(nn.Unfold, "kernel_size", "dilation", "padding", "stride"),
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), read_conv),
     F.max_pool1d: _as_module(nn.MaxPool1d, *MAX_POOL), torch.max_pool1d: _as_module(nn.MaxPool1d, *MAX_POOL),
     F.max_pool2d: _as_module(nn.MaxPool2d, *MAX_POOL), torch.max_pool2d: _as_module(nn.MaxPool2d, *MAX_POOL),
@@ -264,8 +264,8 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     **{fn: partial(read_elementwise, target=fn) for fn in ELEMENTWISE},
 }  # fmt: skip
 # Whole families of their own files; what they have takes the place of what stands above.
-METHODS |= norms.METHODS | gates.METHODS | shuffles.METHODS
-FUNCTIONS |= norms.FUNCTIONS | gates.FUNCTIONS | shuffles.FUNCTIONS | products.FUNCTIONS
+METHODS |= norms.METHODS | gates.METHODS | shuffles.METHODS | rearranged.METHODS
+FUNCTIONS |= norms.FUNCTIONS | gates.FUNCTIONS | shuffles.FUNCTIONS | products.FUNCTIONS | rearranged.FUNCTIONS
 METHODS |= {name: gates.or_parameter(name, METHODS[name]) for name in ("view", "reshape", "unsqueeze", "squeeze")}
 
 

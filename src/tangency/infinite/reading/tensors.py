@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..moments.axes import expanded, permuted, plain, reshaped, seen, taken
+from ..moments.axes import arranged, expanded, permuted, plain, reshaped, seen, taken
 from ..moments.fields import Builder
 from ..moments.positions import Permute, Total
 from ..moments.shapes import flatten_positions, regrid, take_positions
@@ -71,7 +71,8 @@ def _reshaped(call: Call, f: Field, new: tuple[int, ...]) -> Random:
         if f.channel in old_dims:
             big = [k for k in new_dims if new[k] != 1]
             if len(big) > 1:  # the channels are split over several axes, as into heads
-                return reshaped(call.build, seen(call.build, f), (call.build.size, *new))
+                # As it was given: what is not applied yet stays so.
+                return reshaped(call.build, seen(call.build, call.args[0]), (call.build.size, *new))
             place = big[0] if big else new_dims[0]
             merged = tuple(f.axis(k) for k in old_dims if k != f.channel and f.shape[k] != 1)
             # Merged with the channels, positions are averaged over in the moments; merged among themselves, they stay.
@@ -197,8 +198,9 @@ def read_squeeze(call: Call) -> Random:
 def read_reduction(call: Call, mean: bool) -> Random:
     """The mean or sum over positions."""
     value, asked = call.get(0, "input"), call.get(1, "dim", call.kwargs.get("axis"))
-    if isinstance(value, Seen) and isinstance(asked, int) and not call.get(2, "keepdim", False):
-        return _reduced_along(call, value, asked % len(value.axes), mean)
+    if isinstance(value, Seen) and asked is not None:
+        along = [d % len(value.axes) for d in ((asked,) if isinstance(asked, int) else asked)]
+        return _reduced_along(call, value, along, mean, bool(call.get(2, "keepdim", False)))
     f = call.build.settled(value)
     if asked is None:
         raise call.build.unsupported("reduces everything to one number.", "Name the positions' axes: dim=…")
@@ -218,22 +220,20 @@ def read_reduction(call: Call, mean: bool) -> Random:
     return regrid(call.build, reduced, tuple(1 if k in dims else n for k, n in enumerate(f.shape)), f.channel)
 
 
-def _reduced_along(call: Call, value: Seen, dim: int, mean: bool) -> Random:
-    """Over one axis of positions, where the batch lies on another axis than the first: [time, batch, channels]."""
+def _reduced_along(call: Call, value: Seen, dims: list[int], mean: bool, keep: bool) -> Random:
+    """Over axes of positions, where the batch lies elsewhere or is merged: [time, batch, channels], windows."""
     build = call.build
-    at = next((k for k, axis in enumerate(value.axes) if [a.kind for a in axis] == ["batch"]), None)
-    if at is None:
+    gone = [a for d in dims for a in value.axes[d]]
+    if any(a.kind != "position" for a in gone) or value.turn is not None:
         raise build.unsupported(*value.why())
-    order = [at, *(k for k in range(len(value.axes)) if k != at)]
-    moved = permuted(build, value, tuple(order))
-    if isinstance(moved, Seen):
-        raise build.unsupported(*value.why())
-    after = read_reduction(replace(call, args=(moved, order.index(dim)), kwargs=Keywords()), mean)
-    place = at - (dim < at)
-    if place == 0:
-        return after
-    back = [*range(1, place + 1), 0, *range(place + 1, len(value.axes) - 1)]
-    return permuted(build, seen(build, after), tuple(back))
+    kept = [a for axis in value.axes for a in axis if a.kind == "position" and a not in gone]
+    f = arranged(build, value, [*kept, *gone])
+    lost = tuple(range(len(kept), len(kept) + len(gone)))
+    f = build.apply(Total(lost, mean), f, shape=(*(a.size for a in kept), f.width), channel=len(kept))
+    names = {a: replace(a, place=(k,)) for k, a in enumerate(kept)}
+    axes = [tuple(names.get(a, a) for a in axis) for axis in value.axes]
+    left = [() if d in dims else axis for d, axis in enumerate(axes) if keep or d not in dims]
+    return plain(build, Seen(f, tuple(left)))
 
 
 def read_item(call: Call) -> object:
@@ -244,7 +244,7 @@ def read_item(call: Call) -> object:
     if not isinstance(value, RANDOM):
         entry: object = value[index]
         return entry
-    items = list(index) if isinstance(index, tuple) else [index]
+    items = [_as_list(item) for item in (index if isinstance(index, tuple) else (index,))]
     if any(item is Ellipsis for item in items):
         at = next(k for k, item in enumerate(items) if item is Ellipsis)
         # All axes that are not named: those of the tensor, less the items beside the ellipsis.
@@ -275,6 +275,13 @@ def read_item(call: Call) -> object:
         else:
             raise call.build.unsupported(f"indexes by {item!r}.", "Use numbers and slices.")
     return f
+
+
+def _as_list(item: object) -> object:
+    """A known row of numbers, or of answers, as a list of numbers; anything else as it is."""
+    if not isinstance(item, Tensor) or item.dim() != 1 or item.is_floating_point():
+        return item
+    return (item.nonzero().flatten() if item.dtype == torch.bool else item).tolist()
 
 
 def _takes_channels(value: Random, items: list[object]) -> bool:
@@ -363,6 +370,15 @@ def read_narrow(call: Call) -> Random:
     return taken(build, found, dim, range(start, start + call.get(3, "length")), drop=False)
 
 
+def entries_along(call: Call, value: Random, dim: int, index: Sequence[int]) -> Random:
+    """Entries along any axis of positions or channels, in this order."""
+    build, axis = call.build, dim % len(full_shape(call.build, value)) - 1
+    if isinstance(value, Unsettled) or axis in (-1, value.channel):
+        return taken(build, seen(build, value), axis + 1, index, drop=False)
+    f = value if isinstance(value, Field) else build.settled(value)
+    return take_positions(build, f, axis, tuple(index), drop=False)
+
+
 def _sliced(call: Call, f: Field, dim: int, item: slice) -> Field:
     """Positions dim of shape by a slice; of the channels, all or none."""
     index = tuple(range(*item.indices(f.shape[dim])))
@@ -397,7 +413,7 @@ def read_attribute(call: Call) -> object:
         return torch.Size(full_shape(call.build, value))
     if name == "ndim":
         return len(full_shape(call.build, value))
-    if name == "mT":
+    if name == "mT" or (name == "T" and len(full_shape(call.build, value)) == 2):
         return read_transpose(replace(call, args=(value, -2, -1)))
     if name == "dtype":
         return torch.float64
@@ -442,11 +458,3 @@ def read_expand(call: Call) -> Random | Parameter:
             raise call.build.unsupported("repeats one channel.", "Use a Linear layer.")
         f = take_positions(call.build, f, dim, (0,) * m, drop=False)
     return f
-
-
-def read_repeat(call: Call) -> Parameter:
-    """A parameter repeated for each sample of the batch."""
-    value, sizes = call.args[0], _sizes(call)
-    if isinstance(value, Parameter) and all(n == 1 for n in sizes[1:]):
-        return value
-    raise call.build.unsupported("repeats values.", "Use expand along the batch, or index.")
