@@ -56,9 +56,10 @@ class Conv(Layer):
         return tuple((p, p) for p in per_axis(self.padding, dims, "padding"))
 
     def grow(
-        self, build: Builder, value: Argument, weights: Weights, name: str, names: tuple[str, str] = ("weight", "bias")
-    ) -> Field:
-        """As `Layer.grow`; `names` are those of its parameters, within the layer `name`."""
+        self, build: Builder, value: Argument, weights: Weights, name: str,
+        names: tuple[str, str] = ("weight", "bias"), whole: int | None = None,
+    ) -> Field:  # fmt: skip
+        """As `Layer.grow`; `names`: of its parameters; `whole`: the fan-in of the one that its weights are a slice of."""
         dims = len(self.size)
         f = build.field(value, 0)
         needed: int = getattr(self.of, "in_channels", f.width)
@@ -79,7 +80,9 @@ class Conv(Layer):
         tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
         patch = prod(self.size)
         fan_in, variances = f.width // self.groups * patch, (self.w_var, self.b_var)
-        op = weights.layer(name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors, names=names)
+        op = weights.layer(
+            name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors, names=names, whole=whole
+        )
         after = build.affine(patched, self.width or f.width, op)
         if depthwise and not isinstance(value, Tensor):
             after = replace(as_depthwise(build, value, after, window, op), alike=f.alike)

@@ -337,7 +337,7 @@ def read_addmm(call: Call) -> Random:
     plain_form = call.kwargs.get("beta", 1) == 1 and call.kwargs.get("alpha", 1) == 1
     if not (isinstance(bias, Parameter) and isinstance(weight, Parameter) and plain_form):
         raise call.build.unsupported("has weights or a bias that are no parameter.", "Use nn.Linear.")
-    return _linear(call, value, weight, bias, *weight.value.shape)
+    return _linear(call, value, weight, bias, 0)
 
 
 def read_einsum(call: Call) -> Random:
@@ -360,10 +360,9 @@ def read_matmul(call: Call) -> Random:
     a, b = call.args[0], call.get(1, "mat2", call.kwargs.get("other"))
     build = call.build
     if isinstance(b, Parameter) and b.value.dim() == 3 and b.value.shape[0] == 1:  # expanded along the batch, for bmm
-        b = replace(b, value=b.value[0])
+        b = b.moved(lambda v: v[0])
     if isinstance(b, Parameter) and isinstance(a, (*RANDOM, Tensor)):
-        width = b.value.shape[1] if b.value.dim() == 2 else 1
-        return _linear(call, a, b, None, b.value.shape[0], width)
+        return _linear(call, a, b, None, 0)
     if isinstance(a, RANDOM) and isinstance(b, RANDOM):
         return multiply_matrices(call, a, b)
     if not isinstance(a, Tensor) or not isinstance(b, RANDOM):
@@ -387,20 +386,21 @@ def read_linear(call: Call) -> Random:
         raise call.build.unsupported("has weights that are no parameter.", "Use nn.Linear.")
     if bias is not None and not isinstance(bias, Parameter):
         raise call.build.unsupported("has a bias that is no parameter.", "Use nn.Linear.")
-    rows = weight.value.shape[0] if weight.value.dim() == 2 else 1
-    return _linear(call, value, weight, bias, weight.value.shape[-1], rows)
+    return _linear(call, value, weight, bias, weight.value.dim() - 1)
 
 
-def _linear(call: Call, value: Value, weight: Parameter, bias: Parameter | None, fan_in: int, width: int) -> Random:
-    """Values times a parameter of `fan_in` rows, with as many channels as `width` after it."""
+def _linear(call: Call, value: Value, weight: Parameter, bias: Parameter | None, axis: int) -> Random:
+    """Values times a parameter, their channels along this axis of it: a matrix, or one read-out."""
     if isinstance(value, Seen):
-        return on_channels(call.build, value, lambda f: _linear(call, f, weight, bias, fan_in, width))
+        return on_channels(call.build, value, lambda f: _linear(call, f, weight, bias, axis))
     f = call.build.field(value, -1)
+    fan_in, width = weight.value.shape[axis], weight.value.shape[1 - axis] if weight.value.dim() == 2 else 1
     if f.width != fan_in:
         raise InputError(f"{call.build.where}: the weights {weight.name} take {fan_in} features; given were {f.width}.")
     names = (weight.name, bias.name if bias is not None else weight.name + ".bias")
-    tensors = (weight.value, None if bias is None else bias.value)
-    op = call.weights.layer("", fan_in, bias=bias is not None, tensors=tensors, names=names)
+    drawn = weight.drawn(call.build)
+    tensors = (drawn, None if bias is None else bias.drawn(call.build))
+    op = call.weights.layer("", fan_in, bias=bias is not None, tensors=tensors, names=names, whole=drawn.shape[axis])
     # A multiple of a parameter has its variance and its gradient times the square.
     w, b = weight.factor**2, 1.0 if bias is None else bias.factor**2
     if (w, b) != (1.0, 1.0):

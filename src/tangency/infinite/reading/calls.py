@@ -1,7 +1,7 @@
 """One call in a traced forward(), of a module or a function: its arguments, and the plan being built."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -31,6 +31,35 @@ class Parameter:
     value: Tensor
     name: str
     factor: float = 1.0
+    whole: Tensor | None = None  # where it is a slice: all entries along the axes that were sliced, as it was drawn
+    reshaped: bool = False  # whether a slice has got another form since, so that its fan-in cannot be told
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Parameter":
+        """With its axes in another order, or new ones of size 1."""
+        return replace(self, value=move(self.value), whole=None if self.whole is None else move(self.whole))
+
+    def reshape(self, move: Callable[[Tensor], Tensor]) -> "Parameter":
+        """With other axes."""
+        return replace(self, value=move(self.value), whole=None, reshaped=self.reshaped or self.whole is not None)
+
+    def part(self, items: tuple[object, ...]) -> "Parameter":
+        """Some of its entries, by x[items]: slices leave the whole as it was, numbers pick a parameter of their own."""
+        kept = tuple(
+            item if item is None or item is Ellipsis or isinstance(item, int) else slice(None) for item in items
+        )
+        before = self.value if self.whole is None else self.whole
+        value, whole = self.value[items], before[kept]  # type: ignore[index]
+        return replace(self, value=value, whole=None if whole.shape == value.shape else whole)
+
+    def drawn(self, build: Builder) -> Tensor:
+        """The tensor whose sizes say the fan-in that it was drawn by: a slice's is that of the whole parameter."""
+        if self.reshaped:
+            raise build.unsupported(
+                f"multiplies by a slice of the parameter {self.name} that was reshaped since, so that the fan-in it "
+                "was drawn by cannot be told.",
+                "Slice it after it is reshaped, or give the slice a parameter of its own.",
+            )
+        return self.value if self.whole is None else self.whole
 
 
 # Options that do not change values, or only their rounding.

@@ -118,17 +118,18 @@ def read_conv(call: Call) -> Field:
     if weight.factor != 1 or (bias is not None and bias.factor != 1):
         raise call.build.unsupported("has a multiple of a parameter for weights or bias.", "Multiply its output.")
     # The layer reads initialisations off a module's tensors; here they are the user's own parameters.
-    source = SimpleNamespace(weight=weight.value, bias=None if bias is None else bias.value)
+    drawn = weight.drawn(call.build)
+    source = SimpleNamespace(weight=drawn, bias=None if bias is None else bias.drawn(call.build))
     layer = Conv(
         tuple(weight.value.shape[2:]), options.get("stride", 1), options.get("padding", 0), options.get("dilation", 1),
         options.get("groups", 1), bias=bias is not None, width=weight.value.shape[0],
         of=cast(nn.Module, source),  # a layer reads its weights and sizes alone
     )  # fmt: skip
     names = (weight.name, bias.name if bias is not None else weight.name + ".bias")
-    return layer.grow(call.build, options["input"], call.weights, "", names)
+    return layer.grow(call.build, options["input"], call.weights, "", names, drawn[0].numel())
 
 
-def read_chunk(call: Call) -> tuple[Random, ...]:
+def read_chunk(call: Call) -> tuple[Random | Parameter, ...]:
     """Parts of the positions, or of the channels: independent fields of one law."""
     value, count, dim = call.args[0], call.get(1, "chunks"), call.get(2, "dim", 0)
     total = full_shape(call.build, value)[dim]

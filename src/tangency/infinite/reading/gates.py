@@ -160,8 +160,8 @@ def _chosen(call: Call, condition: Random, a: object, b: object) -> Random:
 def _one_of(rule: Callable[..., Tensor], call: Call) -> object:
     """view, reshape, unsqueeze of a parameter: the same numbers by other sizes."""
     p: Parameter = call.args[0]
-    value = rule(p.value, *call.args[1:], **call.kwargs.every())
-    return replace(p, value=value)
+    options = call.kwargs.every()
+    return p.reshape(lambda v: rule(v, *call.args[1:], **options))
 
 
 def or_parameter(method: str, rule: Rule) -> Rule:

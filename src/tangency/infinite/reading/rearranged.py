@@ -85,7 +85,7 @@ def read_rot90(call: Call) -> object:
     return value
 
 
-def read_tensor_split(call: Call) -> tuple[Random, ...]:
+def read_tensor_split(call: Call) -> tuple[Random | Parameter, ...]:
     """Parts by their number, the first ones longer, or by where they end."""
     value, by, dim = call.args[0], call.args[1], call.get(2, "dim", 0)
     total = full_shape(call.build, value)[dim]

@@ -57,7 +57,7 @@ def read_reshape(call: Call) -> Random | Parameter:
     if prod(new) != prod(full) or not new:
         raise build.unsupported(f"gives values of shape {full} the shape {tuple(new)}.", "Keep all of them.")
     if isinstance(value, Parameter):  # of one sample: it is a value of its own where it is added or joined
-        return replace(value, value=value.value.reshape(new))
+        return value.reshape(lambda v: v.reshape(new))
     if isinstance(value, Scores):
         return reshape_scores(build, value, new)
     if isinstance(value, Seen) or new[0] != build.size:
@@ -146,7 +146,7 @@ def read_movedim(call: Call) -> Random | Parameter:
 def _permuted(call: Call, value: Random | Parameter, order: tuple[int, ...]) -> Random | Parameter:
     """The axes in this order, the batch counted."""
     if isinstance(value, Parameter):
-        return replace(value, value=value.value.permute(order))
+        return value.moved(lambda v: v.permute(order))
     if isinstance(value, Scores):
         return replace(value, axes=tuple(value.axes[k] for k in order))
     if isinstance(value, Seen) or order[0] % len(order) != 0:
@@ -165,7 +165,8 @@ def read_unsqueeze(call: Call) -> Random | Parameter:
     """A new axis of size 1."""
     value, build = call.args[0], call.build
     if isinstance(value, Parameter):
-        return replace(value, value=value.value.unsqueeze(call.get(1, "dim")))
+        at = int(call.get(1, "dim"))
+        return value.moved(lambda v: v.unsqueeze(at))
     dim = call.get(1, "dim") % (len(full_shape(build, value)) + 1)
     if isinstance(value, Unsettled) or dim == 0:
         other = value if isinstance(value, Scores) else seen(build, value)
@@ -240,7 +241,7 @@ def read_item(call: Call) -> object:
     """x[…]: positions by numbers and slices, or an entry of a tuple."""
     value, index = call.args[0], call.args[1]
     if isinstance(value, Parameter):
-        return replace(value, value=value.value[index])
+        return value.part(index if isinstance(index, tuple) else (index,))
     if not isinstance(value, RANDOM):
         entry: object = value[index]
         return entry
@@ -325,18 +326,21 @@ def _indexed(call: Call, value: Random, items: list[object]) -> Random:
     return plain(build, found)
 
 
-def read_parts(call: Call, sizes: list[int], dim: int) -> tuple[Random, ...]:
-    """Parts of these sizes along an axis, of positions or of channels."""
+def read_parts(call: Call, sizes: list[int], dim: int) -> tuple[Random | Parameter, ...]:
+    """Parts of these sizes along an axis, of positions or of channels; or of a parameter."""
     build, value = call.build, call.args[0]
     if isinstance(value, Scores):
         raise build.unsupported(*value.why())
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    if isinstance(value, Parameter):
+        before = (slice(None),) * (dim % value.value.dim())
+        return tuple(value.part((*before, slice(s, s + n))) for s, n in zip(starts, sizes, strict=True))
     return tuple(
         taken(build, seen(build, value), dim, range(s, s + n), drop=False) for s, n in zip(starts, sizes, strict=True)
     )
 
 
-def read_split(call: Call) -> tuple[Random, ...]:
+def read_split(call: Call) -> tuple[Random | Parameter, ...]:
     """split by a size, or by a list of them."""
     asked = call.get(1, "split_size_or_sections", call.kwargs.get("split_size"))
     dim = call.get(2, "dim", 0)
@@ -363,8 +367,11 @@ def read_select(call: Call) -> Random:
     return taken(build, found, dim, [call.get(2, "index") % found.sizes[dim]], drop=True)
 
 
-def read_narrow(call: Call) -> Random:
+def read_narrow(call: Call) -> Random | Parameter:
     """A run of entries along an axis."""
+    if isinstance(call.args[0], Parameter):
+        at, begin = call.get(1, "dim") % call.args[0].value.dim(), call.get(2, "start")
+        return call.args[0].part((*(slice(None),) * at, slice(begin, begin + call.get(3, "length"))))
     build, found = call.build, seen(call.build, call.args[0])
     dim, start = call.get(1, "dim") % len(found.axes), call.get(2, "start")
     return taken(build, found, dim, range(start, start + call.get(3, "length")), drop=False)
@@ -401,7 +408,7 @@ def read_attribute(call: Call) -> object:
     value, name = call.args[0], call.args[1]
     if isinstance(value, Parameter):
         if name in ("T", "mT"):
-            return replace(value, value=value.value.mT if value.value.dim() > 1 else value.value)
+            return value.moved(lambda v: v.mT if v.dim() > 1 else v)
         if name in ("shape", "ndim", "dtype", "device"):
             fact: object = getattr(value.value, name)
             return fact
