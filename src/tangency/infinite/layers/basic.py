@@ -18,6 +18,7 @@ from ..moments.channels import each_part
 from ..moments.core import RandomAffine
 from ..moments.fields import Builder
 from ..moments.ops import ByStatistic, DropChannels, Normalize
+from ..moments.origins import found_function
 from ..moments.values import Field, Lazy, Statistic, Value
 from .weights import Weights
 
@@ -157,6 +158,9 @@ def centred(build: Builder, value: Value, channel: int, positions: bool = False)
         axes = tuple(range(len(value.of.grid))) if positions else ()
         return build.field(build.centred(value, axes), channel)
     f = build.field(value, channel)
+    known = None if f.centered else found_function(build, f)
+    if isinstance(known, Lazy):
+        return centred(build, known, channel, positions)
     if not f.centered:
         raise build.unsupported(
             "normalises values that are not Gaussian in the limit, and whose mean over the channels is not known.",

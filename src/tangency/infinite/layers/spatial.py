@@ -18,6 +18,7 @@ from ..moments.positions import Apart, Pool, Resample, Spread, Total, Window
 from ..moments.shapes import flatten_positions, take_positions
 from ..moments.values import Field, Value
 from .basic import Argument, Layer, Pair, Times, input_misfit, per_axis
+from .groups import warn_few
 from .weights import Weights, dotted
 
 
@@ -59,7 +60,7 @@ class Conv(Layer):
         self, build: Builder, value: Argument, weights: Weights, name: str,
         names: tuple[str, str] = ("weight", "bias"), whole: int | None = None,
     ) -> Field:  # fmt: skip
-        """As `Layer.grow`; `names`: of its parameters; `whole`: the fan-in of the one that its weights are a slice of."""
+        """As `Layer.grow`; `names`: of its parameters; `whole`: the fan-in of what its weights are a slice of."""
         dims = len(self.size)
         f = build.field(value, 0)
         needed: int = getattr(self.of, "in_channels", f.width)
@@ -115,6 +116,8 @@ def check_groups(build: Builder, value: Argument, f: Field, groups: int) -> bool
             f"has {groups} groups of channels that were joined from several layers, so its outputs are not alike.",
             "Use groups=1, groups for each layer before torch.cat, or one group for each channel.",
         )
+    if f.width != groups:
+        warn_few(build, f.width, groups)
     return f.width == groups
 
 

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from .fields import Builder
-from .joins import concat_channels
-from .ops import Rescale
-from .values import Field, Joint, Lazy, Normed, Patched, Random, Rows, Unsettled
+from .joins import add_fields, concat_channels
+from .ops import Rescale, Weigh
+from .positions import Pad, Permute, Pool, Regrid, Resample, Take, Total
+from .values import Field, Joint, Lazy, Normed, Patched, Random, Rows, Unsettled, laid
 from .windows import Parameters
 
 F = TypeVar("F", bound=Lazy | Joint | Patched)
@@ -33,7 +34,7 @@ def take_channels(build: Builder, value: Random, rows: Sequence[int]) -> Random:
         return replace(value, of=_cut(build, value.of, rows))
     # A scale of each channel's own that was just applied still waits: each part has its own.
     f = value if isinstance(value, Field) else build.settled(value)
-    if f.node in build.memory.parts:
+    if find_parts(build, f):
         return _of_parts(build, f, rows)
     part = _cut(build, f, rows)
     known = build.memory.functions.get(f.node)
@@ -92,7 +93,8 @@ def _cut(build: Builder, f: Field, rows: Sequence[int]) -> Field:
         part = build.apply(Rescale(1.0), base, shape=_narrowed(base.shape, base.channel, len(numbers)))
         law = base.doubt if base.doubt is None or base.doubt.node != base.node else replace(base.doubt, node=part.node)
         sources = frozenset(_rows_of(s, numbers) for s in base.sources)
-        memory.rows[base.node, numbers] = replace(part, sources=sources, doubt=law)
+        through = frozenset(_rows_of(s, numbers) for s in base.through)
+        memory.rows[base.node, numbers] = replace(part, sources=sources, through=through, doubt=law)
         memory.cuts[part.node] = base, numbers
     # The same channels may have been asked for when they lay on another axis.
     return replace(memory.rows[base.node, numbers], shape=shape, channel=f.channel, gain=f.gain)
@@ -117,10 +119,10 @@ def _of_parts(build: Builder, f: Field, rows: Sequence[int]) -> Random:
         width = part.shape[part.channel]
         own = sorted(k - start for k in wanted if start <= k < start + width)
         if own:
-            laid = _laid(part, _narrowed(f.shape, f.channel, width), f.channel)
+            part = part if part.channel == f.channel else laid(part, _narrowed(f.shape, f.channel, width), f.channel)
             if len(own) == len(wanted):  # of one part alone
-                return take_channels(build, laid, [k - start for k in wanted])
-            pieces.append(take_channels(build, laid, own))
+                return take_channels(build, part, [k - start for k in wanted])
+            pieces.append(take_channels(build, part, own))
             numbers += [start + k for k in own]
         start += width
     joined = concat_channels(build, pieces)
@@ -128,6 +130,39 @@ def _of_parts(build: Builder, f: Field, rows: Sequence[int]) -> Random:
     if numbers != wanted:
         memory.orders[joined.node] = tuple(place[k] for k in wanted)
     return replace(joined, gain=f.gain)
+
+
+# What is done to the positions of each channel by itself.
+_CHANNELWISE = (Pad, Permute, Pool, Regrid, Resample, Rescale, Take, Total, Weigh)
+
+
+def find_parts(build: Builder, f: Field) -> bool:
+    """Whether the values side by side in a field's channels are known, be it from before what was done to them all."""
+    memory = build.memory
+    if f.alike or f.node in memory.parts:
+        return f.node in memory.parts
+    op, before, summed = build.nodes[f.node].op, memory.before.get(f.node), memory.sums.get(f.node)
+    if before is not None and isinstance(op, _CHANNELWISE) and find_parts(build, before):
+        each = [build.settled(part) for part in memory.parts[before.node]]
+        memory.parts[f.node] = [
+            build.apply(op, part, shape=_narrowed(f.shape, f.channel, part.width), channel=f.channel) for part in each
+        ]
+        memory.orders[f.node] = memory.orders.get(before.node, tuple(range(f.width)))
+    elif summed is not None:
+        first = next((build.settled(v) for v in summed if not build.settled(v).alike), f)
+        if first.node == f.node or not find_parts(build, first):
+            return False
+        order = memory.orders.get(first.node, range(f.width))
+        numbers: list[int] = []
+        start, parts = 0, []
+        for width in (part.shape[part.channel] for part in memory.parts[first.node]):
+            own = [k for k in range(f.width) if start <= order[k] < start + width]
+            parts.append(add_fields(build, [take_channels(build, v, own) for v in summed]))
+            numbers += own
+            start += width
+        memory.parts[f.node] = list(parts)
+        memory.orders[f.node] = tuple(numbers.index(k) for k in range(f.width))
+    return f.node in memory.parts
 
 
 def each_part(build: Builder, f: Field, after: Callable[[Random], Random]) -> Field | None:
@@ -139,18 +174,6 @@ def each_part(build: Builder, f: Field, after: Callable[[Random], Random]) -> Fi
     if f.node in build.memory.orders:
         build.memory.orders[joined.node] = build.memory.orders[f.node]
     return joined
-
-
-def _laid(value: Random, shape: tuple[int, ...], channel: int) -> Random:
-    """The value with its channels on this axis: no axis of the moments moves."""
-    if value.channel == channel:
-        return value
-    if isinstance(value, (Field, Patched)):
-        return replace(value, shape=shape, channel=channel)
-    if isinstance(value, Joint):
-        return replace(value, of=tuple(replace(f, shape=shape, channel=channel) for f in value.of))
-    assert isinstance(value, (Lazy, Normed))
-    return replace(value, of=replace(value.of, shape=shape, channel=channel))
 
 
 def _narrowed(shape: tuple[int, ...], channel: int, width: int) -> tuple[int, ...]:

@@ -66,6 +66,9 @@ class Memory:
     maxima: dict["Random", tuple["Random", Windows]] = field(default_factory=dict)  # of which value, over which windows
     multiples: dict[int, tuple[Field, float]] = field(default_factory=dict)  # the Gaussian field that a node multiplies
     rows: dict[tuple[int, tuple[int, ...]], Field] = field(default_factory=dict)  # some channels of a node
+    before: dict[int, Field] = field(default_factory=dict)  # of which field, not Gaussian, an operation made a node
+    lazies: dict[int, Lazy] = field(default_factory=dict)  # a node as a function of one Gaussian field
+    sums: dict[int, list[Random]] = field(default_factory=dict)  # what was added to a node of several laws
     orders: dict[int, tuple[int, ...]] = field(default_factory=dict)  # which of its parts' channels lie where in a node
     # Of which function which channels a function is: moments are those of the whole.
     wholes: dict[Lazy | Joint | Patched, tuple[Lazy | Joint | Patched, tuple[int, ...]]] = field(default_factory=dict)
@@ -109,7 +112,10 @@ class Builder:
     def apply(self, op: Op, f: Field, **changes: Unpack[FieldChanges]) -> Field:
         """The field after an operation, which keeps its form but for `changes`."""
         new = replace(f, **changes)
-        return replace(new, node=self.add(op, (f,), new.grid))
+        after = replace(new, node=self.add(op, (f,), new.grid))
+        if not f.gaussian:
+            self.memory.before[after.node] = f
+        return after
 
     def slot(self, value: Tensor) -> int:
         """Keep a known tensor, its sample axis last; its number."""
@@ -200,6 +206,8 @@ class Builder:
             raise self._no_values(value)
         if value not in memory.applied:
             memory.applied[value] = self._applied(value)
+            if isinstance(value, Lazy) and not value.rate:
+                memory.lazies[memory.applied[value].node] = value
         return memory.applied[value]
 
     def _no_values(self, value: Squared | Statistic) -> UnsupportedModule:

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from ..activations.dual import Dual
 from ..activations.duals import Identity
-from .channels import each_part
+from .channels import each_part, find_parts
 from .fields import Builder
 from .ops import Rescale
-from .values import Field, Function, Joint, Lazy, Normed, Patched, Random, Seen, Squared, Statistic, Unsettled
+from .origins import found_function
+from .values import Field, Function, Joint, Lazy, Normed, Patched, Random, Seen, Squared, Statistic, Unsettled, laid
 
 
 def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | None, label: str) -> Random:
@@ -36,9 +37,12 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
     joined = each_part(build, value, lambda part: apply_function(build, part, fn, dual, label))
     if joined is not None:
         return replace(joined, shape=value.shape, channel=value.channel)
-    joint = build.memory.functions.get(value.node)
+    joint = build.memory.functions.get(value.node) or (None if value.gaussian else found_function(build, value))
     if joint is not None:
+        joint = joint if joint.channel == value.channel else laid(joint, value.shape, value.channel)
         return apply_function(build, joint, fn, dual, label)
+    if not value.gaussian and find_parts(build, value):
+        return apply_function(build, value, fn, dual, label)
     if not value.gaussian:
         raise build.unsupported(
             "is applied to values that are not Gaussian in the limit (a sum or product with an activation's "

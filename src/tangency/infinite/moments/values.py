@@ -35,6 +35,7 @@ class Field:
     gain: float = 0.0  # the rate of a scale of each channel's own that was just applied; not yet in the moments
     few: bool = False  # its channels stay as many as they are: inputs, and parameters used as values
     doubt: Doubt | None = None  # in what it is not Gaussian, though it is taken for it
+    through: frozenset[object] = frozenset()  # weights that it depends on channel by channel, though not correlated
     alike: bool = True  # whether its channels are of one law, so that some of them have the moments of all
 
     @property
@@ -283,6 +284,11 @@ def correlated(a: Field, b: Field) -> bool:
     return any(_overlap(s, t) for s in a.sources for t in b.sources)
 
 
+def dependent(a: Field, b: Field) -> bool:
+    """Whether a channel of one tells of the same channel of the other, correlated with it or not."""
+    return any(_overlap(s, t) for s in a.sources | a.through for t in b.sources | b.through)
+
+
 def _overlap(s: object, t: object) -> bool:
     """Whether two sources are of the same weights and have a row in common; a source that is no `Rows` has all."""
     if not isinstance(s, Rows) or not isinstance(t, Rows):
@@ -293,3 +299,13 @@ def _overlap(s: object, t: object) -> bool:
 def all_sources(fields: Iterable[Field]) -> frozenset[object]:
     """The weights that any of these is linear in."""
     return frozenset().union(*(f.sources for f in fields))
+
+
+def laid(value: Random, shape: tuple[int, ...], channel: int) -> Random:
+    """The value with its channels on this axis of this shape: no axis of the moments moves."""
+    if isinstance(value, (Field, Patched)):
+        return replace(value, shape=shape, channel=channel)
+    if isinstance(value, Joint):
+        return replace(value, of=tuple(replace(f, shape=shape, channel=channel) for f in value.of))
+    assert isinstance(value, (Lazy, Normed))
+    return replace(value, of=replace(value.of, shape=shape, channel=channel))
