@@ -39,8 +39,8 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
         return replace(joined, shape=value.shape, channel=value.channel)
     joint = build.memory.functions.get(value.node) or (None if value.gaussian else found_function(build, value))
     if joint is not None:
-        joint = joint if joint.channel == value.channel else laid(joint, value.shape, value.channel)
-        return apply_function(build, joint, fn, dual, label)
+        here = joint if joint.channel == value.channel else laid(joint, value.shape, value.channel)
+        return apply_function(build, here, fn, dual, label)
     if not value.gaussian and find_parts(build, value):
         return apply_function(build, value, fn, dual, label)
     if not value.gaussian:
