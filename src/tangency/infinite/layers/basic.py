@@ -14,10 +14,11 @@ from ..._base.fingerprint import describe, digest
 from ..._base.types import Json, Spec
 from ...errors import InputError
 from ..activations.duals import Dual
+from ..moments.channels import each_part
 from ..moments.core import SCALES, RandomAffine
 from ..moments.fields import Builder
-from ..moments.joins import concat_channels
 from ..moments.ops import ByStatistic, DropChannels, Normalize
+from ..moments.origins import found_function
 from ..moments.values import Field, Lazy, Statistic, Value
 from .weights import Weights
 
@@ -161,6 +162,9 @@ def centred(build: Builder, value: Value, channel: int, positions: bool = False)
         axes = tuple(range(len(value.of.grid))) if positions else ()
         return build.field(build.centred(value, axes), channel)
     f = build.field(value, channel)
+    known = None if f.centered else found_function(build, f)
+    if isinstance(known, Lazy):
+        return centred(build, known, channel, positions)
     if not f.centered:
         raise build.unsupported(
             "normalises values that are not Gaussian in the limit, and whose mean over the channels is not known.",
@@ -182,9 +186,8 @@ def normed(build: Builder, f: Field, positions: bool, eps: float) -> Field:
 
 def by_statistic(build: Builder, f: Field, by: Statistic) -> Field:
     """The field times a function of a mean over channels; channels side by side stay apart, for what follows."""
-    parts = build.memory.parts.get(f.node)
-    if parts is not None:
-        joined = concat_channels(build, [by_statistic(build, build.settled(part), by) for part in parts])
+    joined = each_part(build, f, lambda part: by_statistic(build, build.settled(part), by))
+    if joined is not None:
         after = replace(joined, shape=f.shape, channel=f.channel)
     else:
         node = build.add(ByStatistic(by.fn, by.axes), (f, by.of), f.grid)
@@ -195,10 +198,9 @@ def by_statistic(build: Builder, f: Field, by: Statistic) -> Field:
 
 def scaled_and_shifted(build: Builder, f: Field, scale: float, shift: float) -> Field:
     """A norm's trained scale and shift by their rates; at the start they are 1 and 0, and change no value."""
-    parts = build.memory.parts.get(f.node)
-    if parts is not None:  # channels side by side: what follows is applied to each part by itself
-        each = [scaled_and_shifted(build, build.settled(part), scale, shift) for part in parts]
-        return replace(concat_channels(build, each), shape=f.shape, channel=f.channel)
+    joined = each_part(build, f, lambda part: scaled_and_shifted(build, build.settled(part), scale, shift))
+    if joined is not None:
+        return replace(joined, shape=f.shape, channel=f.channel)
     f = build.apply(RandomAffine(1.0, 0.0, 0.0, shift, means=SCALES), f) if shift else f
     return replace(f, gain=scale)
 

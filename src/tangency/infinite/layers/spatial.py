@@ -18,6 +18,7 @@ from ..moments.positions import Apart, Pool, Resample, Spread, Total, Window
 from ..moments.shapes import flatten_positions, take_positions
 from ..moments.values import Field, Value
 from .basic import Argument, Layer, Pair, Times, input_misfit, per_axis
+from .groups import warn_few
 from .weights import Weights, dotted
 
 
@@ -56,9 +57,10 @@ class Conv(Layer):
         return tuple((p, p) for p in per_axis(self.padding, dims, "padding"))
 
     def grow(
-        self, build: Builder, value: Argument, weights: Weights, name: str, names: tuple[str, str] = ("weight", "bias")
-    ) -> Field:
-        """As `Layer.grow`; `names` are those of its parameters, within the layer `name`."""
+        self, build: Builder, value: Argument, weights: Weights, name: str,
+        names: tuple[str, str] = ("weight", "bias"), whole: int | None = None,
+    ) -> Field:  # fmt: skip
+        """As `Layer.grow`; `names`: of its parameters; `whole`: the fan-in of what its weights are a slice of."""
         dims = len(self.size)
         f = build.field(value, 0)
         needed: int = getattr(self.of, "in_channels", f.width)
@@ -79,11 +81,13 @@ class Conv(Layer):
         tensors = (getattr(self.of, "weight", None), getattr(self.of, "bias", None))
         patch = prod(self.size)
         fan_in, variances = f.width // self.groups * patch, (self.w_var, self.b_var)
-        op = weights.layer(name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors, names=names)
+        op = weights.layer(
+            name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors, names=names, whole=whole
+        )
         op = replace(op, means=weights_in_groups(self.groups, depthwise))
         after = build.affine(patched, self.width or f.width, op)
         if depthwise and not isinstance(value, Tensor):
-            after = as_depthwise(build, value, after, window, op)
+            after = replace(as_depthwise(build, value, after, window, op), alike=f.alike)
         return build.apply(Apart(), after) if self.local else after  # weights of its own: positions are independent
 
     def module(self, width: int) -> nn.Module:
@@ -108,11 +112,13 @@ def check_groups(build: Builder, value: Argument, f: Field, groups: int) -> bool
             "Give each group infinitely many channels: a layer with groups=1 (or a 1×1 convolution) before it.",
         )
     # Channels that were put side by side (Concat) would fall into groups by the branch that they came from.
-    if f.width != groups and f.node in build.memory.parts:
+    if f.width != groups and not f.alike:
         raise build.unsupported(
             f"has {groups} groups of channels that were joined from several layers, so its outputs are not alike.",
             "Use groups=1, groups for each layer before torch.cat, or one group for each channel.",
         )
+    if f.width != groups:
+        warn_few(build, f.width, groups)
     return f.width == groups
 
 
@@ -180,7 +186,7 @@ class ConvTranspose(Layer):
         affine = weights.layer(name, fan_in, patch=patch, bias=self.bias, variances=variances, tensors=tensors)
         affine = replace(affine, means=weights_in_groups(self.groups, depthwise))
         out = build.affine(f, self.width or f.width, affine)
-        return replace(out, gaussian=False) if depthwise else out
+        return replace(out, gaussian=False, alike=f.alike) if depthwise else out
 
     def module(self, width: int) -> nn.Module:
         """As `Layer.module`."""

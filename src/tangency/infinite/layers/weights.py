@@ -43,16 +43,23 @@ class Weights:
         variances: tuple[float | None, float | None] = (None, None),
         tensors: tuple[Tensor | None, Tensor | None] = (None, None),
         names: tuple[str, str] = ("weight", "bias"),
+        whole: int | None = None,
     ) -> RandomAffine:
-        """The numbers of one layer whose window of `patch` positions is summed before it."""
+        """The numbers of one layer whose window of `patch` positions is summed before it.
+
+        `whole`: the fan-in of the parameter of which its weights are a slice, by which they were drawn.
+        """
         w_name, b_name = (dotted(name, n) for n in names)
         w_var, b_var, note, laws = self._variances(w_name, b_name, fan_in, variances, tensors, bias)
+        drawn_by = fan_in if whole is None else whole
+        if drawn_by != fan_in and self.w_var != "init":  # the slice sums fewer terms of the same variance
+            w_var *= fan_in / drawn_by
         lr_w, lr_b = self.rate(w_name), self.rate(b_name) if bias else 0.0
         standard = self.parametrization == "standard"
         # ⟨∂f/∂W, ∂f/∂W⟩ is Σ h² = fan-in·mean(h²) where the parameter is the weight itself; the factor √(w_var/fan-in)
         # of the NTK parametrisation makes it w_var·mean(h²).
         w_rate, b_rate = (fan_in, 1.0) if standard else (w_var, b_var)
-        self.record[name or names[0]] = {"w_var": w_var, "b_var": b_var, "lr": [lr_w, lr_b], "fan_in": fan_in, **note}
+        self.record[name or names[0]] = {"w_var": w_var, "b_var": b_var, "lr": [lr_w, lr_b], "fan_in": drawn_by, **note}
         return RandomAffine(w_var / patch, b_var, lr_w * w_rate / patch, lr_b * b_rate, laws)
 
     def _variances(

@@ -13,11 +13,12 @@ from math import prod
 import torch
 from torch import Tensor
 
+from .channels import take_channels
 from .fields import Builder
 from .ops import Rescale
 from .positions import Permute
 from .shapes import flatten_positions, regrid, take_positions
-from .values import Atom, Axes, Field, Joint, Lazy, Patched, Random, Rows, Seen, Unsettled, Value
+from .values import Atom, Axes, Field, Random, Seen, Unsettled, Value
 
 
 def seen(build: Builder, value: Random) -> Seen:
@@ -53,6 +54,8 @@ def plain(build: Builder, value: Seen) -> Random:
     if value.axes == seen(build, value.of).axes:
         return value.of
     at = [k for k, axis in enumerate(value.axes) if any(a.kind == "channel" for a in axis)]
+    if len(at) == 1 and len(value.axes[at[0]]) > 1 and not atoms_of(value.axes[at[0] : at[0] + 1], "position", "batch"):
+        return plain(build, _with_channels_on(build, value, at[0]))
     if len(at) != 1 or at[0] == 0 or [a.kind for a in value.axes[0]] != ["batch"] or atoms_of(value.axes, "copy"):
         return value
     kept = [a for k, axis in enumerate(value.axes) if k != at[0] for a in axis if a.kind == "position"]
@@ -67,6 +70,20 @@ def plain(build: Builder, value: Seen) -> Random:
     return regrid(build, f, value.shape, at[0] - 1)
 
 
+def _with_channels_on(build: Builder, value: Seen, dim: int) -> Seen:
+    """The value with all channels on this axis as one atom; in another order, they are those of the value in it."""
+    inside = value.axes[dim]
+    numbers = _numbers(_in_order(inside), inside).flatten().tolist()
+    whole = (Atom("channel", (0,), len(numbers)),)
+    return Seen(take_channels(build, value.of, numbers), (*value.axes[:dim], whole, *value.axes[dim + 1 :]))
+
+
+def _numbers(channels: Sequence[Atom], order: Sequence[Atom]) -> Tensor:
+    """The channels' numbers as a tensor with an axis for each of these atoms, in this order."""
+    sizes = [a.size for a in channels]
+    return torch.arange(prod(sizes)).reshape(sizes).permute([channels.index(a) for a in order])
+
+
 def arranged(build: Builder, value: Seen, order: Sequence[Atom]) -> Field:
     """The field with its positions on axes of their own in this order, and its channels last."""
     f, places = build.settled(value.of), _in_order(order)
@@ -76,6 +93,46 @@ def arranged(build: Builder, value: Seen, order: Sequence[Atom]) -> Field:
     if turn == tuple(range(len(turn))):
         return f
     return build.apply(Permute(turn), f, shape=(*(a.size for a in order), f.width))
+
+
+def matched(build: Builder, a: Seen, b: Seen) -> tuple[Seen, Seen] | None:
+    """Two values along other axes as fields of one form, for a sum or product; None where their axes do not agree."""
+    if a.turn is not None or b.turn is not None or atoms_of((*a.axes, *b.axes), "copy"):
+        return None
+    if [_runs(axis) for axis in a.axes] != [_runs(axis) for axis in b.axes]:
+        return None
+    return _canonical(build, a), _canonical(build, b)
+
+
+def _runs(axis: Sequence[Atom]) -> list[tuple[str, int]]:
+    """What an axis is made of, however it is cut: its kinds in order, and their sizes."""
+    runs: list[tuple[str, int]] = []
+    for a in axis:
+        if runs and runs[-1][0] == a.kind:
+            runs[-1] = a.kind, runs[-1][1] * a.size
+        else:
+            runs.append((a.kind, a.size))
+    return runs
+
+
+def _canonical(build: Builder, value: Seen) -> Seen:
+    """The value as a field whose positions and channels come in the order of the axes, its channels last."""
+    channels = atoms_of(value.axes, "channel")
+    of = take_channels(build, value.of, _numbers(_in_order(channels), channels).flatten().tolist())
+    f = arranged(build, replace(value, of=of), atoms_of(value.axes, "position"))
+    counts = {"position": 0, "channel": 0}
+    axes: list[tuple[Atom, ...]] = []
+    for axis in value.axes:
+        new: list[Atom] = []
+        for kind, size in _runs(axis):
+            if kind == "batch":
+                new.append(Atom("batch", (), size))
+                continue
+            new.append(Atom("position" if kind == "position" else "channel", (counts[kind],), size))
+            counts[kind] += 1
+        axes.append(tuple(new))
+    grid = tuple(a.size for a in atoms_of(tuple(axes), "position"))
+    return Seen(regrid(build, f, (*grid, f.width), len(grid)), tuple(axes))
 
 
 def regrouped(axes: Axes, sizes: Sequence[int]) -> Axes | None:
@@ -161,68 +218,16 @@ def taken(build: Builder, value: Seen, dim: int, index: Sequence[int], drop: boo
 def _taken_channels(build: Builder, value: Seen, dim: int, index: Sequence[int], drop: bool) -> Random:
     """Some channels along an axis of them: different rows of the weights before."""
     inside, channels = value.axes[dim], _in_order(atoms_of(value.axes, "channel"))
-    first = channels.index(inside[0])
-    if tuple(channels[first : first + len(inside)]) != inside:
-        raise build.unsupported("takes some of the channels in another order.", "Slice them before they are turned.")
-    sizes = [a.size for a in channels]
-    before, after = prod(sizes[:first]), prod(sizes[first + len(inside) :])
-    if drop and before * after == 1:
+    # The axis' atoms lie together where its first one lies; the others keep their places.
+    first = sum(a not in inside for a in channels[: channels.index(inside[0])])
+    others = [a for a in channels if a not in inside]
+    if drop and not others:
         raise build.unsupported("picks one channel.", "Use a Linear layer as read-out.")
-    rows = torch.arange(prod(sizes)).reshape(before, -1, after)[:, list(index)].flatten().tolist()
+    numbers = _numbers(channels, [*others[:first], *inside, *others[first:]])
+    rows = numbers.flatten(first, first + len(inside) - 1).index_select(first, torch.tensor(index)).flatten().tolist()
     part = take_channels(build, value.of, rows)
     new = () if drop else ((Atom("channel", inside[0].place, len(index)),),)
     return plain(build, Seen(part, (*value.axes[:dim], *new, *value.axes[dim + 1 :])))
-
-
-def take_channels(build: Builder, value: Random, rows: Sequence[int]) -> Random:
-    """Some of the channels: independent of the others, for different rows of weights gave them."""
-    if isinstance(value, Lazy):
-        of = take_channels(build, value.of, rows)
-        assert isinstance(of, Field)
-        return replace(value, of=of)
-    if isinstance(value, Joint) or (isinstance(value, Patched) and all(isinstance(f, Field) for f in value.of)):
-        parts = [take_channels(build, f, rows) for f in value.of if isinstance(f, Field)]
-        return replace(value, of=tuple(f for f in parts if isinstance(f, Field)))
-    if (
-        isinstance(value, Field)
-        and not value.gaussian
-        and isinstance(joint := build.memory.functions.get(value.node), Joint)
-    ):
-        return take_channels(build, joint, rows)
-    # A scale of each channel's own that was just applied still waits: each part has its own.
-    f = value if isinstance(value, Field) else build.settled(value)
-    if list(rows) == list(range(f.width)):
-        return f
-    start = 0
-    for part in build.memory.parts.get(f.node, []):  # one of the values that lie side by side
-        width = part.shape[part.channel]
-        if list(rows) == list(range(start, start + width)) and part.channel == f.channel:
-            return part
-        start += width
-    if not f.gaussian or sorted(set(rows)) != list(rows):
-        raise build.unsupported(
-            f"takes {len(rows)} of {f.width} channels of values that are not Gaussian in the limit, or some twice.",
-            "Do so right after a Linear or Conv, each channel once.",
-        )
-    bits = sum(1 << r for r in rows)
-    if (f.node, bits) not in build.memory.rows:
-        shape = (*f.shape[: f.channel], len(rows), *f.shape[f.channel + 1 :])
-        part = build.apply(Rescale(1.0), f, shape=shape)
-        law = f.doubt if f.doubt is None or f.doubt.node != f.node else replace(f.doubt, node=part.node)
-        sources = frozenset(_rows_of(s, rows) for s in f.sources)
-        build.memory.rows[f.node, bits] = replace(part, sources=sources, doubt=law)
-        build.memory.cuts[part.node] = f, tuple(rows)
-    found = build.memory.rows[f.node, bits]
-    # The same channels may have been asked for when they lay on another axis.
-    return replace(found, shape=(*f.shape[: f.channel], len(rows), *f.shape[f.channel + 1 :]), channel=f.channel)
-
-
-def _rows_of(source: object, rows: Sequence[int]) -> Rows:
-    """These rows of a source, or of those rows that it has already."""
-    if not isinstance(source, Rows):
-        return Rows(source, sum(1 << r for r in rows))
-    have = [k for k in range(source.bits.bit_length()) if source.bits >> k & 1]
-    return Rows(source.source, sum(1 << have[r] for r in rows))
 
 
 def on_channels(build: Builder, value: Seen, layer: Callable[[Field], Value]) -> Random:

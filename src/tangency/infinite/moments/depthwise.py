@@ -21,7 +21,8 @@ def as_depthwise(build: Builder, value: Random, after: Field, window: Window, op
     Gaussian; for an activation it is a function of the Gaussian fields that h is of, and of w and b. Where h is none,
     or the windows are too large to draw, only moments are known.
     """
-    after = replace(after, gaussian=False)
+    f = build.settled(value)
+    after = replace(after, gaussian=False, through=f.sources | f.through)
     grid = (*value.shape[: value.channel], *value.shape[value.channel + 1 :])
     patches = as_patches(build, value)
     if patches is None or "other" in op.laws or patches.width * prod(window.size) > WIDEST:

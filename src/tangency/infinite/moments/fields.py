@@ -39,7 +39,7 @@ from .values import (
     Value,
     all_sources,
 )
-from .windows import MOST, Source, Windowed, Windows
+from .windows import MOST, Parameters, Source, Windowed, Windows
 
 
 class FieldChanges(TypedDict, total=False):
@@ -67,7 +67,16 @@ class Memory:
     parts: dict[int, list[Random]] = field(default_factory=dict)  # what lies side by side in a node's channels
     maxima: dict["Random", tuple["Random", Windows]] = field(default_factory=dict)  # of which value, over which windows
     multiples: dict[int, tuple[Field, float]] = field(default_factory=dict)  # the Gaussian field that a node multiplies
-    rows: dict[tuple[int, int], Field] = field(default_factory=dict)  # some channels of a node, by their bits
+    rows: dict[tuple[int, tuple[int, ...]], Field] = field(default_factory=dict)  # some channels of a node
+    before: dict[int, Field] = field(default_factory=dict)  # of which field, not Gaussian, an operation made a node
+    lazies: dict[int, Lazy] = field(default_factory=dict)  # a node as a function of one Gaussian field
+    sums: dict[int, list[Random]] = field(default_factory=dict)  # what was added to a node of several laws
+    orders: dict[int, tuple[int, ...]] = field(default_factory=dict)  # which of its parts' channels lie where in a node
+    # Of which function which channels a function is: moments are those of the whole.
+    wholes: dict[Lazy | Joint | Patched, tuple[Lazy | Joint | Patched, tuple[int, ...]]] = field(default_factory=dict)
+    # Parameters of some channels by those, and of which ones and channels they are.
+    parameters: dict[tuple[Parameters, tuple[int, ...]], Parameters] = field(default_factory=dict)
+    shares: dict[Parameters, tuple[Parameters, tuple[int, ...]]] = field(default_factory=dict)
     squares: dict[Lazy, Random] = field(default_factory=dict)  # the value that a function is the square of
     # An activation less its mean over the channels, and over positions on these axes.
     centred: dict[tuple[Lazy, tuple[int, ...]], Field] = field(default_factory=dict)
@@ -108,7 +117,10 @@ class Builder:
     def apply(self, op: Op, f: Field, **changes: Unpack[FieldChanges]) -> Field:
         """The field after an operation, which keeps its form but for `changes`."""
         new = replace(f, **changes)
-        return replace(new, node=self.add(op, (f,), new.grid))
+        after = replace(new, node=self.add(op, (f,), new.grid))
+        if not f.gaussian:
+            self.memory.before[after.node] = f
+        return after
 
     def of_this_layer(self, value: Random) -> Random:
         """A new function, with the name of the layer that makes it: it is applied when another one reads it."""
@@ -157,7 +169,9 @@ class Builder:
         self.energy = energy if self.energy is None else self.energy + energy
         grid = (*shape[:channel], *shape[channel + 1 :])
         node = self.add(Input(self.slot(moved), grid, shape[channel]), (), grid)
-        return Field(node, shape, channel, gaussian=False, centered=False, sources=frozenset([node]), few=True)
+        return Field(
+            node, shape, channel, gaussian=False, centered=False, sources=frozenset([node]), few=True, alike=False
+        )
 
     def table(self, index: Tensor, width: int, padding: int | None) -> Field:
         """An Embedding's rows for known indices, of unit variance."""
@@ -210,6 +224,8 @@ class Builder:
             reader, self.name = self.name, value.layer or self.name
             memory.applied[value] = self._applied(value)
             self.name = reader
+            if isinstance(value, Lazy) and not value.rate:
+                memory.lazies[memory.applied[value].node] = value
         return memory.applied[value]
 
     def _no_values(self, value: Squared | Statistic) -> UnsupportedModule:
@@ -241,6 +257,14 @@ class Builder:
         return self.memory.centred[value, axes]
 
     def _applied(self, value: Lazy | Joint | Patched) -> Field:
+        if value in self.memory.wholes:  # some of the channels: the moments are those of all
+            part = self.apply(
+                Rescale(1.0), self.settled(self.memory.wholes[value][0]), shape=value.shape, channel=value.channel
+            )
+            if not isinstance(value, Lazy):
+                self.memory.functions[part.node] = value
+            of = (value.of,) if isinstance(value, Lazy) else value.of
+            return replace(part, sources=all_sources(f for f in of if isinstance(f, Field)))
         if isinstance(value, Patched):
             return self._patched(value)
         return self._sampled(value) if isinstance(value, Joint) else self._activated(value)
@@ -285,7 +309,8 @@ class Builder:
         op = Windowed(value.fn, f"{self.where}, {value.label}", sources, self.samples, self.seed)
         node = self.add(op, value.fields, value.at[0].grid)
         self.memory.functions[node] = value
-        return Field(node, value.shape, value.channel, False, False, all_sources(value.fields))
+        alike = all(f.alike for f in value.fields)
+        return Field(node, value.shape, value.channel, False, False, all_sources(value.fields), alike=alike)
 
     def batch_normed(self, value: Normed, dual: Dual | None, fn: Function | None = None) -> Field:
         """BatchNorm and the activation that follows it: exactly for ReLU and for none, other functions by points."""

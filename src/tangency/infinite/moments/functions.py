@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from ..activations.dual import Dual
 from ..activations.duals import Identity
+from .channels import each_part, find_parts
 from .fields import Builder
-from .joins import concat_channels
 from .ops import Rescale
-from .values import Field, Function, Joint, Lazy, Normed, Patched, Random, Seen, Squared, Statistic, Unsettled
+from .origins import found_function
+from .values import Field, Function, Joint, Lazy, Normed, Patched, Random, Seen, Squared, Statistic, Unsettled, laid
 
 
 def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | None, label: str) -> Random:
@@ -37,13 +38,15 @@ def _function_of(build: Builder, value: Random, fn: Function, dual: Dual | None,
     if isinstance(value, (Joint, Patched)):
         several = value.fn
         return replace(value, fn=lambda *x: fn(several(*x)), label=f"{label}∘{value.label}")
-    parts = build.memory.parts.get(value.node)
-    if parts is not None:  # channels side by side: each part by itself
-        joined = concat_channels(build, [apply_function(build, part, fn, dual, label) for part in parts])
+    joined = each_part(build, value, lambda part: apply_function(build, part, fn, dual, label))
+    if joined is not None:
         return replace(joined, shape=value.shape, channel=value.channel)
-    joint = build.memory.functions.get(value.node)
+    joint = build.memory.functions.get(value.node) or (None if value.gaussian else found_function(build, value))
     if joint is not None:
-        return apply_function(build, joint, fn, dual, label)
+        here = joint if joint.channel == value.channel else laid(joint, value.shape, value.channel)
+        return apply_function(build, here, fn, dual, label)
+    if not value.gaussian and find_parts(build, value):
+        return apply_function(build, value, fn, dual, label)
     if not value.gaussian:
         raise build.unsupported(
             "is applied to values that are not Gaussian in the limit (a sum or product with an activation's "

@@ -17,7 +17,7 @@ from .origins import Origin, gaussian_origin
 from .patches import is_patched, joined_patches
 from .positions import Join
 from .shapes import take_positions
-from .values import Field, Joint, Lazy, Patched, Random, Value, all_sources, correlated
+from .values import Field, Joint, Lazy, Patched, Random, Value, all_sources, correlated, dependent
 
 
 def joined_function(
@@ -77,10 +77,13 @@ def add_fields(build: Builder, values: Sequence[Value]) -> Field:
     node = build.add(Add(), fields, fields[0].grid)
     if joint is not None:
         build.memory.functions[node] = joint
+    if not all_alike(fields):
+        build.memory.sums[node] = [f if isinstance(v, Tensor) else v for f, v in zip(fields, values, strict=True)]
     law = first_doubt([f.doubt for f in fields])
     return replace(
-        fields[0], node=node, gaussian=gaussian, centered=centered, sources=all_sources(fields), few=False, doubt=law
-    )
+        fields[0], node=node, gaussian=gaussian, centered=centered, sources=all_sources(fields), few=False, doubt=law,
+        alike=all_alike(fields), through=_all_through(fields),
+    )  # fmt: skip
 
 
 def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
@@ -89,6 +92,11 @@ def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
     fields = as_fields(build, values)
     _check_alike(build, fields, "multiplies")
     _check_uncorrelated(build, fields, "multiplies")
+    if any(dependent(a, b) for k, a in enumerate(fields) for b in fields[:k]):
+        raise build.unsupported(
+            "multiplies values by a depthwise convolution of the same ones, which are not independent.",
+            "Put a Conv layer with groups=1 into one of the branches, or use smaller windows.",
+        )
     node = build.add(Multiply(), fields, fields[0].grid)
     if any(f.gaussian and f.centered for f in fields):
         build.memory.dotted.add(node)
@@ -96,7 +104,8 @@ def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
     if joint is not None:
         build.memory.functions[node] = joint
     centered = any(f.centered for f in fields)
-    return replace(fields[0].activated(), node=node, centered=centered, sources=all_sources(fields))
+    after = replace(fields[0].activated(), node=node, centered=centered, sources=all_sources(fields))
+    return replace(after, alike=all_alike(fields), through=_all_through(fields))
 
 
 def _broadcast(build: Builder, values: Sequence[Value]) -> Sequence[Value]:
@@ -133,7 +142,10 @@ def concat_channels(build: Builder, values: Sequence[Value]) -> Field:
     parts: list[Random] = [f if isinstance(v, Tensor) else v for f, v in zip(fields, values, strict=True)]
     build.memory.parts[node] = parts
     shape = (*first.shape[: first.channel], total, *first.shape[first.channel + 1 :])
-    return Field(node, shape, first.channel, False, all(f.centered for f in fields), all_sources(fields))
+    centered = all(f.centered for f in fields)
+    return Field(
+        node, shape, first.channel, False, centered, all_sources(fields), alike=False, through=_all_through(fields)
+    )
 
 
 def concat_positions(build: Builder, fields: Sequence[Field], axis: int) -> Field:
@@ -148,7 +160,18 @@ def concat_positions(build: Builder, fields: Sequence[Field], axis: int) -> Fiel
     node = build.add(Join(axis), fields, grid)
     gaussian, centered = all(f.gaussian for f in fields), all(f.centered for f in fields)
     law = first_doubt([f.doubt for f in fields])
-    return Field(node, shape, first.channel, gaussian, centered, all_sources(fields), doubt=law)
+    sources, alike = all_sources(fields), all_alike(fields)
+    through = _all_through(fields)
+    return Field(node, shape, first.channel, gaussian, centered, sources, doubt=law, alike=alike, through=through)
+
+
+def _all_through(fields: Sequence[Field]) -> frozenset[object]:
+    return frozenset().union(*(f.through for f in fields))
+
+
+def all_alike(fields: Sequence[Field]) -> bool:
+    """Whether what is made of these, channel by channel, is of one law."""
+    return all(f.alike for f in fields)
 
 
 def _check_uncorrelated(build: Builder, fields: Sequence[Field], what: str) -> None:

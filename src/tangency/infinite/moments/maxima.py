@@ -5,10 +5,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..activations.dual import Relu
+from .channels import each_part
 from .core import RUNNING, RandomAffine
 from .fields import Builder
 from .functions import apply_function, scale_by
-from .joins import concat_channels
 from .patches import AVERAGE, as_patches, checked_patches, scaled_patches
 from .values import Field, Lazy, Patched, Random
 from .windows import Windows
@@ -20,10 +20,11 @@ def max_over(build: Builder, value: Random, windows: Windows, shape: tuple[int, 
     The limit is that of infinitely many channels, each with its own maximum; windows stay as large as they are.
     """
     if isinstance(value, Field):
-        parts = build.memory.parts.get(value.node)
-        if parts is not None:  # channels side by side: each part by itself
-            pooled = [max_over(build, part, windows, _narrower(shape, channel, part), channel) for part in parts]
-            return replace(concat_channels(build, pooled), shape=shape, channel=channel)
+        pooled = each_part(
+            build, value, lambda part: max_over(build, part, windows, _narrower(shape, channel, part), channel)
+        )
+        if pooled is not None:
+            return replace(pooled, shape=shape, channel=channel)
         value = build.memory.functions.get(value.node, value)
     if value in build.memory.maxima:  # the maximum of maxima is one over all that they see
         value, inner = build.memory.maxima[value]
@@ -65,9 +66,8 @@ def scale_and_shift(build: Builder, value: Random, variance: float, rates: tuple
     What is a function of Gaussian fields stays one, for an activation that follows.
     """
     f = build.settled(value)
-    parts = build.memory.parts.get(f.node)
-    if parts is not None:  # channels side by side: each part by itself
-        normed = concat_channels(build, [scale_and_shift(build, part, variance, rates) for part in parts])
+    normed = each_part(build, f, lambda part: scale_and_shift(build, part, variance, rates))
+    if normed is not None:
         return replace(normed, shape=f.shape, channel=f.channel)
     after = replace(build.apply(RandomAffine(variance, 0.0, 0.0, rates[1], means=RUNNING), f), gain=rates[0])
     function = None if f.gaussian else scaled_patches(build, value, variance**0.5, rates)

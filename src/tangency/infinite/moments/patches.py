@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .fields import Builder
 from .origins import gaussian_origin
-from .values import Field, Lazy, Patched, Random, Value, all_sources
+from .values import Field, Lazy, Patched, Random, Value, correlated
 from .windows import WIDEST, Parameters, Windows
 
 AVERAGE = "Use average pooling: nn.AvgPool2d(k) for nn.MaxPool2d(k), x.mean(dim) for x.amax(dim)"
@@ -63,8 +63,11 @@ def joined_patches(build: Builder, values: Sequence[Value], op: Callable[[Tensor
         places.append(place)
     fields = [f for f in of.values() if isinstance(f, Field)]
     # Uncorrelated Gaussian fields are independent; for others the joint law is not known here.
-    if any(a.sources & b.sources for k, a in enumerate(fields) for b in fields[:k]):
+    if any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k]):
         return None
+    shares = [build.memory.shares[p] for p in of.values() if isinstance(p, Parameters) and p in build.memory.shares]
+    if any(p is q and set(m) & set(n) for k, (p, m) in enumerate(shares) for q, n in shares[:k]):
+        return None  # filters of some channels that both have
     order = {key: k for k, key in enumerate(of)}
 
     def together(*x: Tensor) -> Tensor:
@@ -113,6 +116,6 @@ def same_windows(build: Builder, a: Random, b: Random, op: Callable[[Tensor, Ten
     if not (is_patched(build, a) or is_patched(build, b)):
         return None
     left, right = as_patches(build, a), as_patches(build, b)
-    if left is None or right is None or not all_sources(left.fields) & all_sources(right.fields):
+    if left is None or right is None or not any(correlated(f, g) for f in left.fields for g in right.fields):
         return None
     return joined_patches(build, [a, b], op)

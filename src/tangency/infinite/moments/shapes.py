@@ -24,7 +24,8 @@ def flatten_positions(build: Builder, f: Field, axes: tuple[int, ...]) -> Field:
     shape = [f.shape[k] for k in rest]
     shape.insert(channel, width)
     # Channels of different positions have different laws, so they are no longer Gaussian as one
-    return build.apply(Trace(axes), f, shape=tuple(shape), channel=channel, gaussian=f.gaussian and not axes)
+    out = build.apply(Trace(axes), f, shape=tuple(shape), channel=channel, gaussian=f.gaussian and not axes)
+    return replace(out, alike=f.alike and not axes)
 
 
 def regrid(build: Builder, f: Field, shape: tuple[int, ...], channel: int) -> Field:

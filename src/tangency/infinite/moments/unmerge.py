@@ -48,7 +48,7 @@ def channels_to_positions(build: Builder, value: Random, sizes: tuple[int, ...])
         assert isinstance(inner, Field)
         return replace(value, of=inner)
     f = value if isinstance(value, Field) else build.settled(value)
-    if f.node in build.memory.parts:
+    if not f.alike:
         raise build.unsupported(
             "makes positions of channels that were joined from several layers, and are not of one law.",
             "Put a Conv or Linear layer after torch.cat.",

@@ -35,6 +35,8 @@ class Field:
     gain: float = 0.0  # the rate of a scale of each channel's own that was just applied; not yet in the moments
     few: bool = False  # its channels stay as many as they are: inputs, and parameters used as values
     doubt: Doubt | None = None  # in what it is not Gaussian, though it is taken for it
+    through: frozenset[object] = frozenset()  # weights that it depends on channel by channel, though not correlated
+    alike: bool = True  # whether its channels are of one law, so that some of them have the moments of all
 
     @property
     def grid(self) -> Grid:
@@ -272,21 +274,41 @@ Value = Tensor | Random
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a weight matrix (as bits of a number), as the source of some of the channels that it gives."""
+    """Some rows of a weight matrix by their numbers, in order, as the source of some of the channels that it gives."""
 
     source: object
-    bits: int
+    numbers: tuple[int, ...]
 
 
 def correlated(a: Field, b: Field) -> bool:
     """Whether two fields share weights that they are linear in: different rows of one matrix are independent."""
     if a.sources & b.sources:
         return True
-    # −1 has all bits: all rows.
-    left, right = ([(s.source, s.bits) if isinstance(s, Rows) else (s, -1) for s in f.sources] for f in (a, b))
-    return any(s == t and m & n for s, m in left for t, n in right)
+    return any(_overlap(s, t) for s in a.sources for t in b.sources)
+
+
+def dependent(a: Field, b: Field) -> bool:
+    """Whether a channel of one tells of the same channel of the other, correlated with it or not."""
+    return any(_overlap(s, t) for s in a.sources | a.through for t in b.sources | b.through)
+
+
+def _overlap(s: object, t: object) -> bool:
+    """Whether two sources are of the same weights and have a row in common; a source that is no `Rows` has all."""
+    if not isinstance(s, Rows) or not isinstance(t, Rows):
+        return (s.source if isinstance(s, Rows) else s) == (t.source if isinstance(t, Rows) else t)
+    return s.source == t.source and not set(s.numbers).isdisjoint(t.numbers)
 
 
 def all_sources(fields: Iterable[Field]) -> frozenset[object]:
     """The weights that any of these is linear in."""
     return frozenset().union(*(f.sources for f in fields))
+
+
+def laid(value: Random, shape: tuple[int, ...], channel: int) -> Random:
+    """The value with its channels on this axis of this shape: no axis of the moments moves."""
+    if isinstance(value, (Field, Patched)):
+        return replace(value, shape=shape, channel=channel)
+    if isinstance(value, Joint):
+        return replace(value, of=tuple(replace(f, shape=shape, channel=channel) for f in value.of))
+    assert isinstance(value, (Lazy, Normed))
+    return replace(value, of=replace(value.of, shape=shape, channel=channel))

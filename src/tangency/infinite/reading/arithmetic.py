@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..activations.recognize import recognize
-from ..moments.axes import aligned, atoms_of, on_channels, seen
+from ..moments.axes import aligned, atoms_of, matched, on_channels, plain, seen
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import add_fields, concat_channels, joined_function, multiply_fields
 from ..moments.origins import gaussian_origin
@@ -33,6 +33,7 @@ from .calls import RANDOM, Call, JoinedBias, Keywords, Parameter, TorchFunction
 from .gates import apply_gain, apply_shift
 from .norms import joined_statistics, less_statistic, read_square, times_statistic
 from .rotary import add_turned, is_head, weigh_channels
+from .tensors import read_permute
 
 
 def read_elementwise(call: Call, target: TorchFunction, method: str | None = None) -> Random | Tensor:
@@ -152,6 +153,10 @@ def _sum_along(call: Call, a: Unsettled, b: object, by_a: float, by_b: float) ->
         return together
     if isinstance(b, Seen) and b.axes == a.axes and isinstance(a.of, RANDOM) and a.of.shape == b.of.shape:
         return replace(a, of=_plus(call, first.of, scale_by(build, b.of, by_b)))
+    both = matched(build, a, seen(build, b)) if isinstance(b, RANDOM) else None
+    if both is not None:
+        left, right = (v.of if w == 1 else scale_by(build, v.of, w) for v, w in zip(both, (by_a, by_b), strict=True))
+        return plain(build, replace(both[0], of=_plus(call, left, right)))
     if isinstance(b, float):
         return apply_function(build, first, lambda x: x + by_b * b, None, call.label)
     if isinstance(b, Tensor):
@@ -264,6 +269,11 @@ def _product(call: Call, a: Random, b: Random) -> Random:
         value, by = (b, a) if isinstance(a, Statistic) else (a, b)
         assert isinstance(by, Statistic)
         return times_statistic(call.build, value, by)
+    if isinstance(a, Seen) or isinstance(b, Seen):
+        both = matched(call.build, seen(call.build, a), seen(call.build, b))
+        if both is not None:
+            left, right = both
+            return plain(call.build, replace(left, of=_product(call, left.of, right.of)))
     if a is b:
         return read_square(replace(call, args=(a,), kwargs=Keywords()))
     return _together(call, a, b, torch.mul) or multiply_fields(call.build, [a, b])
@@ -341,7 +351,7 @@ def read_addmm(call: Call) -> Random:
     plain_form = call.kwargs.get("beta", 1) == 1 and call.kwargs.get("alpha", 1) == 1
     if not (isinstance(bias, Parameter) and isinstance(weight, Parameter) and plain_form):
         raise call.build.unsupported("has weights or a bias that are no parameter.", "Use nn.Linear.")
-    return _linear(call, value, weight, bias, *weight.value.shape)
+    return _linear(call, value, weight, bias, 0)
 
 
 def read_einsum(call: Call) -> Random:
@@ -354,6 +364,12 @@ def read_einsum(call: Call) -> Random:
         if left == right and len(summed) == 1 and [*left[: summed[0]], *left[summed[0] + 1 :]] == list(output):
             return _inner(call, equation, operands, summed[0] - 1)
         return multiply_by_letters(call, equation, *operands)
+    before, _, after = equation.replace(" ", "").partition("->")
+    if len(operands) == 1 and before.isalpha() and sorted(before) == sorted(after) == sorted(set(before)):
+        order = tuple(before.index(letter) for letter in after)  # letters that only change places
+        moved = read_permute(replace(call, args=(operands[0], order), kwargs=Keywords()))
+        assert not isinstance(moved, Parameter)
+        return moved
     raise call.build.unsupported(f"is einsum {equation!r}.", "Use nn.Linear, matmul or attention.")
 
 
@@ -387,10 +403,9 @@ def read_matmul(call: Call) -> Random:
     a, b = call.args[0], call.get(1, "mat2", call.kwargs.get("other"))
     build = call.build
     if isinstance(b, Parameter) and b.value.dim() == 3 and b.value.shape[0] == 1:  # expanded along the batch, for bmm
-        b = replace(b, value=b.value[0])
+        b = b.moved(lambda v: v[0])
     if isinstance(b, Parameter) and isinstance(a, (*RANDOM, Tensor)):
-        width = b.value.shape[1] if b.value.dim() == 2 else 1
-        return _linear(call, a, b, None, b.value.shape[0], width)
+        return _linear(call, a, b, None, 0)
     if isinstance(a, RANDOM) and isinstance(b, RANDOM):
         return multiply_matrices(call, a, b)
     if not isinstance(a, Tensor) or not isinstance(b, RANDOM):
@@ -416,8 +431,7 @@ def read_linear(call: Call) -> Random:
         return _linear_by_parts(call, value, weight, bias)
     if bias is not None and not isinstance(bias, Parameter):
         raise call.build.unsupported("has a bias that is no parameter.", "Use nn.Linear.")
-    rows = weight.value.shape[0] if weight.value.dim() == 2 else 1
-    return _linear(call, value, weight, bias, weight.value.shape[-1], rows)
+    return _linear(call, value, weight, bias, weight.value.dim() - 1)
 
 
 def _linear_by_parts(call: Call, value: Value, weight: Parameter, bias: JoinedBias) -> Random:
@@ -426,24 +440,27 @@ def _linear_by_parts(call: Call, value: Value, weight: Parameter, bias: JoinedBi
         return on_channels(call.build, value, lambda f: _linear_by_parts(call, f, weight, bias))
     if sum(bias.sizes) != len(weight.value):
         raise InputError(f"{call.build.where}: {sum(bias.sizes)} biases for {len(weight.value)} rows of {weight.name}.")
-    # The initialisation of all rows is that of the whole matrix, whichever of them a part has.
-    parts = [
-        _linear(call, value, weight, part if isinstance(part, Parameter) else None, weight.value.shape[-1], rows)
-        for part, rows in zip(bias.parts, bias.sizes, strict=True)
-    ]
+    parts, start = [], 0
+    for part, rows in zip(bias.parts, bias.sizes, strict=True):
+        # The initialisation of all rows is that of the whole matrix, whichever of them a part has.
+        some = weight.part((slice(start, start + rows),))
+        parts.append(_linear(call, value, some, part if isinstance(part, Parameter) else None, 1))
+        start += rows
     return concat_channels(call.build, parts)
 
 
-def _linear(call: Call, value: Value, weight: Parameter, bias: Parameter | None, fan_in: int, width: int) -> Random:
-    """Values times a parameter of `fan_in` rows, with as many channels as `width` after it."""
+def _linear(call: Call, value: Value, weight: Parameter, bias: Parameter | None, axis: int) -> Random:
+    """Values times a parameter, their channels along this axis of it: a matrix, or one read-out."""
     if isinstance(value, Seen):
-        return on_channels(call.build, value, lambda f: _linear(call, f, weight, bias, fan_in, width))
+        return on_channels(call.build, value, lambda f: _linear(call, f, weight, bias, axis))
     f = call.build.field(value, -1)
+    fan_in, width = weight.value.shape[axis], weight.value.shape[1 - axis] if weight.value.dim() == 2 else 1
     if f.width != fan_in:
         raise InputError(f"{call.build.where}: the weights {weight.name} take {fan_in} features; given were {f.width}.")
     names = (weight.name, bias.name if bias is not None else weight.name + ".bias")
-    tensors = (weight.value, None if bias is None else bias.value)
-    op = call.weights.layer("", fan_in, bias=bias is not None, tensors=tensors, names=names)
+    drawn = weight.drawn(call.build)
+    tensors = (drawn, None if bias is None else bias.drawn(call.build))
+    op = call.weights.layer("", fan_in, bias=bias is not None, tensors=tensors, names=names, whole=drawn.shape[axis])
     # A multiple of a parameter has its variance and its gradient times the square.
     w, b = weight.factor**2, 1.0 if bias is None else bias.factor**2
     if (w, b) != (1.0, 1.0):

@@ -290,7 +290,8 @@ def _attended(build: Builder, s: Scores, v: Field, width: int) -> Field:
         s.scale, build.samples, build.seed, slot, shared, 0.0 if s.waves is not None else shift, s.waves, tables
     )
     node = build.add(op, (s.q, s.k, v), (s.q.shape[0],))
-    return Field(node, (s.q.shape[0], width), 1, gaussian=False, centered=v.centered, sources=v.sources)
+    alike = v.alike and (bias is None or bool((bias == bias[:, :1]).all()))  # masks by head make heads of several laws
+    return Field(node, (s.q.shape[0], width), 1, gaussian=False, centered=v.centered, sources=v.sources, alike=alike)
 
 
 def _own_windows(index: Tensor, rest: int) -> Tensor:

@@ -34,11 +34,28 @@ class Parameter:
     table: Tensor | None = None  # the whole parameter, where `value` is some of its entries in another form
     forms: tuple[Callable[[Tensor], Tensor], ...] = ()  # what made `value` of it
     layer: str = ""  # the Embedding that holds it, if one does
+    whole: Tensor | None = None  # where it is a slice: all entries along the axes that were sliced, as it was drawn
+    reshaped: bool = False  # whether a slice has got another form since, so that its fan-in cannot be told
 
     def formed(self, form: Callable[[Tensor], Tensor]) -> "Parameter":
         """Some of its entries, or all, in another form: a view, rows by their numbers."""
         table = self.value if self.table is None else self.table
-        return replace(self, value=form(self.value), table=table, forms=(*self.forms, form))
+        changed = replace(self, value=form(self.value), table=table, forms=(*self.forms, form))
+        return replace(changed, whole=None, reshaped=self.reshaped or self.whole is not None)
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Parameter":
+        """With its axes in another order, or new ones of size 1."""
+        whole = None if self.whole is None else move(self.whole)
+        return replace(self.formed(move), whole=whole, reshaped=self.reshaped)
+
+    def part(self, items: tuple[object, ...]) -> "Parameter":
+        """Some of its entries, by x[items]: slices leave the whole as it was, numbers pick a parameter of their own."""
+        kept = tuple(
+            item if item is None or item is Ellipsis or isinstance(item, int) else slice(None) for item in items
+        )
+        before = self.value if self.whole is None else self.whole
+        some, whole = self.formed(lambda v: v[items]), before[kept]  # type: ignore[index]
+        return replace(some, whole=None if whole.shape == some.value.shape else whole, reshaped=self.reshaped)
 
     def entries(self) -> Tensor:
         """The number of each entry of `value` among those of the parameter."""
@@ -47,6 +64,16 @@ class Parameter:
         for form in self.forms:
             numbers = form(numbers)
         return numbers
+
+    def drawn(self, build: Builder) -> Tensor:
+        """The tensor whose sizes say the fan-in that it was drawn by: a slice's is that of the whole parameter."""
+        if self.reshaped:
+            raise build.unsupported(
+                f"multiplies by a slice of the parameter {self.name} that was reshaped since, so that the fan-in it "
+                "was drawn by cannot be told.",
+                "Slice it after it is reshaped, or give the slice a parameter of its own.",
+            )
+        return self.value if self.whole is None else self.whole
 
 
 @dataclass(frozen=True)

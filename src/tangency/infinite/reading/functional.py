@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from ...errors import UnsupportedModule
 from ..layers.spatial import Conv
-from ..moments.axes import take_channels
+from ..moments.channels import take_channels
 from ..moments.fields import Builder
 from ..moments.functions import apply_function, scale_by
 from ..moments.joins import multiply_fields
 from ..moments.values import Field, Random, Unsettled
-from . import gates, norms, products, shuffles
+from . import gates, norms, products, rearranged, shuffles
 from .arithmetic import (
     read_addmm,
     read_baddbmm,
@@ -54,7 +54,6 @@ from .tensors import (
     read_new,
     read_parts,
     read_permute,
-    read_repeat,
     read_reshape,
     read_select,
     read_size,
@@ -124,17 +123,18 @@ def read_conv(call: Call) -> Field:
     if weight.factor != 1 or (bias is not None and bias.factor != 1):
         raise call.build.unsupported("has a multiple of a parameter for weights or bias.", "Multiply its output.")
     # The layer reads initialisations off a module's tensors; here they are the user's own parameters.
-    source = SimpleNamespace(weight=weight.value, bias=None if bias is None else bias.value)
+    drawn = weight.drawn(call.build)
+    source = SimpleNamespace(weight=drawn, bias=None if bias is None else bias.drawn(call.build))
     layer = Conv(
         tuple(weight.value.shape[2:]), options.get("stride", 1), options.get("padding", 0), options.get("dilation", 1),
         options.get("groups", 1), bias=bias is not None, width=weight.value.shape[0],
         of=cast(nn.Module, source),  # a layer reads its weights and sizes alone
     )  # fmt: skip
     names = (weight.name, bias.name if bias is not None else weight.name + ".bias")
-    return layer.grow(call.build, options["input"], call.weights, "", names)
+    return layer.grow(call.build, options["input"], call.weights, "", names, drawn[0].numel())
 
 
-def read_chunk(call: Call) -> tuple[Random, ...]:
+def read_chunk(call: Call) -> tuple[Random | Parameter, ...]:
     """Parts of the positions, or of the channels: independent fields of one law."""
     value, count, dim = call.args[0], call.get(1, "chunks"), call.get(2, "dim", 0)
     total = full_shape(call.build, value)[dim]
@@ -224,7 +224,7 @@ METHODS: dict[str, Rule] = {
     "masked_fill": read_masked_fill, "size": read_size, "dim": read_dim,
     "view": read_reshape, "reshape": read_reshape, "flatten": read_flatten, "permute": read_permute,
     "transpose": read_transpose, "swapaxes": read_transpose, "t": read_transpose, "unsqueeze": read_unsqueeze,
-    "squeeze": read_squeeze, "repeat": read_repeat, "chunk": read_chunk, "split": read_split, "unbind": read_unbind,
+    "squeeze": read_squeeze, "chunk": read_chunk, "split": read_split, "unbind": read_unbind,
     "unflatten": read_unflatten, "select": read_select, "narrow": read_narrow, "movedim": read_movedim,
     "moveaxis": read_movedim, "swapdims": read_transpose, "reshape_as": read_like, "view_as": read_like,
     "new_zeros": partial(read_new, number=0), "new_ones": partial(read_new, number=1),
@@ -259,6 +259,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.interpolate: read_interpolate,
     F.dropout: read_dropout, F.pixel_shuffle: _as_module(nn.PixelShuffle, "upscale_factor"),
     F.pixel_unshuffle: _as_module(nn.PixelUnshuffle, "downscale_factor"),
+    F.unfold: _as_module(nn.Unfold, "kernel_size", "dilation", "padding", "stride"),
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), read_conv),
     F.max_pool1d: _as_module(nn.MaxPool1d, *MAX_POOL), torch.max_pool1d: _as_module(nn.MaxPool1d, *MAX_POOL),
     F.max_pool2d: _as_module(nn.MaxPool2d, *MAX_POOL), torch.max_pool2d: _as_module(nn.MaxPool2d, *MAX_POOL),
@@ -279,8 +280,8 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     **{fn: partial(read_elementwise, target=fn) for fn in ELEMENTWISE},
 }  # fmt: skip
 # Whole families of their own files; what they have takes the place of what stands above.
-METHODS |= norms.METHODS | gates.METHODS | shuffles.METHODS
-FUNCTIONS |= norms.FUNCTIONS | gates.FUNCTIONS | shuffles.FUNCTIONS | products.FUNCTIONS
+METHODS |= norms.METHODS | gates.METHODS | shuffles.METHODS | rearranged.METHODS
+FUNCTIONS |= norms.FUNCTIONS | gates.FUNCTIONS | shuffles.FUNCTIONS | products.FUNCTIONS | rearranged.FUNCTIONS
 METHODS |= {name: gates.or_parameter(name, METHODS[name]) for name in ("view", "reshape", "unsqueeze", "squeeze")}
 METHODS |= {name: or_bias(name, METHODS[name]) for name in BIAS_FORMS}
 FUNCTIONS |= {

@@ -57,6 +57,7 @@ def apply_gain(call: Call, value: Random, by: Parameter) -> Field:
     square = (by.value.detach().double() * by.factor).square()
     constant = float(square.max() - square.min()) == 0
     scaled = build.apply(RandomAffine(float(square.mean()), means=GAIN), f, gaussian=f.gaussian and constant)
+    scaled = replace(scaled, alike=scaled.alike and constant)
     if f.node in build.memory.normed_nodes:
         build.memory.normed_nodes.add(scaled.node)
     factor = rate / float(square.mean()) if float(square.mean()) else 0.0

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -29,6 +30,7 @@ from .attention import take_softmax
 from .calls import RANDOM, Call, Keywords
 from .faithful import check_leaf, exact
 from .joining import padded
+from .merged import beside_batch, channel_by_channel
 from .tensors import read_flatten
 
 # From a module and its call to the value after it. The module is of one of the types that the reader is for.
@@ -110,6 +112,8 @@ def _read_along(module: nn.Module, kind: type, call: Call) -> object:
     value = call.args[0] if call.args else None
     if isinstance(value, Seen) and kind in (nn.Linear, nn.LayerNorm, nn.RMSNorm):
         return on_channels(call.build, value, lambda f: READERS[kind](module, replace(call, args=(f,))))  # type: ignore[arg-type, return-value]
+    if isinstance(value, Seen) and kind is _BatchNorm:
+        return channel_by_channel(call.build, value, lambda v: _batch_normed(module, replace(call, args=(v,))))  # type: ignore[arg-type]
     return READERS[kind](module, call)
 
 
@@ -168,15 +172,24 @@ def _linear(m: nn.Linear, call: Call) -> Field:
 
 
 @reads(nn.Conv1d, nn.Conv2d, nn.Conv3d)
-def _conv(m: nn.Conv1d | nn.Conv2d | nn.Conv3d, call: Call) -> Field:
+def _conv(m: nn.Conv1d | nn.Conv2d | nn.Conv3d, call: Call) -> Random:
     value: Value = call.args[0]
-    padding: Pair | str = m.padding
+    if isinstance(value, Seen):
+        f, back = beside_batch(call.build, value)
+        return back(_convolved(m, replace(call, args=(f,)), 1))
+    return _convolved(m, call, 0)
+
+
+def _convolved(m: nn.Conv1d | nn.Conv2d | nn.Conv3d, call: Call, more: int) -> Field:
+    """The convolution, with windows of 1 over as many axes `more` before its own."""
+    value: Value = call.args[0]
+    padding: Pair | str = m.padding if isinstance(m.padding, str) else (0,) * more + tuple(m.padding)
     if m.padding_mode not in ("zeros", "circular"):  # borders of their own, then none
         amounts, padding = list(m._reversed_padding_repeated_twice), 0
         value = padded(call.build, value, amounts, m.padding_mode, channel=0)
     layer = Conv(
-        tuple(m.kernel_size), m.stride, padding, m.dilation, m.groups, m.padding_mode == "circular",
-        bias=m.bias is not None, width=m.out_channels, of=m,
+        (1,) * more + tuple(m.kernel_size), (1,) * more + tuple(m.stride), padding, (1,) * more + tuple(m.dilation),
+        m.groups, m.padding_mode == "circular", bias=m.bias is not None, width=m.out_channels, of=m,
     )  # fmt: skip
     return layer.grow(call.build, value, call.weights, call.name)
 
@@ -210,12 +223,24 @@ def _avg_pool(m: nn.AvgPool1d | nn.AvgPool2d | nn.AvgPool3d, call: Call) -> Valu
     if getattr(m, "divisor_override", None):
         raise call.build.unsupported("has a divisor of its own.", "Use the window's, and multiply.")
     size, stride, padding = (per_axis(v, dims) for v in (m.kernel_size, m.stride, m.padding))
+    if isinstance(call.args[0], Seen):
+        f, back = beside_batch(call.build, call.args[0])
+        layer = AvgPool((1, *size), (1, *stride), (0, *padding), not m.count_include_pad, ceil=m.ceil_mode)
+        pooled = layer.grow(call.build, f, call.weights, call.name)
+        assert isinstance(pooled, Field)
+        return back(pooled)
     layer = AvgPool(size, stride, padding, not m.count_include_pad, ceil=m.ceil_mode)
     return layer.grow(call.build, call.args[0], call.weights, call.name)
 
 
 @reads(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 def _adaptive(m: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d | nn.AdaptiveAvgPool3d, call: Call) -> Value:
+    if isinstance(call.args[0], Seen):
+        f, back = beside_batch(call.build, call.args[0])
+        sizes = per_axis(m.output_size, len(f.grid) - 1)  # type: ignore[arg-type]
+        pooled = _adaptive(SimpleNamespace(output_size=(None, *sizes)), replace(call, args=(f,)))  # type: ignore[arg-type]
+        assert isinstance(pooled, Field)
+        return back(pooled)
     build = call.build
     f = build.field(call.args[0], 0)
     asked = per_axis(m.output_size, len(f.grid))  # type: ignore[arg-type]  # None keeps an axis as it is
@@ -321,6 +346,22 @@ def of_input(m: nn.Module, call: Call) -> object:
 
 @reads(_BatchNorm)
 def _batch_norm(m: _BatchNorm, call: Call) -> object:
+    check_channels(call, m.num_features)
+    return _batch_normed(m, call)
+
+
+def check_channels(call: Call, count: int) -> None:
+    """Refuse numbers of each entry of axis 1 where the channels lie elsewhere: they would be those of positions."""
+    value = call.args[0]
+    if isinstance(value, RANDOM) and (value.channel != 0 or value.shape[0] != count):
+        raise call.build.unsupported(
+            f"acts on {count} channels along axis 1; what it is given has {value.shape[value.channel]}, on axis "
+            f"{value.channel + 1}.",
+            "Move the channels there with transpose, and back after it.",
+        )
+
+
+def _batch_normed(m: _BatchNorm, call: Call) -> Any:
     build, weights = call.build, call.weights
     if isinstance(call.args[0], Tensor):
         # Statistics of the batch would make one sample depend on the others.
@@ -376,5 +417,7 @@ def _prelu(m: nn.PReLU, call: Call) -> object:
             "trains one slope for all channels, whose gradient has no limit.",
             "Give each channel its own (num_parameters), or freeze it (trainable=).",
         )
+    if m.num_parameters > 1:
+        check_channels(call, m.num_parameters)
     after = apply_function(build, value, dual, dual, "PReLU")
     return replace(after, inner=ABRelu(1.0, 0.0), rate=rate) if rate and isinstance(after, Lazy) else after

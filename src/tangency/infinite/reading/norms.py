@@ -18,6 +18,7 @@ from ...errors import InputError
 from ..activations.quadrature import Quadrature
 from ..activations.recognize import recognize
 from ..layers.basic import by_statistic, centred, normed, scaled_and_shifted
+from ..layers.groups import warn_few
 from ..layers.weights import dotted
 from ..moments.fields import Builder
 from ..moments.functions import apply_function
@@ -85,11 +86,12 @@ def _by_groups(call: Call, value: Random, groups: int, eps: float, rates: tuple[
             "has one channel in each group: its statistics are over positions, which are not infinitely many.",
             "Use fewer groups, such as GroupNorm(1, …), or LayerNorm.",
         )
-    if groups > 1 and f.node in build.memory.parts:
+    if groups > 1 and not f.alike:
         raise build.unsupported(
             f"has {groups} groups of channels that were joined from several layers, and are not of one law.",
             "Use GroupNorm(1, …), or normalise before torch.cat.",
         )
+    warn_few(build, f.width, groups)
     return scaled_and_shifted(build, normed(build, f, True, eps), *rates)
 
 

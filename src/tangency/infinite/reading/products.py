@@ -59,14 +59,15 @@ def _contracted(call: Call, value: Value, by: Parameter | Tensor, of_value: str,
         )
     axis = of_value.index(old[0]) - 1
     matrix = by.value if isinstance(by, Parameter) else by
-    matrix = matrix if of_weight[0] == new[0] else matrix.T  # [new, old]
+    place = of_weight.index(old[0])
+    matrix = matrix if place else matrix.T  # [new, old]
     if isinstance(by, Parameter):
         f = build.field(value, axis)
         if f.width != matrix.shape[1]:
             raise input_misfit(build, matrix.shape[1], f.width)
-        op = call.weights.layer(
-            "", f.width, bias=False, tensors=(matrix, None), names=(by.name, by.name + ".bias")
-        )  # fmt: skip
+        drawn, names = by.drawn(build), (by.name, by.name + ".bias")
+        tensors = (drawn if place else drawn.T, None)
+        op = call.weights.layer("", f.width, bias=False, tensors=tensors, names=names, whole=drawn.shape[place])
         scale = by.factor**2
         op = replace(op, w_var=op.w_var * scale, w_rate=op.w_rate * scale)
         after = build.affine(f, matrix.shape[0], op)

@@ -12,15 +12,16 @@ from torch import nn
 
 from ..layers.basic import per_axis
 from ..moments.axes import permuted, seen
+from ..moments.channels import take_channels
 from ..moments.joins import concat_positions
 from ..moments.ops import Rescale
 from ..moments.positions import Permute, Window
-from ..moments.shapes import flatten_positions, regrid, take_positions
+from ..moments.shapes import flatten_positions, regrid
 from ..moments.unmerge import channels_to_positions
 from ..moments.values import Field, Lazy, Random, Value
 from .calls import RANDOM, Call, Keywords, Rule, TorchFunction
 from .modules import reads
-from .tensors import read_reshape, read_unsqueeze
+from .tensors import entries_along, full_shape, read_reshape, read_unsqueeze
 
 
 @reads(nn.PixelShuffle)
@@ -56,14 +57,12 @@ def _check_picture(call: Call, value: Field) -> None:
 
 @reads(nn.ChannelShuffle)
 def _channel_shuffle(m: nn.ChannelShuffle, call: Call) -> object:
-    """The same in law, for channels are alike; not where they come from several layers."""
-    value: object = call.args[0]
-    if isinstance(value, Field) and value.node in call.build.memory.parts:
-        raise call.build.unsupported(
-            "mixes channels that were joined from several layers, and are not of one law.",
-            "Put a Conv layer with groups=1 after torch.cat.",
-        )
-    return value
+    """[groups, C/groups] to [C/groups, groups]: the same channels in another order."""
+    value = call.args[0]
+    if value.channel != 0:
+        raise call.build.unsupported(f"has its channels on axis {value.channel + 1}.", "Needed: [channels, …].")
+    numbers = torch.arange(value.shape[0]).reshape(m.groups, -1).T.flatten().tolist()
+    return take_channels(call.build, value, numbers)
 
 
 @reads(nn.Unflatten)
@@ -91,62 +90,47 @@ def _unfold(m: nn.Unfold, call: Call) -> Field:
     h, w = op.grid(f.grid)
     count = size[0] * size[1]
     windows = call.build.apply(op, f, shape=(f.width * count, h, w), gaussian=False)
-    mean = call.build.apply(Rescale(count**-0.5), windows)
+    mean = replace(call.build.apply(Rescale(count**-0.5), windows), alike=False)  # those of several positions
     return regrid(call.build, mean, (f.width * count, h * w), 0)
 
 
-def read_roll(call: Call) -> Field:
-    """torch.roll of positions."""
-    f = call.form()
+def read_roll(call: Call) -> Random:
+    """torch.roll along axes of positions or channels."""
+    value: Random = call.args[0]
     shifts, dims = call.get(1, "shifts"), call.get(2, "dims")
     if dims is None:
         raise call.build.unsupported("rolls all values as one row.", "Name the positions' axes: dims=…")
     for shift, dim in zip(_several(shifts), _several(dims), strict=True):
-        size = f.shape[_position(call, f, dim)]
-        f = _taken(call, f, dim, [(k - shift) % size for k in range(size)])
-    return f
+        size = full_shape(call.build, value)[dim]
+        value = entries_along(call, value, dim, [(k - shift) % size for k in range(size)])
+    return value
 
 
-def read_flip(call: Call) -> Field:
-    """torch.flip of positions."""
-    f = call.form()
+def read_flip(call: Call) -> Random:
+    """torch.flip along axes of positions or channels."""
+    value: Random = call.args[0]
     given = call.args[1:] if len(call.args) > 2 else _several(call.get(1, "dims"))
     for dim in given:
-        f = _taken(call, f, dim, list(range(f.shape[_position(call, f, dim)]))[::-1])
-    return f
+        value = entries_along(call, value, dim, range(full_shape(call.build, value)[dim])[::-1])
+    return value
 
 
-def read_index_select(call: Call) -> Field:
-    """Positions by known numbers, the same for all samples."""
-    f, dim, index = call.form(), call.get(1, "dim"), call.get(2, "index")
-    return _taken(call, f, dim, [int(k) % f.shape[_position(call, f, dim)] for k in index])
+def read_index_select(call: Call) -> Random:
+    """Entries along an axis by known numbers, the same for all samples."""
+    value, dim, index = call.args[0], call.get(1, "dim"), call.get(2, "index")
+    return entries_along(call, value, dim, [int(k) % full_shape(call.build, value)[dim] for k in index])
 
 
-def read_repeat_interleave(call: Call) -> Field:
+def read_repeat_interleave(call: Call) -> Random:
     """Each position several times."""
-    f, times, dim = call.form(), call.get(1, "repeats"), call.get(2, "dim")
+    value, times, dim = call.args[0], call.get(1, "repeats"), call.get(2, "dim")
     if not isinstance(times, int) or dim is None:
         raise call.build.unsupported("repeats by a tensor, or without an axis.", "Give a number, and dim=….")
-    return _taken(call, f, dim, [k // times for k in range(f.shape[_position(call, f, dim)] * times)])
+    return entries_along(call, value, dim, [k // times for k in range(full_shape(call.build, value)[dim] * times)])
 
 
 def _several(numbers: int | Sequence[int]) -> Sequence[int]:
     return (numbers,) if isinstance(numbers, int) else numbers
-
-
-def _position(call: Call, f: Field, dim: int) -> int:
-    """An axis of the field's shape, which must be one of positions."""
-    (axis,) = call.axes(dim, f)
-    if axis == f.channel:
-        raise call.build.unsupported(
-            "moves channels: in the limit they are alike, and what joins them later would take them for the same ones.",
-            "Act along an axis of positions, or give the second branch a Linear or Conv layer of its own.",
-        )
-    return axis
-
-
-def _taken(call: Call, f: Field, dim: int, index: list[int]) -> Field:
-    return take_positions(call.build, f, _position(call, f, dim), tuple(index), drop=False)
 
 
 def read_stack(call: Call) -> Random:

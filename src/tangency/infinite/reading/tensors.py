@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..moments.axes import expanded, permuted, plain, regrouped, reshaped, seen, taken
+from ..moments.axes import arranged, expanded, permuted, plain, regrouped, reshaped, seen, taken
 from ..moments.fields import Builder
 from ..moments.positions import Permute, Total
 from ..moments.shapes import flatten_positions, regrid, take_positions
@@ -75,7 +75,8 @@ def _reshaped(call: Call, f: Field, new: tuple[int, ...]) -> Random:
         if f.channel in old_dims:
             big = [k for k in new_dims if new[k] != 1]
             if len(big) > 1:  # the channels are split over several axes, as into heads
-                return reshaped(call.build, seen(call.build, f), (call.build.size, *new))
+                # As it was given: what is not applied yet stays so.
+                return reshaped(call.build, seen(call.build, call.args[0]), (call.build.size, *new))
             place = big[0] if big else new_dims[0]
             merged = tuple(f.axis(k) for k in old_dims if k != f.channel and f.shape[k] != 1)
             # Merged with the channels, positions are averaged over in the moments; merged among themselves, they stay.
@@ -166,7 +167,7 @@ def read_movedim(call: Call) -> Random | Parameter:
 def _permuted(call: Call, value: Random | Parameter, order: tuple[int, ...]) -> Random | Parameter:
     """The axes in this order, the batch counted."""
     if isinstance(value, Parameter):
-        return value.formed(lambda v: v.permute(order))
+        return value.moved(lambda v: v.permute(order))
     rank = len(full_shape(call.build, value))
     if sorted(k % rank for k in order) != list(range(rank)):
         raise call.build.unsupported(
@@ -191,8 +192,8 @@ def read_unsqueeze(call: Call) -> Random | Parameter:
     """A new axis of size 1."""
     value, build = call.args[0], call.build
     if isinstance(value, Parameter):
-        dim = call.get(1, "dim")
-        return value.formed(lambda v: v.unsqueeze(dim))
+        at = int(call.get(1, "dim"))
+        return value.moved(lambda v: v.unsqueeze(at))
     dim = call.get(1, "dim") % (len(full_shape(build, value)) + 1)
     if isinstance(value, Unsettled) or dim == 0:
         other = value if isinstance(value, Scores) else seen(build, value)
@@ -225,8 +226,9 @@ def read_squeeze(call: Call) -> Random:
 def read_reduction(call: Call, mean: bool) -> Random:
     """The mean or sum over positions."""
     value, asked = call.get(0, "input"), call.get(1, "dim", call.kwargs.get("axis"))
-    if isinstance(value, Seen) and isinstance(asked, int) and not call.get(2, "keepdim", False):
-        return _reduced_along(call, value, asked % len(value.axes), mean)
+    if isinstance(value, Seen) and asked is not None:
+        along = [d % len(value.axes) for d in ((asked,) if isinstance(asked, int) else asked)]
+        return _reduced_along(call, value, along, mean, bool(call.get(2, "keepdim", False)))
     f = call.build.settled(value)
     if asked is None:
         raise call.build.unsupported("reduces everything to one number.", "Name the positions' axes: dim=…")
@@ -246,33 +248,31 @@ def read_reduction(call: Call, mean: bool) -> Random:
     return regrid(call.build, reduced, tuple(1 if k in dims else n for k, n in enumerate(f.shape)), f.channel)
 
 
-def _reduced_along(call: Call, value: Seen, dim: int, mean: bool) -> Random:
-    """Over one axis of positions, where the batch lies on another axis than the first: [time, batch, channels]."""
+def _reduced_along(call: Call, value: Seen, dims: list[int], mean: bool, keep: bool) -> Random:
+    """Over axes of positions, where the batch lies elsewhere or is merged: [time, batch, channels], windows."""
     build = call.build
-    at = next((k for k, axis in enumerate(value.axes) if [a.kind for a in axis] == ["batch"]), None)
-    if at is None:
+    gone = [a for d in dims for a in value.axes[d]]
+    if any(a.kind != "position" for a in gone) or value.turn is not None:
         raise build.unsupported(*value.why())
-    order = [at, *(k for k in range(len(value.axes)) if k != at)]
-    moved = permuted(build, value, tuple(order))
-    if isinstance(moved, Seen):
-        raise build.unsupported(*value.why())
-    after = read_reduction(replace(call, args=(moved, order.index(dim)), kwargs=Keywords()), mean)
-    place = at - (dim < at)
-    if place == 0:
-        return after
-    back = [*range(1, place + 1), 0, *range(place + 1, len(value.axes) - 1)]
-    return permuted(build, seen(build, after), tuple(back))
+    kept = [a for axis in value.axes for a in axis if a.kind == "position" and a not in gone]
+    f = arranged(build, value, [*kept, *gone])
+    lost = tuple(range(len(kept), len(kept) + len(gone)))
+    f = build.apply(Total(lost, mean), f, shape=(*(a.size for a in kept), f.width), channel=len(kept))
+    names = {a: replace(a, place=(k,)) for k, a in enumerate(kept)}
+    axes = [tuple(names.get(a, a) for a in axis) for axis in value.axes]
+    left = [() if d in dims else axis for d, axis in enumerate(axes) if keep or d not in dims]
+    return plain(build, Seen(f, tuple(left)))
 
 
 def read_item(call: Call) -> object:
     """x[…]: positions by numbers and slices, or an entry of a tuple."""
     value, index = call.args[0], call.args[1]
     if isinstance(value, Parameter):
-        return value.formed(lambda v: v[index])
+        return value.part(index if isinstance(index, tuple) else (index,))
     if not isinstance(value, RANDOM):
         entry: object = value[index]
         return entry
-    items = list(index) if isinstance(index, tuple) else [index]
+    items = [_as_list(item) for item in (index if isinstance(index, tuple) else (index,))]
     if any(item is Ellipsis for item in items):
         at = next(k for k, item in enumerate(items) if item is Ellipsis)
         # All axes that are not named: those of the tensor, less the items beside the ellipsis.
@@ -303,6 +303,13 @@ def read_item(call: Call) -> object:
         else:
             raise call.build.unsupported(f"indexes by {item!r}.", "Use numbers and slices.")
     return f
+
+
+def _as_list(item: object) -> object:
+    """A known row of numbers, or of answers, as a list of numbers; anything else as it is."""
+    if not isinstance(item, Tensor) or item.dim() != 1 or item.is_floating_point():
+        return item
+    return (item.nonzero().flatten() if item.dtype == torch.bool else item).tolist()
 
 
 def _takes_channels(value: Random, items: list[object]) -> bool:
@@ -346,18 +353,21 @@ def _indexed(call: Call, value: Random, items: list[object]) -> Random:
     return plain(build, found)
 
 
-def read_parts(call: Call, sizes: list[int], dim: int) -> tuple[Random, ...]:
-    """Parts of these sizes along an axis, of positions or of channels."""
+def read_parts(call: Call, sizes: list[int], dim: int) -> tuple[Random | Parameter, ...]:
+    """Parts of these sizes along an axis, of positions or of channels; or of a parameter."""
     build, value = call.build, call.args[0]
     if isinstance(value, Scores):
         raise build.unsupported(*value.why())
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    if isinstance(value, Parameter):
+        before = (slice(None),) * (dim % value.value.dim())
+        return tuple(value.part((*before, slice(s, s + n))) for s, n in zip(starts, sizes, strict=True))
     return tuple(
         taken(build, seen(build, value), dim, range(s, s + n), drop=False) for s, n in zip(starts, sizes, strict=True)
     )
 
 
-def read_split(call: Call) -> tuple[Random, ...]:
+def read_split(call: Call) -> tuple[Random | Parameter, ...]:
     """split by a size, or by a list of them."""
     asked = call.get(1, "split_size_or_sections", call.kwargs.get("split_size"))
     dim = call.get(2, "dim", 0)
@@ -384,11 +394,23 @@ def read_select(call: Call) -> Random:
     return taken(build, found, dim, [call.get(2, "index") % found.sizes[dim]], drop=True)
 
 
-def read_narrow(call: Call) -> Random:
+def read_narrow(call: Call) -> Random | Parameter:
     """A run of entries along an axis."""
+    if isinstance(call.args[0], Parameter):
+        at, begin = call.get(1, "dim") % call.args[0].value.dim(), call.get(2, "start")
+        return call.args[0].part((*(slice(None),) * at, slice(begin, begin + call.get(3, "length"))))
     build, found = call.build, seen(call.build, call.args[0])
     dim, start = call.get(1, "dim") % len(found.axes), call.get(2, "start")
     return taken(build, found, dim, range(start, start + call.get(3, "length")), drop=False)
+
+
+def entries_along(call: Call, value: Random, dim: int, index: Sequence[int]) -> Random:
+    """Entries along any axis of positions or channels, in this order."""
+    build, axis = call.build, dim % len(full_shape(call.build, value)) - 1
+    if isinstance(value, Unsettled) or axis in (-1, value.channel):
+        return taken(build, seen(build, value), axis + 1, index, drop=False)
+    f = value if isinstance(value, Field) else build.settled(value)
+    return take_positions(build, f, axis, tuple(index), drop=False)
 
 
 def _sliced(call: Call, f: Field, dim: int, item: slice) -> Field:
@@ -413,7 +435,7 @@ def read_attribute(call: Call) -> object:
     value, name = call.args[0], call.args[1]
     if isinstance(value, Parameter):
         if name in ("T", "mT"):
-            return value.formed(lambda v: v.mT) if value.value.dim() > 1 else value
+            return value.moved(lambda v: v.mT if v.dim() > 1 else v)
         if name in ("shape", "ndim", "dtype", "device"):
             fact: object = getattr(value.value, name)
             return fact
@@ -425,7 +447,7 @@ def read_attribute(call: Call) -> object:
         return torch.Size(full_shape(call.build, value))
     if name == "ndim":
         return len(full_shape(call.build, value))
-    if name == "mT":
+    if name == "mT" or (name == "T" and len(full_shape(call.build, value)) == 2):
         return read_transpose(replace(call, args=(value, -2, -1)))
     if name == "dtype":
         return torch.float64
@@ -473,11 +495,3 @@ def read_expand(call: Call) -> Random | Parameter:
     if isinstance(copies, Seen):  # heads that attention shares, if it is they that are expanded
         call.build.memory.copied[f.node] = copies
     return f
-
-
-def read_repeat(call: Call) -> Parameter:
-    """A parameter repeated for each sample of the batch."""
-    value, sizes = call.args[0], _sizes(call)
-    if isinstance(value, Parameter) and all(n == 1 for n in sizes[1:]):
-        return value
-    raise call.build.unsupported("repeats values.", "Use expand along the batch, or index.")
