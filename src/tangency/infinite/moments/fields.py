@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from ...errors import InputError, UnsupportedModule
 from ..activations.dual import Dual, Relu
 from ..activations.duals import Identity
 from ..activations.quadrature import Quadrature
+from .alike import same_but_slots
 from .core import Activation, CentredActivation, Grid, Input, Op, RandomAffine, channel_products
 from .nongaussian import FewActivation, find_doubt, warn_once
 from .ops import DRAWN, EXACT, BatchNormalize, Drawn, Rescale, SameRow
@@ -48,6 +49,7 @@ class FieldChanges(TypedDict, total=False):
     channel: int
     gaussian: bool
     gain: float
+    gained: object
 
 
 @dataclass
@@ -71,6 +73,17 @@ class Memory:
     centred: dict[tuple[Lazy, tuple[int, ...]], Field] = field(default_factory=dict)
     normed_nodes: set[int] = field(default_factory=set)  # nodes after a norm: parameters there are its scale and shift
     cuts: dict[int, tuple[Field, tuple[int, ...]]] = field(default_factory=dict)  # of which field a node is which rows
+    shuffled: set[int] = field(default_factory=set)  # nodes whose channels are those of their input in another order
+    met: dict[object, int | None] = field(default_factory=dict)  # what two nodes have in common (`correlations.py`)
+    roots: dict[int, frozenset[tuple[object, int]]] = field(default_factory=dict)
+
+
+class Claim(NamedTuple):
+    """A parameter in use: by which layer, how, and the parameter itself, so that its place stays its own."""
+
+    name: str
+    use: object
+    parameter: Tensor
 
 
 @dataclass
@@ -86,7 +99,14 @@ class Builder:
     where: str = "the network"
     name: str = ""
     memory: Memory = field(default_factory=Memory)
-    called: dict[object, tuple[str, Tensor]] = field(default_factory=dict)  # where read parameters lie; by which layer
+    called: dict[object, Claim] = field(default_factory=dict)  # by where parameters lie: who uses them, and how
+    using: object = None  # the parameters of the layer that is being read; equal for one that is called again
+    numbered: int = 0  # weights of that layer so far
+    given: dict[object, tuple[Op, bool]] = field(default_factory=dict)  # by weights: their numbers, and whether few
+    # Whose weights a node has: random ones, a trained scale or shift that values pass, or one within an activation.
+    random: dict[int, object] = field(default_factory=dict)
+    passing: dict[int, object] = field(default_factory=dict)
+    trained: dict[int, object] = field(default_factory=dict)
     numbers: list[float] = field(default_factory=list)  # factors and summands in forward(), in order
     warned: set[object] = field(default_factory=set)  # what was said already, for this kernel
     mask: Tensor | None = None  # [n, *grid], True where a position of the values at hand is real
@@ -109,6 +129,35 @@ class Builder:
         """Keep a known tensor, its sample axis last; its number."""
         self.known[len(self.known)] = value
         return len(self.known) - 1
+
+    # Whose weights they are
+
+    def identity(self, op: Op, few: bool = False) -> object:
+        """The next weights of the layer at hand: the same where it is read again, with the same numbers."""
+        if self.using is None:
+            return object()
+        key = (self.using, self.numbered)
+        self.numbered += 1
+        before, little = self.given.setdefault(key, (op, few))
+        if little != few:
+            raise self.unsupported(
+                "shares its weights between the network's input and hidden values: the input keeps its number of "
+                "features, hidden values have infinitely many.",
+                "Put a layer with its own weights before the first use.",
+            )
+        if same_but_slots(before, op) is None:
+            raise self.unsupported(
+                f"shares its weights with another use, where they have other numbers or another form ({before}, {op}).",
+                "Use them in one way, or give each use its own weights.",
+            )
+        return key
+
+    def with_weights(self, op: Op, f: Field) -> tuple[int, frozenset[object]]:
+        """One operation more that has weights, and what it is linear in."""
+        key = self.identity(op, f.few)
+        node = self.add(op, (f,), f.grid)
+        self.random[node] = key
+        return node, frozenset([key])
 
     # Known values and weights become fields
 
@@ -167,8 +216,8 @@ class Builder:
         shape = (*f.shape[: f.channel], width, *f.shape[f.channel + 1 :])
         normal = op.laws == ("normal", "normal")
         law = None if normal else find_doubt(self.nodes, self.known, f.node, f.few, op, self.where)
-        node = self.add(op, (f,), f.grid)
-        return Field(node, shape, f.channel, True, True, sources=frozenset([node]), doubt=law)
+        node, sources = self.with_weights(op, f)
+        return Field(node, shape, f.channel, True, True, sources, doubt=law)
 
     # What is not applied yet becomes a field
 
@@ -184,7 +233,9 @@ class Builder:
                 # Nothing elementwise follows: the scale's derivative is the value. If something did, it would be of
                 # the same channel's value, not independent of it, so this is no Gaussian field to be activated.
                 op = RandomAffine(1.0, 0.0, value.gain)
-                memory.gained[value.node] = self.apply(op, value, gain=0.0, gaussian=False)
+                memory.gained[value.node] = self.apply(op, value, gain=0.0, gained=None, gaussian=False)
+                if value.gained is not None:
+                    self.passing[memory.gained[value.node].node] = value.gained
             return memory.gained[value.node]
         if isinstance(value, Normed):
             return self.batch_normed(value, None)
@@ -237,6 +288,8 @@ class Builder:
             self.warn(f)
             op = Activation(dual, _scale_derivative(dual) if f.gain else value.inner, rate)
         after = self.apply(op, f.activated())
+        if f.gained is not None:
+            self.trained[after.node] = f.gained
         after = self.apply(Rescale(value.scale), after) if value.scale != 1 else after
         return replace(after, centered=dual.centered())
 

@@ -69,7 +69,9 @@ def scale_and_shift(build: Builder, value: Random, variance: float, rates: tuple
     if parts is not None:  # channels side by side: each part by itself
         normed = concat_channels(build, [scale_and_shift(build, part, variance, rates) for part in parts])
         return replace(normed, shape=f.shape, channel=f.channel)
-    after = replace(build.apply(RandomAffine(variance, 0.0, 0.0, rates[1]), f), gain=rates[0])
+    op, scale = RandomAffine(variance, 0.0, 0.0, rates[1]), RandomAffine(1.0, 0.0, rates[0])
+    after = replace(build.apply(op, f), gain=rates[0], gained=build.identity(scale))
+    build.passing[after.node] = build.identity(op)
     function = None if f.gaussian else scaled_patches(build, value, variance**0.5, rates)
     if function is not None:
         build.memory.functions[after.node] = function

@@ -5,6 +5,7 @@ What depends on the input alone is computed as it stands; from the first weights
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,7 +22,7 @@ from ...errors import InputError, TangencyError, UnsupportedModule
 from ..layers.basic import Argument, Layer
 from ..layers.gated import gate_rows
 from ..layers.weights import Weights, dotted
-from ..moments.fields import Builder
+from ..moments.fields import Builder, Claim
 from ..moments.values import Value
 from . import gated, multihead, sequences  # noqa: F401  (they enter their readers)
 from .calls import RANDOM, Args, Call, Keywords, Kwargs, Parameter
@@ -173,6 +174,9 @@ class Reading:
         self.graph, self.build, self.weights, self.prefix = graph, build, weights, name
         self.modules = dict(graph.root.named_modules())
         self.fixed: set[fx.Node] = set()  # known values that no input decides: they have no batch
+        # By identity: the name that `trainable=` and variances know. And the parameters that forward() asked for.
+        self.listed = {id(p): n.removeprefix("0.") if graph.single else n for n, p in graph.root.named_parameters()}
+        self.held: dict[str, nn.Parameter] = {}
 
     def run(self, value: Argument) -> Value:
         """The network's output."""
@@ -233,10 +237,15 @@ class Reading:
                 known: object = as_known(module, *args, **kwargs)
                 return known
         # Known tensors went through above: from here on the layer's weights count as random.
-        self._use_once(module.parameters(), name)
+        parameters = list(module.parameters())
+        name = self._listed(module, name)
+        use = (type(module), tuple(id(p) for p in parameters))
+        self._claim(parameters, use, name)
         if isinstance(module, nn.Embedding) and node.all_input_nodes[0] in self.fixed:
             args, kwargs = (self._for_all(args[0] if args else kwargs["input"]),), {}
-        return read_module(module, Call(build, self.weights, args, Keywords(kwargs), type(module).__name__, name))
+        call = Call(build, self.weights, args, Keywords(kwargs), type(module).__name__, name)
+        with self._using(use if parameters else None):
+            return read_module(module, call)
 
     def _for_all(self, index: Tensor) -> Tensor:
         """Indices into a table of positions, which are the same for every sample: one of them for each."""
@@ -265,7 +274,13 @@ class Reading:
         if target is F.embedding and args and node.all_input_nodes[0] in self.fixed:
             args = (self._for_all(args[0]), *args[1:])
         options = Keywords(kwargs)
-        value = rule(Call(build, self.weights, args, options, label))
+        parameters = [v for v in flat((args, kwargs)) if isinstance(v, Parameter)]
+        form = tuple((p.name, tuple(p.value.shape), p.value.stride(), p.factor) for p in parameters)
+        with self._using((target, form) if parameters else None):
+            value = rule(Call(build, self.weights, args, options, label))
+        if not isinstance(value, Parameter):  # a view of a parameter, or a multiple, is no use of it
+            for p in parameters:
+                self._claim([self.held[p.name]], (target, form), p.name)
         if missed := options.missed():
             raise build.unsupported(f"is given {missed}, which is not read for random values.", "Leave it out.")
         return value
@@ -307,28 +322,44 @@ class Reading:
         self.build.where = f"{label} at {at}" if at else f"{name} (a parameter)"
         if not uses:  # asked for its device or type: no use of its numbers
             return Parameter(value, name)
-        if len(uses) > 1:
-            raise self._shared(f"{len(uses)} uses of {name}")
-        self._use_once([value], name)
+        name = dotted(self.prefix, self.listed[id(value)]) if id(value) in self.listed else name
+        self.held[name] = value
         return Parameter(value, name)
 
-    def _use_once(self, parameters: Iterable[nn.Parameter], name: str) -> None:
-        """Shared weights correlate what they give in two places."""
-        called = self.build.called
-        # The limit takes the weights of two layers for independent.
-        places = [(_place(p), p) for p in parameters]
-        for place, _ in places:
-            if place in called:
-                raise self._shared(called[place][0])
-        called |= {place: (name, p) for place, p in places}  # the parameter too: its place stays its own
+    def _listed(self, module: nn.Module, name: str) -> str:
+        """The name under which a module's parameters are known: that of the first module that has them."""
+        own = dict(module.named_parameters(recurse=False))
+        names = [(attribute, self.listed.get(id(p), "")) for attribute, p in own.items()]
+        owners = {whole.removesuffix(attribute).removesuffix(".") for attribute, whole in names}
+        alike = len(owners) == 1 and all(whole.endswith(attribute) for attribute, whole in names)
+        return dotted(self.prefix, owners.pop()) if alike else name
 
-    def _shared(self, where: str) -> UnsupportedModule:
-        return self.build.unsupported(
-            f"shares its weights with {where}: what both give is correlated, for which there is no rule but nn.RNN.",
-            "Give each use its own weights. To use one encoder for several inputs, call it once, with the inputs as "
-            "positions: h = encoder(torch.stack([a, b], 1)), then h.flatten(1), h.mean(1), or their difference "
-            "torch.einsum('st,btc->bsc', torch.tensor([[1.0, -1.0]]), h).",
-        )
+    @contextmanager
+    def _using(self, use: object) -> Iterator[None]:
+        """Weights that are made now are those of this use, by their order."""
+        build = self.build
+        was = build.using, build.numbered
+        build.using, build.numbered = use, 0
+        try:
+            yield
+        finally:
+            build.using, build.numbered = was
+
+    def _claim(self, parameters: Iterable[nn.Parameter], use: object, name: str) -> None:
+        """Weights may be used again in the same way; not in another one, for then what they have in common is not known."""
+        for p in parameters:
+            before = self.build.called.setdefault(_place(p), Claim(name, use, p))
+            if before.use != use:
+                raise self.build.unsupported(*shared_otherwise(before.name))
+
+
+def shared_otherwise(where: str) -> tuple[str, str]:
+    """Why weights are refused that two layers use in different ways, and what to do."""
+    return (
+        f"shares its weights with {where}, which uses them otherwise: with another bias, along other axes, or as a "
+        "table (tied input and output embeddings), which has no rule.",
+        "Use them in the same way (call one module twice), or give each use its own weights.",
+    )
 
 
 def _place(p: Tensor) -> object:
