@@ -195,10 +195,10 @@ def scaled_and_shifted(build: Builder, f: Field, scale: float, shift: float) -> 
     if parts is not None:  # channels side by side: what follows is applied to each part by itself
         each = [scaled_and_shifted(build, build.settled(part), scale, shift) for part in parts]
         return replace(concat_channels(build, each), shape=f.shape, channel=f.channel)
-    shifted = build.apply(op := RandomAffine(1.0, 0.0, 0.0, shift), f) if shift else f
     if shift:
-        build.passing[shifted.node] = build.identity(op)
-    return replace(shifted, gain=scale, gained=build.identity(RandomAffine(1.0, 0.0, scale)) if scale else None)
+        op = RandomAffine(1.0, 0.0, 0.0, shift)
+        f = build.trained_pass(op, f, build.identity(op))
+    return replace(f, gain=scale, gained=build.identity(RandomAffine(1.0, 0.0, scale)) if scale else None)
 
 
 class Times(nn.Module):

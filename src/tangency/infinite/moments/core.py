@@ -198,6 +198,7 @@ class Op:
     own: ClassVar[Need] = Need.NOTHING
     carries_gap: ClassVar[bool] = False  # whether nearly equal inputs stay exact through it
     batchwise: ClassVar[bool] = False  # whether it mixes the samples of a batch
+    linear: ClassVar[bool] = False  # whether it moves or sums positions, the same for both sides: zeros stay zeros
     featured: ClassVar[bool] = False  # whether it makes features of each sample, so that pairs one by one are dear
 
     def reads(self, asked: Need) -> Need:

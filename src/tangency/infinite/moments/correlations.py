@@ -1,7 +1,7 @@
 """Which operations give the moments of two nodes that meet, one on each side, where they share weights.
 
-Values are linear in their last weights. Weights W that two nodes share give g = W a and g' = W a': jointly Gaussian with
-covariance w_var·E[a a'], so that the nodes below meet in turn (Yang 2019, 2020: tensor programs without transposed
+Values are linear in their last weights. Weights W that two nodes share give g = W a and g' = W a': jointly Gaussian
+with covariance w_var·E[a a'], so that the nodes below meet in turn (Yang 2019, 2020: tensor programs without transposed
 weights, whose gradients take weights for independent of the values). Different weights are independent.
 
 What one node does linearly (sums, norms, positions) is done to its side alone, the later node first. Two operations
@@ -10,44 +10,20 @@ that are left, one on each side, must be the same: they act as on two samples.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .alike import same_but_slots
 from .attention import Attention
 from .core import Activation, CentredActivation, Input, Op, RandomAffine
-from .crossed import (
-    CorrelatedAdd,
-    Factored,
-    JoinedSide,
-    Means,
-    Nothing,
-    Placed,
-    SameParameter,
-)
-from .fields import Builder
+from .crossed import CorrelatedAdd, Factored, JoinedSide, Means, Nothing, Placed, SameParameter
 from .gated import Gates
 from .nongaussian import FewActivation
 from .ops import Add, ByStatistic, Drawn, DropChannels, Mix, Multiply, Normalize, Rescale, SameRow, Weigh
-from .positions import (
-    Aggregate,
-    Apart,
-    Join,
-    Pad,
-    Permute,
-    Pool,
-    PositionOp,
-    Regrid,
-    Resample,
-    Spread,
-    Take,
-    Total,
-    Trace,
-    Window,
-)
+from .positions import Aggregate, Join, Pad, Permute, Pool, PositionOp, Regrid, Resample, Spread, Take, Total
 from .recursion import Meeting, Node
 from .sampled import Sampled
 from .sequences import Attend, Recur
-from .unmerge import Unmerge
+from .values import Field
 from .windows import Windowed
 
 # What acts on each side's positions by itself; windows and Trace sum over equal places of both.
@@ -73,16 +49,60 @@ class Item(NamedTuple):
     own: bool = False
 
 
+class Remembered(Protocol):
+    """As `fields.Memory`."""
+
+    cuts: dict[int, tuple[Field, tuple[int, ...]]]
+    shuffled: set[int]
+    met: dict[tuple[Item, Item], int | None]
+    roots: dict[int, Roots]
+    means: dict[int, bool]
+
+
+class Growing(Protocol):
+    """A network that grows, as `fields.Builder`."""
+
+    nodes: list[Node]
+    name: str
+    random: dict[int, object]
+    passing: dict[int, object]
+    trained: dict[int, object]
+
+    @property
+    def memory(self) -> Remembered:
+        """What is remembered of its nodes."""
+
+
 class Correlations:
     """What nodes of a network have in common; `meet` adds the operations that give it."""
 
-    def __init__(self, build: Builder) -> None:
+    def __init__(self, build: Growing) -> None:
         self.build = build
         self._met, self._roots = build.memory.met, build.memory.roots
 
     def meet(self, j: int, k: int) -> int | None:
         """The node of the moments of node j on the first side with node k on the second; None: they are zero."""
         return self._meet(Item(j), Item(k))
+
+    def related(self, j: int, k: int) -> bool:
+        """Whether two nodes share weights, or a norm's trained scale or shift."""
+        return _overlap(self.roots(Item(j)), self.roots(Item(k)))
+
+    def with_itself(self, k: int) -> list[int]:
+        """What a trained scale or shift at node k has in common with the values that pass it, which may hold it too."""
+        if not self._moves(k):
+            return []
+        node, own = self._node(k), Item(k, own=True)
+        before, (below,) = node.op, node.inputs
+        assert isinstance(before, RandomAffine)
+        found: list[int] = []
+        for first in (True, False):
+            part = self._meet(Item(below), own) if first else self._meet(own, Item(below))
+            if part is not None and before.w_var != 1:
+                by = Factored(Rescale(before.w_var**0.5), first, (node.grid, node.grid))
+                part = self._add(by, [part], (node.grid, node.grid), NO_OWN)
+            found += [] if part is None else [part]
+        return found
 
     # What is known of a node by its operations
 
@@ -103,10 +123,12 @@ class Correlations:
             return frozenset([(self.build.random[k], -1)])
         if isinstance(node.op, (Input, SameRow, Drawn)):
             return frozenset([(type(node.op), -1)])
-        below = frozenset[tuple[object, int]]().union(*(self.roots(Item(j)) for j in _branches(node)))
+        below: Roots = frozenset().union(*(self.roots(Item(j)) for j in _branches(node)))
         if k in self.build.memory.cuts:
             rows = self.build.memory.cuts[k][1]
             return frozenset((key, _rows(bits, rows)) for key, bits in below)
+        if k in self.build.trained:
+            return below | {(("trained", self.build.trained[k]), -1)}
         return below | {(self._own_key(k), -1)} if self._moves(k) else below
 
     def _moves(self, k: int) -> bool:
@@ -116,6 +138,12 @@ class Correlations:
 
     def centred(self, k: int) -> bool:
         """Whether the mean is zero for certain."""
+        known = self.build.memory.means
+        if k not in known:
+            known[k] = not self._find_centred(k)
+        return not known[k]
+
+    def _find_centred(self, k: int) -> bool:
         node = self.build.nodes[k]
         op = node.op
         if k in self.build.random or isinstance(op, (SameRow, Drawn)):
@@ -266,8 +294,8 @@ class Correlations:
         left, right, like = first.op, second.op, Meeting(first.inputs, second.inputs, ())
         slots = same_but_slots(left, right)
         if isinstance(left, Activation) and isinstance(right, Activation):
-            both = self.meet(first.inputs[0], second.inputs[0])
-            if both is None:
+            both, same = self.meet(first.inputs[0], second.inputs[0]), self._same_scale(j, k)
+            if both is None and not same:
                 return self._add(Means(left.dual, right.dual), [], (first.grid, second.grid), like)
             if same_but_slots(left.dual, right.dual) is not None:
                 return self._both(j, k, [both], {})
@@ -294,26 +322,32 @@ class Correlations:
         if isinstance(op, FewActivation) and nothing:
             raise NotKnown("both have means that are not zero")
         needed = both if isinstance(op, Multiply) else both[2:] if isinstance(op, Attention) else ()
-        linear = isinstance(op, (PositionOp, Apart, Unmerge))
-        linear = linear or (isinstance(op, RandomAffine) and not op.b_var and not op.b_rate)
+        linear = op.linear or (isinstance(op, RandomAffine) and not op.b_var and not op.b_rate)
         if any(p is None for p in needed) or (linear and nothing):
             return None
-        if isinstance(op, Activation) and op.rate:
-            trained = self.build.trained
-            # Scales of two norms: each moves its own side alone.
-            op = op if trained[j] == trained.get(k) and op == second.op else replace(op, rate=0.0)
+        if isinstance(op, Activation) and op.rate and not self._same_scale(j, k):
+            op = replace(op, rate=0.0)  # scales of two norms: each moves its own side alone
         branches = zip(_branches(first), _branches(second), strict=True)
         inputs = [self._zeros(m, n) if p is None else p for p, (m, n) in zip(both, branches, strict=True)]
         return self._add(op, inputs, grids, like)
+
+    def _same_scale(self, j: int, k: int) -> bool:
+        """Whether two activations have one trained scale before them."""
+        trained, left, right = self.build.trained, self._node(j), self._node(k)
+        if j not in trained or trained[j] != trained.get(k):
+            return False
+        within = self.roots(Item(left.inputs[0])) | self.roots(Item(right.inputs[0]))
+        if same_but_slots(left.op, right.op) is None or (("trained", trained[j]), -1) in within:
+            raise NotKnown("a trained scale is before an activation in both, and elsewhere in one")
+        return True
 
     def _check_kind(self, j: int, k: int) -> None:
         """Refuse what has no rule here, or other positions on both sides."""
         first, second, op = self._node(j), self._node(k), self._node(j).op
         kinds = (
-            *ELEMENTWISE, *LAYERS, PositionOp, CentredActivation, FewActivation, Drawn, Mix, Multiply, Attention,
-            Sampled, Windowed, Apart, Unmerge,
+            *ELEMENTWISE, *LAYERS, CentredActivation, FewActivation, Drawn, Mix, Multiply, Attention, Sampled, Windowed,
         )  # fmt: skip
-        if not isinstance(op, kinds):
+        if not isinstance(op, kinds) and not op.linear:
             raise NotKnown(f"both are {_words(op)}")
         if self._scaled(j) or self._scaled(k):
             raise NotKnown(f"both are {_words(op)} with a parameter of each channel's own")
@@ -355,6 +389,8 @@ def _branches(node: Node) -> tuple[int, ...]:
 
 def _words(op: Op) -> str:
     """An operation in a message."""
+    if isinstance(op, FewActivation):
+        return "an activation right after a few uniform weights (w_var as a number takes them for normal)"
     return f"{type(op.dual).__name__} of a layer" if isinstance(op, Activation) else type(op).__name__
 
 
@@ -367,4 +403,7 @@ def _rows(bits: int, rows: Sequence[int]) -> int:
 
 
 def _overlap(a: Roots, b: Roots) -> bool:
-    return any(key == other and bits & more for key, bits in a for other, more in b)
+    if a & b:
+        return True
+    keys = {key for key, _ in a} & {key for key, _ in b}
+    return bool(keys) and any(key == other and bits & more for key, bits in a for other, more in b)

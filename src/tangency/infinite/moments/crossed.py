@@ -201,7 +201,7 @@ class CorrelatedAdd(Add):
 
 @dataclass(frozen=True)
 class CorrelatedJoin(Join):
-    """Positions side by side; the inputs after the branches are what the branches of each of `blocks` have in common."""
+    """Positions side by side; after the branches, the inputs are what the two branches of each of `blocks` share."""
 
     blocks: tuple[tuple[int, int], ...]
 

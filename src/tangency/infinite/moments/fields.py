@@ -20,6 +20,8 @@ from ..activations.duals import Identity
 from ..activations.quadrature import Quadrature
 from .alike import same_but_slots
 from .core import Activation, CentredActivation, Grid, Input, Op, RandomAffine, channel_products
+from .correlations import Correlations, Item, NotKnown, Roots
+from .crossed import CorrelatedAdd
 from .nongaussian import FewActivation, find_doubt, warn_once
 from .ops import DRAWN, EXACT, BatchNormalize, Drawn, Rescale, SameRow
 from .positions import Regrid
@@ -74,8 +76,10 @@ class Memory:
     normed_nodes: set[int] = field(default_factory=set)  # nodes after a norm: parameters there are its scale and shift
     cuts: dict[int, tuple[Field, tuple[int, ...]]] = field(default_factory=dict)  # of which field a node is which rows
     shuffled: set[int] = field(default_factory=set)  # nodes whose channels are those of their input in another order
-    met: dict[object, int | None] = field(default_factory=dict)  # what two nodes have in common (`correlations.py`)
-    roots: dict[int, frozenset[tuple[object, int]]] = field(default_factory=dict)
+    # For `correlations.py`: what two nodes have in common; the weights that a node is linear in; whether it has a mean.
+    met: dict[tuple[Item, Item], int | None] = field(default_factory=dict)
+    roots: dict[int, Roots] = field(default_factory=dict)
+    means: dict[int, bool] = field(default_factory=dict)
 
 
 class Claim(NamedTuple):
@@ -159,6 +163,25 @@ class Builder:
         self.random[node] = key
         return node, frozenset([key])
 
+    def trained_pass(self, op: RandomAffine, f: Field, key: object) -> Field:
+        """Values after a trained scale or shift, whose `key` says whose it is (None: not known)."""
+        after = self.apply(op, f)
+        if key is None:
+            return after
+        self.passing[after.node] = key
+        # A norm that is called again, on values that hold its scale and shift already.
+        try:
+            common = Correlations(self).with_itself(after.node)
+        except NotKnown as e:
+            raise self.unsupported(
+                f"is a norm whose trained scale or shift the values hold already: {e}.",
+                "Freeze them (trainable=), or give each use a norm of its own.",
+            ) from e
+        if common:
+            self.nodes.append(Node(CorrelatedAdd(1), (after.node, *common), self.name, f.grid))
+            after = replace(after, node=len(self.nodes) - 1)
+        return after
+
     # Known values and weights become fields
 
     def field(self, value: Value, channel: int) -> Field:
@@ -233,9 +256,8 @@ class Builder:
                 # Nothing elementwise follows: the scale's derivative is the value. If something did, it would be of
                 # the same channel's value, not independent of it, so this is no Gaussian field to be activated.
                 op = RandomAffine(1.0, 0.0, value.gain)
-                memory.gained[value.node] = self.apply(op, value, gain=0.0, gained=None, gaussian=False)
-                if value.gained is not None:
-                    self.passing[memory.gained[value.node].node] = value.gained
+                free = replace(value, gain=0.0, gained=None, gaussian=False)
+                memory.gained[value.node] = self.trained_pass(op, free, value.gained)
             return memory.gained[value.node]
         if isinstance(value, Normed):
             return self.batch_normed(value, None)
@@ -289,6 +311,11 @@ class Builder:
             op = Activation(dual, _scale_derivative(dual) if f.gain else value.inner, rate)
         after = self.apply(op, f.activated())
         if f.gained is not None:
+            if (("trained", f.gained), -1) in Correlations(self).roots(Item(f.node)):
+                raise self.unsupported(
+                    "follows a norm whose trained scale the values hold already.",
+                    "Freeze the scale (trainable=), or give each use a norm of its own.",
+                )
             self.trained[after.node] = f.gained
         after = self.apply(Rescale(value.scale), after) if value.scale != 1 else after
         return replace(after, centered=dual.centered())

@@ -1,4 +1,4 @@
-"""Several values become one: sums, products, concatenation. What correlated ones have in common is met (`correlations`).
+"""Several values become one: sums, products, concatenation; and what correlated ones have in common.
 
 Where a sum or product is not Gaussian, what it is as a function of Gaussian fields is remembered: an activation that
 follows is applied to that function (a post-activation ResNet's ReLU(ReLU(u) + z)).
@@ -166,7 +166,7 @@ def _in_common(build: Builder, fields: Sequence[Field], what: str) -> dict[tuple
     known = Correlations(build)
     for k, a in enumerate(fields):
         for n, b in enumerate(fields):
-            close = correlated(a, b)
+            close = correlated(a, b) or known.related(a.node, b.node)
             # Means that are not zero multiply into the covariance.
             if k == n or not (close or not (a.centered or b.centered)):
                 continue

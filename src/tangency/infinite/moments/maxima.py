@@ -70,8 +70,8 @@ def scale_and_shift(build: Builder, value: Random, variance: float, rates: tuple
         normed = concat_channels(build, [scale_and_shift(build, part, variance, rates) for part in parts])
         return replace(normed, shape=f.shape, channel=f.channel)
     op, scale = RandomAffine(variance, 0.0, 0.0, rates[1]), RandomAffine(1.0, 0.0, rates[0])
-    after = replace(build.apply(op, f), gain=rates[0], gained=build.identity(scale))
-    build.passing[after.node] = build.identity(op)
+    after = build.trained_pass(op, f, build.identity(op))
+    after = replace(after, gain=rates[0], gained=build.identity(scale) if rates[0] else None)
     function = None if f.gaussian else scaled_patches(build, value, variance**0.5, rates)
     if function is not None:
         build.memory.functions[after.node] = function

@@ -17,6 +17,8 @@ from .core import Grid, Here, Moments, Need, Op, embed
 class PositionOp(Op):
     """Linear in the covariance, and the same for every pair of samples."""
 
+    linear: ClassVar[bool] = True
+
     def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
         """What becomes of a covariance [*grid, ...], or [*grid, *grid, ...] if whole."""
         raise NotImplementedError
@@ -76,6 +78,7 @@ class Apart(Op):
     """Different positions are independent: weights of each position's own (locally connected layers)."""
 
     carries_gap: ClassVar[bool] = True
+    linear: ClassVar[bool] = True
 
     def reads(self, asked: Need) -> Need:
         """Equal positions only: different ones are uncorrelated after it, whatever they were."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ class Unmerge(Op):
     """New last axes of the grid, of these sizes: different positions on them are independent, and alike."""
 
     sizes: tuple[int, ...]
+    linear: ClassVar[bool] = True
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         (s,) = inputs

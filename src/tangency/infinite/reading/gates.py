@@ -56,9 +56,10 @@ def apply_gain(call: Call, value: Random, by: Parameter) -> Field:
     # Second moments see the mean square of the factors over channels; only equal ones leave the values Gaussian.
     square = (by.value.detach().double() * by.factor).square()
     constant = float(square.max() - square.min()) == 0
-    scaled = build.apply(op := RandomAffine(float(square.mean())), f, gaussian=f.gaussian and constant)
-    if constant and float(by.value.flatten()[0]) * by.factor > 0:  # a multiple by √w_var
-        build.passing[scaled.node] = build.identity(op)
+    positive = constant and float(by.value.detach().flatten()[0]) * by.factor > 0  # a multiple by √w_var
+    op = RandomAffine(float(square.mean()))
+    kept = replace(f, gaussian=f.gaussian and constant)
+    scaled = build.trained_pass(op, kept, build.identity(op) if positive else None)
     if f.node in build.memory.normed_nodes:
         build.memory.normed_nodes.add(scaled.node)
     factor = rate / float(square.mean()) if float(square.mean()) else 0.0

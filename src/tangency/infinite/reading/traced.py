@@ -278,7 +278,8 @@ class Reading:
         form = tuple((p.name, tuple(p.value.shape), p.value.stride(), p.factor) for p in parameters)
         with self._using((target, form) if parameters else None):
             value = rule(Call(build, self.weights, args, options, label))
-        if not isinstance(value, Parameter):  # a view of a parameter, or a multiple, is no use of it
+        # Another form of a parameter, or its shape, is no use of it.
+        if parameters and any(isinstance(v, (Tensor, *RANDOM)) for v in flat((value,))):
             for p in parameters:
                 self._claim([self.held[p.name]], (target, form), p.name)
         if missed := options.missed():
@@ -346,7 +347,7 @@ class Reading:
             build.using, build.numbered = was
 
     def _claim(self, parameters: Iterable[nn.Parameter], use: object, name: str) -> None:
-        """Weights may be used again in the same way; not in another one, for then what they have in common is not known."""
+        """Weights may be used again in the same way; in another way, what both uses have in common is not known."""
         for p in parameters:
             before = self.build.called.setdefault(_place(p), Claim(name, use, p))
             if before.use != use:
