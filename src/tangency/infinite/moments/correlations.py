@@ -271,8 +271,6 @@ class Correlations:
             assert isinstance(j.op, RandomAffine)
             below = self._meet(Item(j.inputs[0]), Item(k.inputs[0])) if j.op.w_rate else None
             below = self._zeros(a.node, b.node) if below is None else below
-            if self._grids(a, b)[0] != self._grids(a, b)[1]:
-                raise NotKnown("a norm has other positions in one than in the other")
             return self._add(SameParameter(j.op.w_rate, j.op.b_rate), [below], self._grids(a, b), NO_OWN)
         raise NotKnown("a trained scale or shift is in one, and within an activation in the other")
 
