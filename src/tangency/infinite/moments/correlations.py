@@ -123,7 +123,9 @@ class Correlations:
             return frozenset([(self.build.random[k], -1)])
         if isinstance(node.op, (Input, SameRow, Drawn)):
             return frozenset([(type(node.op), -1)])
-        below: Roots = frozenset().union(*(self.roots(Item(j)) for j in _branches(node)))
+        # Attention is linear in its values, whatever its scores are.
+        last = _branches(node)[2:] if isinstance(node.op, Attention) else _branches(node)
+        below: Roots = frozenset().union(*(self.roots(Item(j)) for j in last))
         if k in self.build.memory.cuts:
             rows = self.build.memory.cuts[k][1]
             return frozenset((key, _rows(bits, rows)) for key, bits in below)
@@ -377,7 +379,9 @@ class Correlations:
 
 
 def _branches(node: Node) -> tuple[int, ...]:
-    """The nodes that it is made of; behind those of a sum or join are what they have in common."""
+    """The nodes that it is made of: not what is only measured (a norm's statistic), nor what those have in common."""
+    if isinstance(node.op, ByStatistic):
+        return node.inputs[:1]
     if isinstance(node.op, CorrelatedAdd):
         return node.inputs[: node.op.count]
     if isinstance(node.op, Join):

@@ -69,7 +69,7 @@ def add_fields(build: Builder, values: Sequence[Value]) -> Field:
     fields = as_fields(build, values)
     _check_alike(build, fields, "adds")
     gaussian, centered = all(f.gaussian for f in fields), all(f.centered for f in fields)
-    apart = not any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k])
+    apart = not _related(build, fields)
     # A sum of Gaussian fields is one itself; what follows needs no function of several.
     joint = None if gaussian or not apart else _joint_function(build, values, torch.add)
     if sum(not f.centered for f in fields) > 1 and joint is not None:
@@ -94,11 +94,14 @@ def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
     values = _broadcast(build, values)
     fields = as_fields(build, values)
     _check_alike(build, fields, "multiplies")
-    for k, a in enumerate(fields):
-        if any(correlated(a, b) for b in fields[:k]):
-            raise _too_close(build, "multiplies", "their product is not read")
+    if any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k]):
+        raise _too_close(build, "multiplies", "their product is not read")
+    related = _related(build, fields)
+    # One norm's scale and shift move both: by the product of the means, and what follows by more.
+    if related and not any(f.centered for f in fields):
+        raise _too_close(build, "multiplies", "one norm's trained scale or shift is in both")
     node = build.add(Multiply(), fields, fields[0].grid)
-    joint = _joint_function(build, values, torch.mul)
+    joint = None if related else _joint_function(build, values, torch.mul)
     if joint is not None:
         build.memory.functions[node] = joint
     centered = any(f.centered for f in fields)
@@ -180,6 +183,12 @@ def _in_common(build: Builder, fields: Sequence[Field], what: str) -> dict[tuple
                     "Put a Linear or Conv layer after one of the activations.",
                 ) from e
     return common
+
+
+def _related(build: Builder, fields: Sequence[Field]) -> bool:
+    """Whether any two of them share weights, or a norm's trained scale or shift."""
+    known = Correlations(build)
+    return any(correlated(a, b) or known.related(a.node, b.node) for k, a in enumerate(fields) for b in fields[:k])
 
 
 def _too_close(build: Builder, what: str, why: str) -> UnsupportedModule:

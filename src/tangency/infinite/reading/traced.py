@@ -4,8 +4,7 @@ What depends on the input alone is computed as it stands; from the first weights
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,7 +21,7 @@ from ...errors import InputError, TangencyError, UnsupportedModule
 from ..layers.basic import Argument, Layer
 from ..layers.gated import gate_rows
 from ..layers.weights import Weights, dotted
-from ..moments.fields import Builder, Claim
+from ..moments.fields import Builder
 from ..moments.values import Value
 from . import gated, multihead, sequences  # noqa: F401  (they enter their readers)
 from .calls import RANDOM, Args, Call, Keywords, Kwargs, Parameter
@@ -31,6 +30,7 @@ from .faithful import check_root
 from .functional import find_rule, no_rule
 from .graphs import ModuleGraph, Settled, entries, line_of, same_outputs, trace_module, training_modes
 from .modules import as_known, read_module
+from .uses import claim, use_of, using
 
 
 @dataclass(frozen=True)
@@ -237,14 +237,12 @@ class Reading:
                 known: object = as_known(module, *args, **kwargs)
                 return known
         # Known tensors went through above: from here on the layer's weights count as random.
-        parameters = list(module.parameters())
-        name = self._listed(module, name)
-        use = (type(module), tuple(id(p) for p in parameters))
-        self._claim(parameters, use, name)
+        use, name = use_of(module), self._listed(module, name)
+        claim(build, module.parameters(), use, name)
         if isinstance(module, nn.Embedding) and node.all_input_nodes[0] in self.fixed:
             args, kwargs = (self._for_all(args[0] if args else kwargs["input"]),), {}
         call = Call(build, self.weights, args, Keywords(kwargs), type(module).__name__, name)
-        with self._using(use if parameters else None):
+        with using(build, use):
             return read_module(module, call)
 
     def _for_all(self, index: Tensor) -> Tensor:
@@ -276,12 +274,12 @@ class Reading:
         options = Keywords(kwargs)
         parameters = [v for v in flat((args, kwargs)) if isinstance(v, Parameter)]
         form = tuple((p.name, tuple(p.value.shape), p.value.stride(), p.factor) for p in parameters)
-        with self._using((target, form) if parameters else None):
+        with using(build, (target, form) if parameters else None):
             value = rule(Call(build, self.weights, args, options, label))
         # Another form of a parameter, or its shape, is no use of it.
         if parameters and any(isinstance(v, (Tensor, *RANDOM)) for v in flat((value,))):
             for p in parameters:
-                self._claim([self.held[p.name]], (target, form), p.name)
+                claim(build, [self.held[p.name]], (target, form), p.name)
         if missed := options.missed():
             raise build.unsupported(f"is given {missed}, which is not read for random values.", "Leave it out.")
         return value
@@ -334,43 +332,6 @@ class Reading:
         owners = {whole.removesuffix(attribute).removesuffix(".") for attribute, whole in names}
         alike = len(owners) == 1 and all(whole.endswith(attribute) for attribute, whole in names)
         return dotted(self.prefix, owners.pop()) if alike else name
-
-    @contextmanager
-    def _using(self, use: object) -> Iterator[None]:
-        """Weights that are made now are those of this use, by their order."""
-        build = self.build
-        was = build.using, build.numbered
-        build.using, build.numbered = use, 0
-        try:
-            yield
-        finally:
-            build.using, build.numbered = was
-
-    def _claim(self, parameters: Iterable[nn.Parameter], use: object, name: str) -> None:
-        """Weights may be used again in the same way; in another way, what both uses have in common is not known."""
-        for p in parameters:
-            before = self.build.called.setdefault(_place(p), Claim(name, use, p))
-            if before.use != use:
-                raise self.build.unsupported(*shared_otherwise(before.name))
-
-
-def shared_otherwise(where: str) -> tuple[str, str]:
-    """Why weights are refused that two layers use in different ways, and what to do."""
-    return (
-        f"shares its weights with {where}, which uses them otherwise: with another bias, along other axes, or as a "
-        "table (tied input and output embeddings), which has no rule.",
-        "Use them in the same way (call one module twice), or give each use its own weights.",
-    )
-
-
-def _place(p: Tensor) -> object:
-    """Where a parameter's numbers lie: two in one place are one."""
-    if isinstance(p, nn.UninitializedParameter) or not p.numel() or p.is_meta:
-        return id(p)
-    try:
-        return p.device, p.data_ptr()
-    except RuntimeError:  # a subclass without memory of its own
-        return id(p)
 
 
 def _inputs(graph: fx.Graph, value: object) -> dict[str, object]:
