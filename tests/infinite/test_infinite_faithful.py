@@ -566,7 +566,6 @@ ODD: dict[str, Callable[[], Any]] = {
     "control flow on shapes": lambda: Ask(lambda s, x: s.a(x) if x.shape[0] > 2 else x, a=nn.Linear(3, 1)),
     "len": lambda: Ask(lambda s, x: s.a(x) * len(x), a=nn.Linear(3, 1)),
     "loop over a tensor": lambda: Ask(lambda s, x: sum(s.a(r) for r in x), a=nn.Linear(3, 1)),
-    "loop over a shape": lambda: Ask(lambda s, x: sum(s.a(x) for _ in range(x.shape[1])), a=nn.Linear(3, 1)),
     "float": lambda: Ask(lambda s, x: s.a(x) * float(x.mean()), a=nn.Linear(3, 1)),
     "numpy": lambda: Ask(lambda s, x: torch.tensor(s.a(x).detach().numpy()), a=nn.Linear(3, 1)),
     "recursion": lambda: Ask(forever, a=nn.Linear(3, 3)),

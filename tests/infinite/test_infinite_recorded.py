@@ -298,7 +298,7 @@ NO: dict[str, tuple[Callable[..., Any], str]] = {
         r"__bool__ at .*h\.mean\(\) > 0.*numbers of random|mean at .*reduces everything",
     ),
     "a hidden number": (hidden_list, "tolist at .*numbers of random values"),
-    "a weight's number": (numbers_of, "abs at .*no rule|numbers of|uses of|max at"),
+    "a weight's number": (numbers_of, "abs at .*function of the trained parameter"),
     "random numbers": (lambda s, x, **k: s.a(x + torch.rand(4, 3)[: len(x)]), "rand.*draws random numbers"),
     "Python's random numbers": (lambda s, x, **k: s.a(x) * random.random(), "other values|depends on the"),
     "no gradients": (without_gradients, "without gradients"),

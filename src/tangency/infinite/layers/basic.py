@@ -201,8 +201,10 @@ def scaled_and_shifted(build: Builder, f: Field, scale: float, shift: float) -> 
     joined = each_part(build, f, lambda part: scaled_and_shifted(build, build.settled(part), scale, shift))
     if joined is not None:
         return replace(joined, shape=f.shape, channel=f.channel)
-    f = build.apply(RandomAffine(1.0, 0.0, 0.0, shift, means=SCALES), f) if shift else f
-    return replace(f, gain=scale)
+    if shift:
+        op = RandomAffine(1.0, 0.0, 0.0, shift, means=SCALES)
+        f = build.trained_pass(op, f, build.identity(op))
+    return replace(f, gain=scale, gained=build.identity(RandomAffine(1.0, 0.0, scale)) if scale else None)
 
 
 class Times(nn.Module):

@@ -67,14 +67,15 @@ class Gated(Layer):
             means, more = [*means, 0.0], [*more[:2], 0.0, more[2]]
         sources = tuple(Source(i, h, m + n) for i, h, m, n in zip(inputs, hidden, means, more, strict=True))
         op = Gates(self.cell, sources, back, samples=build.samples, seed=build.seed)
-        node = build.add(op, (f,), f.grid)
+        node, shared = build.with_weights(op, f)
         # Turning the sign of tanh's arguments turns that of h and c, unless they have a bias of one sign.
         centered = not any(means[2:] + more[2:]) if self.cell == "gru" else not (means[2] or more[2])
-        out = Field(node, (*f.grid, width), 1, gaussian=False, centered=centered, sources=frozenset([node]))
+        out = Field(node, (*f.grid, width), 1, gaussian=False, centered=centered, sources=shared)
         if self.cell == "gru":
             return out, out
         # h and c are made of the same weights, so they share their source; what is not read is not computed.
         state = build.add(replace(op, state=True), (f,), f.grid)
+        build.random[state] = build.random[node]
         return out, replace(out, node=state)
 
     def _numbers(self, weights: Weights, name: str, fan_in: int, kind: str) -> tuple[list[RandomAffine], list[float]]:

@@ -101,8 +101,8 @@ class SelfAttention(Layer):
 
 def attended(build: Builder, f: Field, op: Attend, width: int) -> Field:
     """The field [*positions, width] after attention."""
-    node = build.add(op, (f,), f.grid)
-    return Field(node, (*f.grid, width), 1, gaussian=True, centered=True, sources=frozenset([node]))
+    node, sources = build.with_weights(op, f)
+    return Field(node, (*f.grid, width), 1, gaussian=True, centered=True, sources=sources)
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,8 @@ class RNN(Layer):
             numbers.append(op)
         law = find_doubt(build.nodes, build.known, f.node, f.few, numbers[0], build.where)
         build.warn(replace(f, doubt=law))
-        node = build.add(Recur(self.dual, numbers[0], numbers[1], back), (f,), f.grid)
-        return Field(
-            node, (*f.grid, width), 1, gaussian=False, centered=self.dual.centered(), sources=frozenset([node])
-        )
+        node, sources = build.with_weights(Recur(self.dual, numbers[0], numbers[1], back), f)
+        return Field(node, (*f.grid, width), 1, gaussian=False, centered=self.dual.centered(), sources=sources)
 
     def module(self, width: int) -> nn.Module:
         """Refused: torch has no lazy RNN."""

@@ -67,6 +67,7 @@ def plain(build: Builder, value: Seen) -> Random:
     if channels != _in_order(channels):
         # Channels in another order have the same law, but are no longer one by one those of the field.
         f = build.apply(Rescale(1.0), f)
+        build.memory.shuffled.add(f.node)
     return regrid(build, f, value.shape, at[0] - 1)
 
 

@@ -39,7 +39,8 @@ class Moments:
     """Moments at one place in the network: [*grid, *pairs], or [*grid, *grid, *pairs] if whole.
 
     `pairs` is [n, m], or [n] where samples meet one by one. `ntk` None is zero: nothing trained lies below. `gap` is
-    (p + q)/2 − cov, kept beside cov only where inputs nearly coincide and it is known without cancellation.
+    (p + q)/2 − cov, kept beside cov only where inputs nearly coincide and it is known without cancellation. `other` is
+    the grid of the second side, where two nodes meet whose positions differ.
     """
 
     cov: Tensor
@@ -47,10 +48,11 @@ class Moments:
     grid: Grid
     whole: bool = False
     gap: Tensor | None = None
+    other: Grid | None = None
 
     def at(self, need: Need) -> "Moments":
         """As much as is needed of it."""
-        return self.diagonal() if self.whole and need < Need.WHOLE else self
+        return self.diagonal() if self.whole and need < Need.WHOLE and self.other is None else self
 
     def diagonal(self) -> "Moments":
         """Those of equal positions alone."""
@@ -60,7 +62,8 @@ class Moments:
         """The same linear function of cov, ntk and gap: what is linear in the covariance does the same to all three."""
         ntk = None if self.ntk is None else linear(self.ntk)
         gap = None if self.gap is None else linear(self.gap)
-        return Moments(linear(self.cov), ntk, self.grid if grid is None else grid, self.whole, gap)
+        other = self.other if grid is None else None
+        return Moments(linear(self.cov), ntk, self.grid if grid is None else grid, self.whole, gap, other)
 
 
 def at_equal_positions(v: Tensor, grid: Grid) -> Tensor:
@@ -145,28 +148,44 @@ class Pairs:
             kept[node] = own
 
 
+class OneSide(NamedTuple):
+    """What an operation reads of one side's own moments: those of these nodes, which have these grids."""
+
+    nodes: tuple[int, ...]
+    grids: tuple[Grid, ...] = ()
+
+
 @dataclass(frozen=True)
 class Here:
-    """What an operation may ask besides its inputs' moments: where it stands, and what is wanted of it."""
+    """What an operation may ask besides its inputs' moments: where it stands, and what is wanted of it.
+
+    Where two nodes meet (`crossed.py`), the second side has inputs of its own, and known tensors in slots of its own.
+    """
 
     pairs: Pairs
-    nodes: tuple[int, ...]  # its inputs
+    left: OneSide  # its inputs
     asked: Need
     tangent: bool  # whether the ntk is wanted
-    grids: tuple[Grid, ...] = ()  # of its inputs
     takes: Need = Need.WHOLE  # how much it reads of each side's own moments
+    right: OneSide | None = None  # the second side's inputs, where they are others
+    slots: Mapping[int, int] = field(default_factory=dict)  # the second side's slots, where they are others
 
     def own(self, k: int = 0) -> tuple[Tensor, Tensor]:
         """The moments of each side with itself at input k, as much as the operation's `own` says."""
-        a, b = self.pairs.a.own[self.nodes[k]], self.pairs.b.own[self.nodes[k]]
+        return self.own_of(True, k), self.own_of(False, k)
+
+    def own_of(self, first: bool, k: int = 0) -> Tensor:
+        """Those of the first side, or of the second."""
+        nodes, grids = self.left if first or self.right is None else self.right
+        v = (self.pairs.a if first else self.pairs.b).own[nodes[k]]
         # Another reader of the same node may have asked for its whole covariance.
-        if self.takes < Need.WHOLE and self.grids and self.grids[k] and a.dim() > len(self.grids[k]) + 1:
-            return at_equal_positions(a, self.grids[k]), at_equal_positions(b, self.grids[k])
-        return a, b
+        if self.takes < Need.WHOLE and grids and grids[k] and v.dim() > len(grids[k]) + 1:
+            return at_equal_positions(v, grids[k])
+        return v
 
     def known(self, slot: int) -> tuple[Tensor, Tensor]:
         """Each side's known tensor of this slot."""
-        return self.pairs.a.known[slot], self.pairs.b.known[slot]
+        return self.pairs.a.known[slot], self.pairs.b.known[self.slots.get(slot, slot)]
 
     def whole(self, grid: Grid) -> bool:
         """Whether all pairs of positions are asked for."""
@@ -195,6 +214,7 @@ class Op:
     own: ClassVar[Need] = Need.NOTHING
     carries_gap: ClassVar[bool] = False  # whether nearly equal inputs stay exact through it
     batchwise: ClassVar[bool] = False  # whether it mixes the samples of a batch
+    linear: ClassVar[bool] = False  # whether it moves or sums positions, the same for both sides: zeros stay zeros
     featured: ClassVar[bool] = False  # whether it makes features of each sample, so that pairs one by one are dear
 
     def taken(self) -> Taken:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -18,7 +18,10 @@ from ...errors import InputError, UnsupportedModule
 from ..activations.dual import Dual, Relu
 from ..activations.duals import Identity
 from ..activations.quadrature import Quadrature
+from .alike import same_but_slots
 from .core import ROWS, SCALES, Activation, CentredActivation, Grid, Input, Op, RandomAffine, channel_products
+from .correlations import Correlations, Item, NotKnown, Roots
+from .crossed import CorrelatedAdd
 from .nongaussian import FewActivation, find_doubt, warn_once
 from .ops import DRAWN, EXACT, BatchNormalize, Drawn, Rescale, SameRow
 from .positions import Regrid
@@ -49,6 +52,7 @@ class FieldChanges(TypedDict, total=False):
     channel: int
     gaussian: bool
     gain: float
+    gained: object
 
 
 @dataclass
@@ -85,6 +89,19 @@ class Memory:
     copied: dict[int, Seen] = field(default_factory=dict)  # a node as copies of another, where it was expanded
     cuts: dict[int, tuple[Field, tuple[int, ...]]] = field(default_factory=dict)  # of which field a node is which rows
     dotted: set[int] = field(default_factory=set)  # products of which one factor is Gaussian with mean zero
+    shuffled: set[int] = field(default_factory=set)  # nodes whose channels are those of their input in another order
+    # For `correlations.py`: what two nodes have in common; the weights that a node is linear in; whether it has a mean.
+    met: dict[tuple[Item, Item], int | None] = field(default_factory=dict)
+    roots: dict[int, Roots] = field(default_factory=dict)
+    means: dict[int, bool] = field(default_factory=dict)
+
+
+class Claim(NamedTuple):
+    """A parameter in use: by which layer, how, and the parameter itself, so that its place stays its own."""
+
+    name: str
+    use: object
+    parameter: Tensor
 
 
 @dataclass
@@ -100,7 +117,14 @@ class Builder:
     where: str = "the network"
     name: str = ""
     memory: Memory = field(default_factory=Memory)
-    called: dict[object, tuple[str, Tensor]] = field(default_factory=dict)  # where read parameters lie; by which layer
+    called: dict[object, Claim] = field(default_factory=dict)  # by where parameters lie: who uses them, and how
+    using: object = None  # the parameters of the layer that is being read; equal for one that is called again
+    numbered: int = 0  # weights of that layer so far
+    given: dict[object, tuple[Op, bool]] = field(default_factory=dict)  # by weights: their numbers, and whether few
+    # Whose weights a node has: random ones, a trained scale or shift that values pass, or one within an activation.
+    random: dict[int, object] = field(default_factory=dict)
+    passing: dict[int, object] = field(default_factory=dict)
+    trained: dict[int, object] = field(default_factory=dict)
     numbers: list[float] = field(default_factory=list)  # factors and summands in forward(), in order
     warned: set[object] = field(default_factory=set)  # what was said already, for this kernel
     mask: Tensor | None = None  # [n, *grid], True where a position of the values at hand is real
@@ -130,6 +154,54 @@ class Builder:
         """Keep a known tensor, its sample axis last; its number."""
         self.known[len(self.known)] = value
         return len(self.known) - 1
+
+    # Whose weights they are
+
+    def identity(self, op: Op, few: bool = False) -> object:
+        """The next weights of the layer at hand: the same where it is read again, with the same numbers."""
+        if self.using is None:
+            return object()
+        key = (self.using, self.numbered)
+        self.numbered += 1
+        before, little = self.given.setdefault(key, (op, few))
+        if little != few:
+            raise self.unsupported(
+                "shares its weights between the network's input and hidden values: the input keeps its number of "
+                "features, hidden values have infinitely many.",
+                "Put a layer with its own weights before the first use.",
+            )
+        if same_but_slots(before, op) is None:
+            raise self.unsupported(
+                f"shares its weights with another use, where they have other numbers or another form ({before}, {op}).",
+                "Use them in one way, or give each use its own weights.",
+            )
+        return key
+
+    def with_weights(self, op: Op, f: Field) -> tuple[int, frozenset[object]]:
+        """One operation more that has weights, and what it is linear in."""
+        key = self.identity(op, f.few)
+        node = self.add(op, (f,), f.grid)
+        self.random[node] = key
+        return node, frozenset([key])
+
+    def trained_pass(self, op: RandomAffine, f: Field, key: object) -> Field:
+        """Values after a trained scale or shift, whose `key` says whose it is (None: not known)."""
+        after = self.apply(op, f)
+        if key is None:
+            return after
+        self.passing[after.node] = key
+        # A norm that is called again, on values that hold its scale and shift already.
+        try:
+            common = Correlations(self).with_itself(after.node)
+        except NotKnown as e:
+            raise self.unsupported(
+                f"is a norm whose trained scale or shift the values hold already: {e}.",
+                "Freeze them (trainable=), or give each use a norm of its own.",
+            ) from e
+        if common:
+            self.nodes.append(Node(CorrelatedAdd(1), (after.node, *common), self.name, f.grid))
+            after = replace(after, node=len(self.nodes) - 1)
+        return after
 
     # Known values and weights become fields
 
@@ -192,8 +264,8 @@ class Builder:
             op = replace(op, means=ROWS)
         normal = op.laws == ("normal", "normal")
         law = None if normal else find_doubt(self.nodes, self.known, f.node, f.few, op, self.where)
-        node = self.add(op, (f,), f.grid)
-        return Field(node, shape, f.channel, True, True, sources=frozenset([node]), doubt=law)
+        node, sources = self.with_weights(op, f)
+        return Field(node, shape, f.channel, True, True, sources, doubt=law)
 
     # What is not applied yet becomes a field
 
@@ -210,7 +282,8 @@ class Builder:
                 # the same channel's value, not independent of it, so this is no Gaussian field to be activated.
                 op = RandomAffine(1.0, 0.0, value.gain, means=SCALES)
                 reader, self.name = self.name, self.nodes[value.node].name  # it is the norm's, not the reader's
-                memory.gained[value.node] = self.apply(op, value, gain=0.0, gaussian=False)
+                free = replace(value, gain=0.0, gained=None, gaussian=False)
+                memory.gained[value.node] = self.trained_pass(op, free, value.gained)
                 self.name = reader
                 if value.gaussian:
                     memory.scaled.add(memory.gained[value.node].node)
@@ -279,6 +352,13 @@ class Builder:
             self.warn(f)
             op = Activation(dual, _scale_derivative(dual) if f.gain else value.inner, rate)
         after = self.apply(op, f.activated())
+        if f.gained is not None:
+            if (("trained", f.gained), -1) in Correlations(self).roots(Item(f.node)):
+                raise self.unsupported(
+                    "follows a norm whose trained scale the values hold already.",
+                    "Freeze the scale (trainable=), or give each use a norm of its own.",
+                )
+            self.trained[after.node] = f.gained
         after = self.apply(Rescale(value.scale), after) if value.scale != 1 else after
         return replace(after, centered=dual.centered())
 

@@ -1,4 +1,4 @@
-"""Several values become one: sums, products, concatenation. Correlated ones are refused, as their moments do not tell.
+"""Several values become one: sums, products, concatenation; and what correlated ones have in common.
 
 Where a sum or product is not Gaussian, what it is as a function of Gaussian fields is remembered: an activation that
 follows is applied to that function (a post-activation ResNet's ReLU(ReLU(u) + z)).
@@ -10,12 +10,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ...errors import UnsupportedModule
+from .correlations import Correlations, NotKnown
+from .crossed import CorrelatedAdd, CorrelatedJoin
 from .fields import Builder
 from .nongaussian import first_doubt
 from .ops import Add, Mix, Multiply
 from .origins import Origin, gaussian_origin
 from .patches import is_patched, joined_patches
 from .positions import Join
+from .recursion import Node
 from .shapes import take_positions
 from .values import Field, Joint, Lazy, Patched, Random, Value, all_sources, correlated, dependent
 
@@ -60,21 +64,23 @@ def as_fields(build: Builder, values: Sequence[Value]) -> list[Field]:
 
 
 def add_fields(build: Builder, values: Sequence[Value]) -> Field:
-    """The sum of uncorrelated values."""
+    """The sum of values: of correlated ones, with what each two of them have in common."""
     values = _broadcast(build, values)
     fields = as_fields(build, values)
     _check_alike(build, fields, "adds")
-    _check_uncorrelated(build, fields, "adds")
     gaussian, centered = all(f.gaussian for f in fields), all(f.centered for f in fields)
+    apart = not _related(build, fields)
     # A sum of Gaussian fields is one itself; what follows needs no function of several.
-    joint = None if gaussian else joined_function(build, values, torch.add)
-    if sum(not f.centered for f in fields) > 1:  # means multiply into the covariance, which moments do not show
-        if joint is not None:
-            return build.settled(joint)
-        raise build.unsupported(
-            "adds two values whose means are not zero.", "Put a Linear or Conv layer after one of the activations."
-        )
-    node = build.add(Add(), fields, fields[0].grid)
+    joint = None if gaussian or not apart else joined_function(build, values, torch.add)
+    if sum(not f.centered for f in fields) > 1 and joint is not None:
+        return build.settled(joint)
+    common = [node for node in _in_common(build, fields, "adds").values() if node is not None]
+    if common:
+        nodes = [*(f.node for f in fields), *common]
+        build.nodes.append(Node(CorrelatedAdd(len(fields)), tuple(nodes), build.name, fields[0].grid))
+        node = len(build.nodes) - 1
+    else:
+        node = build.add(Add(), fields, fields[0].grid)
     if joint is not None:
         build.memory.functions[node] = joint
     if not all_alike(fields):
@@ -91,16 +97,21 @@ def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
     values = _broadcast(build, values)
     fields = as_fields(build, values)
     _check_alike(build, fields, "multiplies")
-    _check_uncorrelated(build, fields, "multiplies")
+    if any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k]):
+        raise _too_close(build, "multiplies", "their product is not read")
     if any(dependent(a, b) for k, a in enumerate(fields) for b in fields[:k]):
         raise build.unsupported(
             "multiplies values by a depthwise convolution of the same ones, which are not independent.",
             "Put a Conv layer with groups=1 into one of the branches, or use smaller windows.",
         )
+    related = _related(build, fields)
+    # One norm's scale and shift move both: by the product of the means, and what follows by more.
+    if related and not any(f.centered for f in fields):
+        raise _too_close(build, "multiplies", "one norm's trained scale or shift is in both")
     node = build.add(Multiply(), fields, fields[0].grid)
-    if any(f.gaussian and f.centered for f in fields):
+    if any(f.gaussian and f.centered for f in fields) and not related:
         build.memory.dotted.add(node)
-    joint = joined_function(build, values, torch.mul)
+    joint = None if related else joined_function(build, values, torch.mul)
     if joint is not None:
         build.memory.functions[node] = joint
     centered = any(f.centered for f in fields)
@@ -150,14 +161,17 @@ def concat_channels(build: Builder, values: Sequence[Value]) -> Field:
 
 def concat_positions(build: Builder, fields: Sequence[Field], axis: int) -> Field:
     """Positions side by side along an axis of the grid."""
-    _check_uncorrelated(build, fields, "joins")
-    if sum(not f.centered for f in fields) > 1:
-        raise build.unsupported("joins two values whose means are not zero.", "Put a layer after one of them.")
+    common = {at: node for at, node in _in_common(build, fields, "joins").items() if node is not None}
     first = fields[0]
     dim = axis + (axis >= first.channel)
     shape = (*first.shape[:dim], sum(f.shape[dim] for f in fields), *first.shape[dim + 1 :])
     grid = (*shape[: first.channel], *shape[first.channel + 1 :])
-    node = build.add(Join(axis), fields, grid)
+    if common:
+        nodes = (*(f.node for f in fields), *common.values())
+        build.nodes.append(Node(CorrelatedJoin(axis, tuple(common)), nodes, build.name, grid))
+        node = len(build.nodes) - 1
+    else:
+        node = build.add(Join(axis), fields, grid)
     gaussian, centered = all(f.gaussian for f in fields), all(f.centered for f in fields)
     law = first_doubt([f.doubt for f in fields])
     sources, alike = all_sources(fields), all_alike(fields)
@@ -174,14 +188,39 @@ def all_alike(fields: Sequence[Field]) -> bool:
     return all(f.alike for f in fields)
 
 
-def _check_uncorrelated(build: Builder, fields: Sequence[Field], what: str) -> None:
+def _in_common(build: Builder, fields: Sequence[Field], what: str) -> dict[tuple[int, int], int | None]:
+    """By two of the fields' places: the moments of one with the other, where these are not zero for certain."""
+    common: dict[tuple[int, int], int | None] = {}
+    known = Correlations(build)
     for k, a in enumerate(fields):
-        for b in fields[:k]:
-            if correlated(a, b):
+        for n, b in enumerate(fields):
+            close = correlated(a, b) or known.related(a.node, b.node)
+            # Means that are not zero multiply into the covariance.
+            if k == n or not (close or not (a.centered or b.centered)):
+                continue
+            try:
+                common[k, n] = known.meet(a.node, b.node)
+            except NotKnown as e:
+                if close:
+                    raise _too_close(build, what, str(e)) from e
                 raise build.unsupported(
-                    f"{what} two values that share their last weights, so that they are correlated.",
-                    "Put a Linear or Conv layer into one of the branches.",
-                )
+                    f"{what} two values whose means are not zero ({e}).",
+                    "Put a Linear or Conv layer after one of the activations.",
+                ) from e
+    return common
+
+
+def _related(build: Builder, fields: Sequence[Field]) -> bool:
+    """Whether any two of them share weights, or a norm's trained scale or shift."""
+    known = Correlations(build)
+    return any(correlated(a, b) or known.related(a.node, b.node) for k, a in enumerate(fields) for b in fields[:k])
+
+
+def _too_close(build: Builder, what: str, why: str) -> UnsupportedModule:
+    return build.unsupported(
+        f"{what} two values that share their last weights, so that they are correlated: {why}.",
+        "Put a Linear or Conv layer into one of the branches.",
+    )
 
 
 def _check_alike(build: Builder, fields: Sequence[Field], what: str) -> None:

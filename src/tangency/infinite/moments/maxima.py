@@ -69,7 +69,9 @@ def scale_and_shift(build: Builder, value: Random, variance: float, rates: tuple
     normed = each_part(build, f, lambda part: scale_and_shift(build, part, variance, rates))
     if normed is not None:
         return replace(normed, shape=f.shape, channel=f.channel)
-    after = replace(build.apply(RandomAffine(variance, 0.0, 0.0, rates[1], means=RUNNING), f), gain=rates[0])
+    op, scale = RandomAffine(variance, 0.0, 0.0, rates[1], means=RUNNING), RandomAffine(1.0, 0.0, rates[0])
+    after = build.trained_pass(op, f, build.identity(op))
+    after = replace(after, gain=rates[0], gained=build.identity(scale) if rates[0] else None)
     function = None if f.gaussian else scaled_patches(build, value, variance**0.5, rates)
     if function is not None:
         build.memory.functions[after.node] = function

@@ -66,6 +66,10 @@ class Rescale(Op):
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         return inputs[0].map(lambda v: v * self.factor**2)
 
+    def on_side(self, here: Here, first: bool) -> float:
+        """What the values of one side are multiplied by."""
+        return self.factor
+
 
 @dataclass(frozen=True)
 class Normalize(Op):
@@ -83,18 +87,20 @@ class Normalize(Op):
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         (s,) = inputs
-        # Infinitely many channels: a sample's own mean square is its variance itself, not an estimate of it.
-        left, right = here.own()
-        if self.mask is not None:
-            left, right = (
-                (v * m).sum(self.axes, keepdim=True) / m.sum(self.axes, keepdim=True)
-                for v, m in zip((left, right), here.known(self.mask), strict=True)
-            )
-        elif self.axes:
-            left, right = (v.mean(self.axes, keepdim=True) for v in (left, right))
         # A gap would have to be divided by different numbers for p and q, so it is not carried on.
-        p, q = here.pairs.spread((left + self.eps).rsqrt(), (right + self.eps).rsqrt(), len(s.grid), s.whole)
+        p, q = here.pairs.spread(self.on_side(here, True), self.on_side(here, False), len(s.grid), s.whole)
         return replace(s.map(lambda v: v * p * q), gap=None)
+
+    def on_side(self, here: Here, first: bool) -> Tensor:
+        """What the values of one side are multiplied by."""
+        # Infinitely many channels: a sample's own mean square is its variance itself, not an estimate of it.
+        v = here.own_of(first)
+        if self.mask is not None:
+            m = here.known(self.mask)[0 if first else 1]
+            v = (v * m).sum(self.axes, keepdim=True) / m.sum(self.axes, keepdim=True)
+        elif self.axes:
+            v = v.mean(self.axes, keepdim=True)
+        return (v + self.eps).rsqrt()
 
 
 @dataclass(frozen=True)
@@ -113,9 +119,13 @@ class ByStatistic(Op):
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         s = inputs[0]
-        left, right = (v.mean(self.axes, keepdim=True) if self.axes else v for v in here.own(1))
-        p, q = here.pairs.spread(self.fn(left), self.fn(right), len(s.grid), s.whole)
+        p, q = here.pairs.spread(self.on_side(here, True), self.on_side(here, False), len(s.grid), s.whole)
         return replace(s.map(lambda v: v * p * q), gap=None)
+
+    def on_side(self, here: Here, first: bool) -> Tensor:
+        """What the values of one side are multiplied by."""
+        v = here.own_of(first, 1)
+        return self.fn(v.mean(self.axes, keepdim=True) if self.axes else v)
 
 
 @dataclass(frozen=True)
@@ -223,7 +233,7 @@ class Add(Op):
     carries_gap: ClassVar[bool] = True
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
-        return _combined(inputs)
+        return combined(inputs)
 
 
 @dataclass(frozen=True)
@@ -237,7 +247,7 @@ class Mix(Op):
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         scaled = [s.map(lambda v, w=w: v * w) for s, w in zip(inputs, self.weights, strict=True)]  # type: ignore[misc]
-        return _combined(scaled)
+        return combined(scaled)
 
 
 @dataclass(frozen=True)
@@ -265,7 +275,7 @@ def _sum(values: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _combined(inputs: Sequence[Moments]) -> Moments:
+def combined(inputs: Sequence[Moments]) -> Moments:
     ntks = [s.ntk for s in inputs if s.ntk is not None]
     gaps = [s.gap for s in inputs if s.gap is not None]
     cov = _sum([s.cov for s in inputs])
@@ -287,3 +297,7 @@ class Weigh(Op):
         (s,) = inputs
         p, q = here.pairs.spread(*here.known(self.slot), len(s.grid), s.whole)
         return replace(s.map(lambda v: v * p * q), gap=None)
+
+    def on_side(self, here: Here, first: bool) -> Tensor:
+        """What the values of one side are multiplied by."""
+        return here.known(self.slot)[0 if first else 1]

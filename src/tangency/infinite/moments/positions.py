@@ -19,6 +19,7 @@ class PositionOp(Op):
 
     what: ClassVar[str] = "positions"
     limit: ClassVar[str] = EXACT
+    linear: ClassVar[bool] = True
 
     def apply(self, v: Tensor, grid: Grid, whole: bool) -> Tensor:
         """What becomes of a covariance [*grid, ...], or [*grid, *grid, ...] if whole."""
@@ -82,6 +83,7 @@ class Apart(Op):
     what: ClassVar[str] = "weights of each position"
     limit: ClassVar[str] = "positions have weights of their own: they are independent"
     carries_gap: ClassVar[bool] = True
+    linear: ClassVar[bool] = True
 
     def reads(self, asked: Need) -> Need:
         """Equal positions only: different ones are uncorrelated after it, whatever they were."""

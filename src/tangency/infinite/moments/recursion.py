@@ -7,20 +7,34 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .core import Grid, Here, Input, Moments, Need, Op, Pairs, Side
+from .core import Grid, Here, Input, Moments, Need, OneSide, Op, Pairs, Side
 
 # Bytes of one node's moments of samples one by one (heuristic).
 SINGLES = 1 << 25
 
 
 @dataclass(frozen=True)
+class Meeting:
+    """Two nodes, one on each side: whose own moments each of them reads, and the second one's slots and grid."""
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    grid: Grid
+    slots: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class Node:
-    """An operation, the nodes that it reads, the layer's name in the network, and the grid of its output."""
+    """An operation, the nodes that it reads, the layer's name in the network, and the grid of its output.
+
+    `meeting`: its moments are those of two nodes, one on each side (`crossed.py`).
+    """
 
     op: Op
     inputs: tuple[int, ...]
     name: str
     grid: Grid
+    meeting: Meeting | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,7 @@ class Recursion:
             "sides": sides,
             "cell": self._largest(cross),
             "side_cell": self._largest(sides),
-            "kept": sum(prod(nodes[j].grid) ** int(n.op.own) for n in nodes if n.op.own for j in n.inputs),
+            "kept": sum(prod(nodes[j].grid) ** int(n.op.own) for n in nodes if _recorded(n) for j in n.inputs),
             "last_use": self._last_use(),
             "batchwise": any(n.op.batchwise for n in nodes),
             "featured": any(n.op.featured for n in nodes),
@@ -67,7 +81,7 @@ class Recursion:
         for k in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[k]
             reads = node.op.reads(needs[k])
-            if own:
+            if own and _recorded(node):
                 reads = max(reads, node.op.own)
             for j in node.inputs:
                 needs[j] = max(needs[j], reads)
@@ -100,6 +114,11 @@ class Recursion:
         return True
 
 
+def _recorded(node: Node) -> bool:
+    """Whether a side keeps own moments for it. Where two nodes meet, those of each are kept for itself."""
+    return node.op.own > Need.NOTHING and node.meeting is None
+
+
 def propagate(
     recursion: Recursion,
     pairs: Pairs,
@@ -119,22 +138,40 @@ def propagate(
     first = 0 if start is None else start[0] + 1
     for k, node in enumerate(recursion.nodes[first:], first):
         # Before the operation runs: its inputs are freed as soon as their last reader is done.
-        if record and node.op.own:
+        if record and _recorded(node):
             for j in node.inputs:
                 if j in moments:
                     pairs.keep_own(j, moments[j].at(node.op.own).cov)
         if needs[k]:
             reads = node.op.reads(needs[k])
-            grids = tuple(recursion.nodes[j].grid for j in node.inputs)
-            here = Here(pairs, node.inputs, needs[k], tangent, grids, node.op.own)
-            moments[k] = node.op([moments[j].at(reads) for j in node.inputs], here).at(needs[k])
-            if inputs is not None and isinstance(node.op, Input):
+            here = _here(recursion.nodes, node, pairs, needs[k], tangent)
+            met = node.op([moments[j].at(reads) for j in node.inputs], here)
+            if node.meeting is not None and node.meeting.grid != node.grid:
+                met = replace(met, grid=node.grid, other=node.meeting.grid)
+            moments[k] = met.at(needs[k])
+            if inputs is not None and isinstance(node.op, Input) and node.meeting is None:
                 cov = moments[k].at(Need.DIAGONAL).cov
                 inputs.append(cov.flatten(0, len(node.grid) - 1).mean(0) if node.grid else cov)
         for j in node.inputs:
             if recursion.last_use[j] == k:  # memory: a node's moments go when the last of its readers is done
                 moments.pop(j, None)
     return moments.get(len(recursion.nodes) - 1)
+
+
+def _here(nodes: Sequence[Node], node: Node, pairs: Pairs, asked: Need, tangent: bool) -> Here:
+    """What an operation may ask; where two nodes meet, a sample is never one with itself."""
+
+    def side(inputs: tuple[int, ...]) -> OneSide:
+        """The inputs with their grids."""
+        return OneSide(inputs, tuple(nodes[j].grid for j in inputs))
+
+    meeting = node.meeting
+    if meeting is None:
+        return Here(pairs, side(node.inputs), asked, tangent, node.op.own)
+    pairs = replace(pairs, same=False, gaps=False)
+    return Here(
+        pairs, side(meeting.left), asked, tangent, node.op.own, side(meeting.right), dict(meeting.slots)
+    )  # fmt: skip
 
 
 def with_own_moments(recursion: Recursion, side: Side) -> Side:

@@ -21,6 +21,7 @@ class Unmerge(Op):
     sizes: tuple[int, ...]
     what: ClassVar[str] = "channels to positions"
     limit: ClassVar[str] = "channels → ∞ at every new position, each with channels of its own: independent"
+    linear: ClassVar[bool] = True
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         (s,) = inputs

@@ -33,6 +33,7 @@ class Field:
     centered: bool  # mean zero
     sources: frozenset[object]  # the weights (nodes) that it is linear in: fields with none in common are uncorrelated
     gain: float = 0.0  # the rate of a scale of each channel's own that was just applied; not yet in the moments
+    gained: object = None  # whose scale it is
     few: bool = False  # its channels stay as many as they are: inputs, and parameters used as values
     doubt: Doubt | None = None  # in what it is not Gaussian, though it is taken for it
     through: frozenset[object] = frozenset()  # weights that it depends on channel by channel, though not correlated
@@ -54,7 +55,7 @@ class Field:
 
     def activated(self) -> "Field":
         """The same after an activation: not Gaussian, as many channels as the limit has, no scale that waits."""
-        return replace(self, gaussian=False, centered=False, gain=0.0, few=False, doubt=None)
+        return replace(self, gaussian=False, centered=False, gain=0.0, gained=None, few=False, doubt=None)
 
 
 # Values that are not applied yet are told apart by identity (eq=False): each is applied once, and equal ones are two.

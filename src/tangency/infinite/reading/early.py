@@ -13,6 +13,7 @@ from .calls import Call, Keywords
 from .functional import REFUSED, find_rule, no_rule
 from .graphs import ModuleGraph, line_of
 from .modules import NO_LIMIT, no_limit
+from .uses import claim, use_of
 
 # What gives numbers, or several values of which some may be known.
 _NO_VALUE = {
@@ -24,13 +25,17 @@ _NO_VALUE = {
 def refuse_early(graph: ModuleGraph) -> None:
     """Raise what reading any batch would raise."""
     modules, random = dict(graph.root.named_modules()), set[fx.Node]()
+    build = Builder(1)  # whose weights were used already
     for node in graph.nodes.nodes:
         first = node.args[0] if node.args else None
         given = isinstance(first, fx.Node) and first in random
         if node.op == "call_module":
             module = modules[str(node.target)]
+            name = str(node.target).removeprefix("0") if graph.single else str(node.target)
             if given:
-                _check_module(module, str(node.target).removeprefix("0") if graph.single else str(node.target))
+                _check_module(module, name)
+            build.where = _where(module, name)
+            claim(build, module.parameters(), use_of(module), name)
             if given or isinstance(module, (nn.Linear, nn.Embedding, _ConvNd)):
                 random.add(node)
         elif given and node.op in ("call_function", "call_method"):
@@ -40,9 +45,13 @@ def refuse_early(graph: ModuleGraph) -> None:
                 random.add(node)
 
 
+def _where(module: nn.Module, name: str) -> str:
+    return f"{'layer ' + name if name else 'the module'} ({type(module).__name__})"
+
+
 def _check_module(module: nn.Module, name: str) -> None:
     """As `read_module` says it."""
-    build = Builder(1, where=f"{'layer ' + name if name else 'the module'} ({type(module).__name__})")
+    build = Builder(1, where=_where(module, name))
     for kind in type(module).__mro__:
         if kind in NO_LIMIT:
             raise no_limit(build, kind)

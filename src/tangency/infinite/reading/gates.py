@@ -56,15 +56,18 @@ def apply_gain(call: Call, value: Random, by: Parameter) -> Field:
     # Second moments see the mean square of the factors over channels; only equal ones leave the values Gaussian.
     square = (by.value.detach().double() * by.factor).square()
     constant = float(square.max() - square.min()) == 0
-    scaled = build.apply(RandomAffine(float(square.mean()), means=GAIN), f, gaussian=f.gaussian and constant)
-    scaled = replace(scaled, alike=scaled.alike and constant)
+    positive = constant and float(by.value.detach().flatten()[0]) * by.factor > 0  # a multiple by √w_var
+    op = RandomAffine(float(square.mean()), means=GAIN)
+    kept = replace(f, gaussian=f.gaussian and constant, alike=f.alike and constant)
+    scaled = build.trained_pass(op, kept, build.identity(op) if positive else None)
     if f.node in build.memory.normed_nodes:
         build.memory.normed_nodes.add(scaled.node)
     factor = rate / float(square.mean()) if float(square.mean()) else 0.0
     # Factors of 0 (LayerScale may begin so): nothing passes, yet their gradient is the value itself.
     if not factor and rate:
         return build.apply(RandomAffine(0.0, 0.0, rate, means=GAIN), f, gaussian=False)
-    return replace(scaled, gain=factor)
+    gained = build.identity(RandomAffine(1.0, 0.0, factor)) if factor else None
+    return replace(scaled, gain=factor, gained=gained)
 
 
 def apply_shift(call: Call, value: Random, by: Parameter) -> Field | None:
@@ -73,7 +76,7 @@ def apply_shift(call: Call, value: Random, by: Parameter) -> Field | None:
     if not known or not isinstance(value, Field) or not _one_per_channel(value, by) or bool(by.value.any()):
         return None
     rate = call.weights.rate(by.name) * by.factor**2
-    after = scaled_and_shifted(call.build, value, value.gain, rate)
+    after = replace(scaled_and_shifted(call.build, value, value.gain, rate), gained=value.gained)
     call.build.memory.normed_nodes.add(after.node)
     return after
 

@@ -4,7 +4,7 @@ What depends on the input alone is computed as it stands; from the first weights
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -32,6 +32,7 @@ from .functional import find_rule, no_rule
 from .graphs import ModuleGraph, Settled, entries, line_of, same_outputs, trace_module, training_modes
 from .modules import as_known, read_module
 from .says import module_limits
+from .uses import claim, use_of, using
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,9 @@ class Reading:
         self.graph, self.build, self.weights, self.prefix = graph, build, weights, name
         self.modules = dict(graph.root.named_modules())
         self.fixed: set[fx.Node] = set()  # known values that no input decides: they have no batch
+        # By identity: the name that `trainable=` and variances know. And the parameters that forward() asked for.
+        self.listed = {id(p): n.removeprefix("0.") if graph.single else n for n, p in graph.root.named_parameters()}
+        self.held: dict[str, nn.Parameter] = {}
 
     def run(self, value: Argument) -> Value:
         """The network's output."""
@@ -240,14 +244,17 @@ class Reading:
                 known: object = as_known(module, *args, **kwargs)
                 return known
         # Known tensors went through above: from here on the layer's weights count as random.
-        self._use_once(module.parameters(), name)
+        use, name = use_of(module), self._listed(module, name)
+        claim(build, module.parameters(), use, name)
         if isinstance(module, nn.Embedding) and node.all_input_nodes[0] in self.fixed:
             plain = module.padding_idx is None and module.max_norm is None and not module.scale_grad_by_freq
             table = Parameter(module.weight, dotted(name, "weight"), layer=name)
             if plain and (bias := looked_up(node, args[0] if args else kwargs["input"], table)) is not None:
                 return bias
             args, kwargs = (self._for_all(args[0] if args else kwargs["input"]),), {}
-        return read_module(module, Call(build, self.weights, args, Keywords(kwargs), type(module).__name__, name))
+        call = Call(build, self.weights, args, Keywords(kwargs), type(module).__name__, name)
+        with using(build, use):
+            return read_module(module, call)
 
     def _for_all(self, index: Tensor) -> Tensor:
         """Indices into a table of positions, which are the same for every sample: one of them for each."""
@@ -276,7 +283,14 @@ class Reading:
         if target is F.embedding and args and node.all_input_nodes[0] in self.fixed:
             args = (self._for_all(args[0]), *args[1:])
         options = Keywords(kwargs)
-        value = rule(Call(build, self.weights, args, options, label))
+        parameters = [v for v in flat((args, kwargs)) if isinstance(v, Parameter)]
+        form = tuple((p.name, tuple(p.value.shape), p.value.stride(), p.factor) for p in parameters)
+        with using(build, (target, form) if parameters else None):
+            value = rule(Call(build, self.weights, args, options, label))
+        # Another form of a parameter, or its shape, is no use of it.
+        if parameters and any(isinstance(v, (Tensor, *RANDOM)) for v in flat((value,))):
+            for p in parameters:
+                claim(build, [self.held[p.name]], (target, form), p.name)
         if missed := options.missed():
             raise build.unsupported(f"is given {missed}, which is not read for random values.", "Leave it out.")
         return value
@@ -318,38 +332,17 @@ class Reading:
         self.build.where = f"{label} at {at}" if at else f"{name} (a parameter)"
         if not uses:  # asked for its device or type: no use of its numbers
             return Parameter(value, name)
-        if len(uses) > 1:
-            raise self._shared(f"{len(uses)} uses of {name}")
-        self._use_once([value], name)
+        name = dotted(self.prefix, self.listed[id(value)]) if id(value) in self.listed else name
+        self.held[name] = value
         return Parameter(value, name)
 
-    def _use_once(self, parameters: Iterable[nn.Parameter], name: str) -> None:
-        """Shared weights correlate what they give in two places."""
-        called = self.build.called
-        # The limit takes the weights of two layers for independent.
-        places = [(_place(p), p) for p in parameters]
-        for place, _ in places:
-            if place in called:
-                raise self._shared(called[place][0])
-        called |= {place: (name, p) for place, p in places}  # the parameter too: its place stays its own
-
-    def _shared(self, where: str) -> UnsupportedModule:
-        return self.build.unsupported(
-            f"shares its weights with {where}: what both give is correlated, for which there is no rule but nn.RNN.",
-            "Give each use its own weights. To use one encoder for several inputs, call it once, with the inputs as "
-            "positions: h = encoder(torch.stack([a, b], 1)), then h.flatten(1), h.mean(1), or their difference "
-            "torch.einsum('st,btc->bsc', torch.tensor([[1.0, -1.0]]), h).",
-        )
-
-
-def _place(p: Tensor) -> object:
-    """Where a parameter's numbers lie: two in one place are one."""
-    if isinstance(p, nn.UninitializedParameter) or not p.numel() or p.is_meta:
-        return id(p)
-    try:
-        return p.device, p.data_ptr()
-    except RuntimeError:  # a subclass without memory of its own
-        return id(p)
+    def _listed(self, module: nn.Module, name: str) -> str:
+        """The name under which a module's parameters are known: that of the first module that has them."""
+        own = dict(module.named_parameters(recurse=False))
+        names = [(attribute, self.listed.get(id(p), "")) for attribute, p in own.items()]
+        owners = {whole.removesuffix(attribute).removesuffix(".") for attribute, whole in names}
+        alike = len(owners) == 1 and all(whole.endswith(attribute) for attribute, whole in names)
+        return dotted(self.prefix, owners.pop()) if alike else name
 
 
 def _inputs(graph: fx.Graph, value: object) -> dict[str, object]:

@@ -60,6 +60,8 @@ def find_plan(recursion: Recursion) -> Plan | str:
         return "its positions are neither averaged nor flattened in the end"
     if not isinstance(nodes[0].op, Input) or len(nodes[0].grid) != 2:
         return f"its inputs are no images (positions: {nodes[0].grid})"
+    if any(node.meeting is not None for node in nodes):
+        return "it shares weights, or adds values that are correlated"
     if any(j < end for node in nodes[end + 1 :] for j in node.inputs) or any(
         isinstance(node.op, Input) for node in nodes[1:]
     ):
