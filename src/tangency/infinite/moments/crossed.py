@@ -30,8 +30,17 @@ def _met(cov: Tensor, ntk: Tensor | None, left: Grid, right: Grid) -> Moments:
     return Moments(cov, ntk, left, bool(left or right), other=None if left == right else right)
 
 
+class Crossed(Op):
+    """An operation on the moments of two nodes, one on each side."""
+
+    what: ClassVar[str] = "shared weights"
+    limit: ClassVar[str] = (
+        "channels → ∞; what the same weights give at two places is jointly Gaussian, and correlated (Yang 2019)"
+    )
+
+
 @dataclass(frozen=True)
-class Nothing(Op):
+class Nothing(Crossed):
     """Uncorrelated values: zeros, for an operation that takes several inputs of which others are correlated."""
 
     left: Grid
@@ -44,7 +53,7 @@ class Nothing(Op):
 
 
 @dataclass(frozen=True)
-class Means(Op):
+class Means(Crossed):
     """φ(u) and ψ(v) of independent u and v: the product of their means. Nothing trained moves both."""
 
     left: Dual
@@ -62,7 +71,7 @@ class Means(Op):
 
 
 @dataclass(frozen=True)
-class SameParameter(Op):
+class SameParameter(Crossed):
     """Scales (or shifts) of one parameter on both sides, by themselves: no value, but the same thing is trained.
 
     At the start a scale is 1 and a shift 0: what passes through them is met by itself.
@@ -78,7 +87,7 @@ class SameParameter(Op):
 
 
 @dataclass(frozen=True)
-class Factored(Op):
+class Factored(Crossed):
     """One side's values at each position times a number: a norm, a mask, a multiple."""
 
     by: Factor
@@ -101,7 +110,7 @@ class Factored(Op):
 
 
 @dataclass(frozen=True)
-class Placed(Op):
+class Placed(Crossed):
     """What one side does to its positions alone: pooled values beside those that they were pooled from."""
 
     by: PositionOp | Aggregate
@@ -147,7 +156,7 @@ class Placed(Op):
 
 
 @dataclass(frozen=True)
-class JoinedSide(Op):
+class JoinedSide(Crossed):
     """Positions side by side along an axis of one side; `parts`: which of its branches are correlated with the other.
 
     `left` and `right` are the grids of both sides after it, `sizes` those of the branches on the axis.
