@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from .alike import same_but_slots
 from .attention import Attention
 from .core import Activation, CentredActivation, Input, Op, RandomAffine
-from .crossed import CorrelatedAdd, Factored, JoinedSide, Means, Nothing, Placed, SameParameter
+from .crossed import CorrelatedAdd, CorrelatedMultiply, Factored, JoinedSide, Means, Nothing, Placed, SameParameter
 from .gated import Gates
 from .nongaussian import FewActivation
 from .ops import Add, ByStatistic, Drawn, DropChannels, Mix, Multiply, Normalize, Rescale, SameRow, Weigh
@@ -150,7 +150,7 @@ class Correlations:
         op = node.op
         if k in self.build.random or isinstance(op, (SameRow, Drawn)):
             return not isinstance(op, (Recur, Gates)) or (isinstance(op, Recur) and op.dual.centered())
-        if isinstance(op, (Input, FewActivation, Sampled, Windowed)):
+        if isinstance(op, (Input, FewActivation, Sampled, Windowed, CorrelatedMultiply)):
             return False
         if isinstance(op, CentredActivation):
             return not op.axes
@@ -380,6 +380,8 @@ class Correlations:
 
 def _branches(node: Node) -> tuple[int, ...]:
     """The nodes that it is made of: not what is only measured (a norm's statistic), nor what those have in common."""
+    if isinstance(node.op, CorrelatedMultiply):
+        return node.inputs[:2]
     if isinstance(node.op, ByStatistic):
         return node.inputs[:1]
     if isinstance(node.op, CorrelatedAdd):
