@@ -211,7 +211,8 @@ def take_channels(build: Builder, value: Random, rows: Sequence[int]) -> Random:
         part = build.apply(Rescale(1.0), f, shape=shape)
         law = f.doubt if f.doubt is None or f.doubt.node != f.node else replace(f.doubt, node=part.node)
         sources = frozenset(_rows_of(s, rows) for s in f.sources)
-        build.memory.rows[f.node, bits] = replace(part, sources=sources, doubt=law)
+        gained = None if f.gained is None else _rows_of(f.gained, rows)
+        build.memory.rows[f.node, bits] = replace(part, sources=sources, doubt=law, gained=gained)
         build.memory.cuts[part.node] = f, tuple(rows)
     found = build.memory.rows[f.node, bits]
     # The same channels may have been asked for when they lay on another axis.

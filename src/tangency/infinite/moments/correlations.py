@@ -23,7 +23,7 @@ from .positions import Aggregate, Join, Pad, Permute, Pool, PositionOp, Regrid, 
 from .recursion import Meeting, Node
 from .sampled import Sampled
 from .sequences import Attend, Recur
-from .values import Field
+from .values import Field, Rows
 from .windows import Windowed
 
 # What acts on each side's positions by itself; windows and Trace sum over equal places of both.
@@ -104,18 +104,19 @@ class Correlations:
             found += [] if part is None else [part]
         return found
 
+    def holds(self, k: int, key: object) -> bool:
+        """Whether values are linear in this trained scale or shift, or functions of what is."""
+        return _overlap(self.roots(Item(k)), frozenset([_moved_by(key)]))
+
     # What is known of a node by its operations
 
     def roots(self, item: Item) -> Roots:
         """The weights that it is linear in, also those of activations below it."""
         if item.own:
-            return frozenset([(self._own_key(item.node), -1)])
+            return frozenset([_moved_by(self.build.passing[item.node])])
         if item.node not in self._roots:
             self._roots[item.node] = self._find_roots(item.node)
         return self._roots[item.node]
-
-    def _own_key(self, k: int) -> object:
-        return ("trained", self.build.passing[k])
 
     def _find_roots(self, k: int) -> Roots:
         node = self.build.nodes[k]
@@ -130,8 +131,8 @@ class Correlations:
             rows = self.build.memory.cuts[k][1]
             return frozenset((key, _rows(bits, rows)) for key, bits in below)
         if k in self.build.trained:
-            return below | {(("trained", self.build.trained[k]), -1)}
-        return below | {(self._own_key(k), -1)} if self._moves(k) else below
+            return below | {_moved_by(self.build.trained[k])}
+        return below | {_moved_by(self.build.passing[k])} if self._moves(k) else below
 
     def _moves(self, k: int) -> bool:
         """Whether it is a scale or shift that values pass, and that is trained."""
@@ -268,7 +269,8 @@ class Correlations:
     def _own_parts(self, a: Item, b: Item) -> int | None:
         """A trained scale or shift by itself, with another or with a value that it is part of."""
         if a.own and b.own:
-            # Their roots overlap, so they are the same parameter.
+            # Their roots overlap, so they are the same parameter, or rows of it.
+            self._check_rows(self.build.passing[a.node], self.build.passing[b.node])
             j, k = self._node(a.node), self._node(b.node)
             assert isinstance(j.op, RandomAffine)
             below = self._meet(Item(j.inputs[0]), Item(k.inputs[0])) if j.op.w_rate else None
@@ -334,12 +336,20 @@ class Correlations:
     def _same_scale(self, j: int, k: int) -> bool:
         """Whether two activations have one trained scale before them."""
         trained, left, right = self.build.trained, self._node(j), self._node(k)
-        if j not in trained or trained[j] != trained.get(k):
+        if j not in trained or k not in trained:
             return False
+        scale = frozenset([_moved_by(trained[j])])
+        if not _overlap(scale, frozenset([_moved_by(trained[k])])):
+            return False
+        self._check_rows(trained[j], trained[k])
         within = self.roots(Item(left.inputs[0])) | self.roots(Item(right.inputs[0]))
-        if same_but_slots(left.op, right.op) is None or (("trained", trained[j]), -1) in within:
+        if same_but_slots(left.op, right.op) is None or _overlap(scale, within):
             raise NotKnown("a trained scale is before an activation in both, and elsewhere in one")
         return True
+
+    def _check_rows(self, a: object, b: object) -> None:
+        if a != b:
+            raise NotKnown("a trained scale or shift has other channels in one than in the other")
 
     def _check_kind(self, j: int, k: int) -> None:
         """Refuse what has no rule here, or other positions on both sides."""
@@ -376,6 +386,11 @@ class Correlations:
             for n, k in enumerate(right):
                 if m != n and self.meet(j, k) is not None:
                     raise NotKnown(f"{_words(first.op)} takes in one what it takes in another place in the other")
+
+
+def _moved_by(key: object) -> tuple[object, int]:
+    """A trained scale or shift as a root; the channels that were taken have some rows of it."""
+    return (("trained", key.source), key.bits) if isinstance(key, Rows) else (("trained", key), -1)
 
 
 def _branches(node: Node) -> tuple[int, ...]:
