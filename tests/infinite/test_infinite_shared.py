@@ -147,6 +147,7 @@ CASES: dict[str, Case] = {
         pair,
     ),
     "siamese, |a − b|": (lambda: Ask(two(lambda a, b: (a - b).abs()), enc=encoder(), out=Linear(N, 4)), pair),
+    "siamese, a · b": (lambda: Ask(two(lambda a, b: a * b), enc=encoder(), out=Linear(N, 4)), pair),
     "siamese, after ReLU": (
         lambda: Ask(two(lambda a, b: torch.relu(a) - torch.relu(b)), enc=encoder(), out=Linear(N, 4)),
         pair,
@@ -449,9 +450,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor], str]]
         "correlated.*Window.*Put a Linear",
     ),
     "product": (
-        lambda: Ask(two(lambda a, b: a * b), enc=encoder(), out=Linear(N, 1)),
+        lambda: Ask(two(lambda a, b: torch.relu(a) * torch.relu(b)), enc=encoder(), out=Linear(N, 1)),
         pair,
-        "mul at .*share their last weights.*product is not read",
+        "mul at .*share their last weights.*known right after a Linear",
     ),
     "two functions": (
         lambda: Ask(two(lambda a, b: torch.relu(a) + torch.tanh(b)), enc=encoder(), out=Linear(N, 1)),

@@ -81,8 +81,9 @@ def _cut(build: Builder, f: Field, rows: Sequence[int]) -> Field:
     if len(order) == whole.width:
         base, numbers = whole, tuple(order[r] for r in rows)
     shape = _narrowed(f.shape, f.channel, len(numbers))
+    gained = None if f.gained is None else _rows_of(f.gained, rows)
     if numbers == tuple(range(base.width)):
-        return replace(base, shape=shape, channel=f.channel, gain=f.gain)
+        return replace(base, shape=shape, channel=f.channel, gain=f.gain, gained=gained)
     if not base.alike:
         raise build.unsupported(
             f"takes {len(rows)} of {f.width} channels, which are not of one law (inputs, or joined from several layers "
@@ -97,7 +98,7 @@ def _cut(build: Builder, f: Field, rows: Sequence[int]) -> Field:
         memory.rows[base.node, numbers] = replace(part, sources=sources, through=through, doubt=law)
         memory.cuts[part.node] = base, numbers
     # The same channels may have been asked for when they lay on another axis.
-    return replace(memory.rows[base.node, numbers], shape=shape, channel=f.channel, gain=f.gain)
+    return replace(memory.rows[base.node, numbers], shape=shape, channel=f.channel, gain=f.gain, gained=gained)
 
 
 def _rows_of(source: object, rows: Sequence[int]) -> Rows:

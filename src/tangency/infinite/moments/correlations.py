@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from .alike import same_but_slots
 from .attention import Attention
 from .core import Activation, CentredActivation, Input, Op, RandomAffine
-from .crossed import CorrelatedAdd, Factored, JoinedSide, Means, Nothing, Placed, SameParameter
+from .crossed import CorrelatedAdd, CorrelatedMultiply, Factored, JoinedSide, Means, Nothing, Placed, SameParameter
 from .gated import Gates
 from .nongaussian import FewActivation
 from .ops import Add, ByStatistic, Drawn, DropChannels, Mix, Multiply, Normalize, Rescale, SameRow, Weigh
@@ -23,7 +23,7 @@ from .positions import Aggregate, Join, Pad, Permute, Pool, PositionOp, Regrid, 
 from .recursion import Meeting, Node
 from .sampled import Sampled
 from .sequences import Attend, Recur
-from .values import Field
+from .values import Field, Rows
 from .windows import Windowed
 
 # What acts on each side's positions by itself; windows and Trace sum over equal places of both.
@@ -35,7 +35,8 @@ ELEMENTWISE = (Input, SameRow, RandomAffine, Activation)
 LAYERS = (Attend, Recur, Gates)
 
 NO_OWN = Meeting((), (), ())  # no own moments are read
-Roots = frozenset[tuple[object, int]]  # weights that a node is linear in, and which rows of them (as bits; −1: all)
+Root = tuple[object, tuple[int, ...] | None]  # weights, and which rows of them, in order (None: all)
+Roots = frozenset[Root]  # what a node is linear in
 
 
 class NotKnown(Exception):
@@ -104,34 +105,35 @@ class Correlations:
             found += [] if part is None else [part]
         return found
 
+    def holds(self, k: int, key: object) -> bool:
+        """Whether values are linear in this trained scale or shift, or functions of what is."""
+        return _overlap(self.roots(Item(k)), frozenset([_moved_by(key)]))
+
     # What is known of a node by its operations
 
     def roots(self, item: Item) -> Roots:
         """The weights that it is linear in, also those of activations below it."""
         if item.own:
-            return frozenset([(self._own_key(item.node), -1)])
+            return frozenset([_moved_by(self.build.passing[item.node])])
         if item.node not in self._roots:
             self._roots[item.node] = self._find_roots(item.node)
         return self._roots[item.node]
 
-    def _own_key(self, k: int) -> object:
-        return ("trained", self.build.passing[k])
-
     def _find_roots(self, k: int) -> Roots:
         node = self.build.nodes[k]
         if k in self.build.random:
-            return frozenset([(self.build.random[k], -1)])
+            return frozenset([(self.build.random[k], None)])
         if isinstance(node.op, (Input, SameRow, Drawn)):
-            return frozenset([(type(node.op), -1)])
+            return frozenset([(type(node.op), None)])
         # Attention is linear in its values, whatever its scores are.
         last = _branches(node)[2:] if isinstance(node.op, Attention) else _branches(node)
         below: Roots = frozenset().union(*(self.roots(Item(j)) for j in last))
         if k in self.build.memory.cuts:
             rows = self.build.memory.cuts[k][1]
-            return frozenset((key, _rows(bits, rows)) for key, bits in below)
+            return frozenset((key, _rows(have, rows)) for key, have in below)
         if k in self.build.trained:
-            return below | {(("trained", self.build.trained[k]), -1)}
-        return below | {(self._own_key(k), -1)} if self._moves(k) else below
+            return below | {_moved_by(self.build.trained[k])}
+        return below | {_moved_by(self.build.passing[k])} if self._moves(k) else below
 
     def _moves(self, k: int) -> bool:
         """Whether it is a scale or shift that values pass, and that is trained."""
@@ -150,7 +152,7 @@ class Correlations:
         op = node.op
         if k in self.build.random or isinstance(op, (SameRow, Drawn)):
             return not isinstance(op, (Recur, Gates)) or (isinstance(op, Recur) and op.dual.centered())
-        if isinstance(op, (Input, FewActivation, Sampled, Windowed)):
+        if isinstance(op, (Input, FewActivation, Sampled, Windowed, CorrelatedMultiply)):
             return False
         if isinstance(op, CentredActivation):
             return not op.axes
@@ -268,7 +270,8 @@ class Correlations:
     def _own_parts(self, a: Item, b: Item) -> int | None:
         """A trained scale or shift by itself, with another or with a value that it is part of."""
         if a.own and b.own:
-            # Their roots overlap, so they are the same parameter.
+            # Their roots overlap, so they are the same parameter, or rows of it.
+            self._check_rows(self.build.passing[a.node], self.build.passing[b.node])
             j, k = self._node(a.node), self._node(b.node)
             assert isinstance(j.op, RandomAffine)
             below = self._meet(Item(j.inputs[0]), Item(k.inputs[0])) if j.op.w_rate else None
@@ -334,12 +337,20 @@ class Correlations:
     def _same_scale(self, j: int, k: int) -> bool:
         """Whether two activations have one trained scale before them."""
         trained, left, right = self.build.trained, self._node(j), self._node(k)
-        if j not in trained or trained[j] != trained.get(k):
+        if j not in trained or k not in trained:
             return False
+        scale = frozenset([_moved_by(trained[j])])
+        if not _overlap(scale, frozenset([_moved_by(trained[k])])):
+            return False
+        self._check_rows(trained[j], trained[k])
         within = self.roots(Item(left.inputs[0])) | self.roots(Item(right.inputs[0]))
-        if same_but_slots(left.op, right.op) is None or (("trained", trained[j]), -1) in within:
+        if same_but_slots(left.op, right.op) is None or _overlap(scale, within):
             raise NotKnown("a trained scale is before an activation in both, and elsewhere in one")
         return True
+
+    def _check_rows(self, a: object, b: object) -> None:
+        if a != b:
+            raise NotKnown("a trained scale or shift has other channels in one than in the other")
 
     def _check_kind(self, j: int, k: int) -> None:
         """Refuse what has no rule here, or other positions on both sides."""
@@ -378,8 +389,15 @@ class Correlations:
                     raise NotKnown(f"{_words(first.op)} takes in one what it takes in another place in the other")
 
 
+def _moved_by(key: object) -> Root:
+    """A trained scale or shift as a root; the channels that were taken have some rows of it."""
+    return (("trained", key.source), key.numbers) if isinstance(key, Rows) else (("trained", key), None)
+
+
 def _branches(node: Node) -> tuple[int, ...]:
     """The nodes that it is made of: not what is only measured (a norm's statistic), nor what those have in common."""
+    if isinstance(node.op, CorrelatedMultiply):
+        return node.inputs[:2]
     if isinstance(node.op, ByStatistic):
         return node.inputs[:1]
     if isinstance(node.op, CorrelatedAdd):
@@ -396,16 +414,17 @@ def _words(op: Op) -> str:
     return f"{type(op.dual).__name__} of a layer" if isinstance(op, Activation) else type(op).__name__
 
 
-def _rows(bits: int, rows: Sequence[int]) -> int:
-    """These of the rows that the bits are."""
-    if bits == -1:
-        return sum(1 << r for r in rows)
-    have = [k for k in range(bits.bit_length()) if bits >> k & 1]
-    return sum(1 << have[r] for r in rows if r < len(have))
+def _rows(have: tuple[int, ...] | None, rows: Sequence[int]) -> tuple[int, ...]:
+    """These of the rows that it has."""
+    return tuple(rows) if have is None else tuple(have[r] for r in rows if r < len(have))
 
 
 def _overlap(a: Roots, b: Roots) -> bool:
     if a & b:
         return True
     keys = {key for key, _ in a} & {key for key, _ in b}
-    return bool(keys) and any(key == other and bits & more for key, bits in a for other, more in b)
+    return bool(keys) and any(
+        key == other and (rows is None or more is None or not set(rows).isdisjoint(more))
+        for key, rows in a
+        for other, more in b
+    )

@@ -209,6 +209,30 @@ class CorrelatedAdd(Add):
 
 
 @dataclass(frozen=True)
+class CorrelatedMultiply(Op):
+    """The product of two correlated Gaussian values u and w of mean zero, elementwise.
+
+    Inputs: u, w, u with w, w with u. E[u w u' w'] = E[uu']E[ww'] + E[uw']E[wu'] + E[uw]E[u'w'], as all fourth moments
+    of Gaussians are.
+    """
+
+    own: ClassVar[Need] = Need.DIAGONAL
+
+    def alone(self) -> bool:
+        """As `CorrelatedAdd.alone`."""
+        return True
+
+    def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
+        u, w, uw, wu = inputs
+        p, q = here.pairs.spread(*here.own(2), len(u.grid), u.whole)
+        cov = u.cov * w.cov + uw.cov * wu.cov + p * q
+        # The product rule, of both sides: u u'·⟨∂w, ∂w'⟩, u w'·⟨∂w, ∂u'⟩, and so on.
+        terms = ((u.cov, w.ntk), (w.cov, u.ntk), (uw.cov, wu.ntk), (wu.cov, uw.ntk))
+        parts = [a * b for a, b in terms if b is not None]
+        return replace(u, cov=cov, ntk=torch.stack(parts).sum(0) if parts else None, gap=None)
+
+
+@dataclass(frozen=True)
 class CorrelatedJoin(Join):
     """Positions side by side; after the branches, the inputs are what the two branches of each of `blocks` share."""
 

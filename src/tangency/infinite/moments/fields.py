@@ -353,7 +353,7 @@ class Builder:
             op = Activation(dual, _scale_derivative(dual) if f.gain else value.inner, rate)
         after = self.apply(op, f.activated())
         if f.gained is not None:
-            if (("trained", f.gained), -1) in Correlations(self).roots(Item(f.node)):
+            if Correlations(self).holds(f.node, f.gained):
                 raise self.unsupported(
                     "follows a norm whose trained scale the values hold already.",
                     "Freeze the scale (trainable=), or give each use a norm of its own.",

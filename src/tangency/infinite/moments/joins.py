@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedModule
 from .correlations import Correlations, NotKnown
-from .crossed import CorrelatedAdd, CorrelatedJoin
+from .crossed import CorrelatedAdd, CorrelatedJoin, CorrelatedMultiply
 from .fields import Builder
 from .nongaussian import first_doubt
 from .ops import Add, Mix, Multiply
@@ -93,12 +93,14 @@ def add_fields(build: Builder, values: Sequence[Value]) -> Field:
 
 
 def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
-    """The product of uncorrelated values, elementwise: a gate, whose one position may serve all of the other's."""
+    """The product of values, elementwise: a gate, whose one position may serve all of the other's."""
     values = _broadcast(build, values)
     fields = as_fields(build, values)
     _check_alike(build, fields, "multiplies")
     if any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k]):
-        raise _too_close(build, "multiplies", "their product is not read")
+        product = _correlated_product(build, fields)
+        if product is not None:
+            return product
     if any(dependent(a, b) for k, a in enumerate(fields) for b in fields[:k]):
         raise build.unsupported(
             "multiplies values by a depthwise convolution of the same ones, which are not independent.",
@@ -117,6 +119,18 @@ def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
     centered = any(f.centered for f in fields)
     after = replace(fields[0].activated(), node=node, centered=centered, sources=all_sources(fields))
     return replace(after, alike=all_alike(fields), through=_all_through(fields))
+
+
+def _correlated_product(build: Builder, fields: Sequence[Field]) -> Field | None:
+    """The product of two Gaussian values that share weights; None where these are independent all the same."""
+    if len(fields) != 2 or not all(f.gaussian and f.centered for f in fields):
+        raise _too_close(build, "multiplies", "their product is known right after a Linear or Conv layer")
+    common = [node for node in _in_common(build, fields, "multiplies").values() if node is not None]
+    if not common:
+        return None
+    nodes = (*(f.node for f in fields), *common)
+    build.nodes.append(Node(CorrelatedMultiply(), nodes, build.name, fields[0].grid))
+    return replace(fields[0].activated(), node=len(build.nodes) - 1, sources=all_sources(fields))
 
 
 def _broadcast(build: Builder, values: Sequence[Value]) -> Sequence[Value]:

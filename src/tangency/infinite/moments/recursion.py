@@ -89,7 +89,7 @@ class Recursion:
 
     def _largest(self, needs: Sequence[Need]) -> int:
         asked = zip(needs, self.nodes, strict=True)
-        return max((prod(node.grid) ** (2 if need == Need.WHOLE else 1) for need, node in asked if need), default=1)
+        return max((_entries(node, need) for need, node in asked if need), default=1)
 
     def _last_use(self) -> list[int]:
         last = list(range(len(self.nodes)))
@@ -112,6 +112,12 @@ class Recursion:
             if touched or node.op.rounds():
                 rounded.add(k)
         return True
+
+
+def _entries(node: Node, need: Need) -> int:
+    """Numbers per pair of samples, as much as is needed."""
+    other = node.grid if node.meeting is None else node.meeting.grid
+    return prod(node.grid) * (prod(other) if need == Need.WHOLE else 1)
 
 
 def _recorded(node: Node) -> bool:
