@@ -13,12 +13,12 @@ import tangency as tg
 
 
 class Decoder(nn.Module):
-    def __init__(self, m):
+    def __init__(self, m: int) -> None:
         super().__init__()
         self.words, self.qkv, self.out = nn.Embedding(9, m), nn.Linear(m, 3 * m), nn.Linear(m, 1)
         self.norm, self.mlp = nn.LayerNorm(m), nn.Sequential(nn.Linear(m, m), nn.GELU(), nn.Linear(m, m))
 
-    def forward(self, index):
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
         x = self.words(index)
         q, k, v = (h.unflatten(-1, (-1, 8)).transpose(1, 2) for h in self.qkv(x).chunk(3, -1))  # heads of 8 channels
         x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
@@ -26,15 +26,15 @@ class Decoder(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, m):
+    def __init__(self, m: int) -> None:
         super().__init__()
         self.words, self.cell, self.out = nn.Embedding(9, m), nn.LSTM(m, m, batch_first=True), nn.Linear(m, 1)
 
-    def forward(self, index):
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
         return self.out(self.cell(self.words(index))[0][:, -1])
 
 
-def pooled(m):
+def pooled(m: int) -> nn.Module:
     layers = (nn.Conv2d(3, m, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(m, m, 2), nn.ReLU())
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(m, 1))
 
