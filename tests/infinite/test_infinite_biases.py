@@ -88,7 +88,7 @@ def both(kind: str, *x: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
 @pytest.mark.parametrize(
-    "kind", ["windows", "embedding", *(pytest.param(k, marks=pytest.mark.slow) for k in ("table", "zeros", "buckets"))]
+    "kind", ["windows", *(pytest.param(k, marks=pytest.mark.slow) for k in ("table", "zeros", "buckets", "embedding"))]
 )
 def test_mean_over_finite_networks(kind: str) -> None:
     """NNGP, tangent kernel, and the part of it that the table's training makes; zeros in the standard form."""
