@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tangency as tg
-from tangency.infinite.finite import Scaled
+from tangency.infinite.finite import Scaled, scales
 
 T = 4
 VARIANCE = 6.0  # of the tables: far from that of any named initialisation, so it is measured
@@ -88,17 +88,17 @@ def both(kind: str, *x: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
 @pytest.mark.parametrize(
-    "kind", ["windows", "embedding", *(pytest.param(k, marks=pytest.mark.slow) for k in ("table", "zeros", "buckets"))]
+    "kind", ["windows", *(pytest.param(k, marks=pytest.mark.slow) for k in ("table", "zeros", "buckets", "embedding"))]
 )
 def test_mean_over_finite_networks(kind: str) -> None:
     """NNGP, tangent kernel, and the part of it that the table's training makes; zeros in the standard form."""
     x, nets, outputs = (LONG if kind == "windows" else X)[:2].float(), 16, 32
     small, standard = Biased(64, 16, kind).eval(), kind == "zeros"
     name = "table.weight" if kind == "embedding" else "table"
-    more = {"samples": 2048, "parametrization": "standard" if standard else "ntk"}
+    more = {"samples": 1024, "parametrization": "standard" if standard else "ntk"}
     nngp, ntk = tg.infinite_ntk(small, **options(small, **more)).both(x)
     part = tg.infinite_ntk(small, **options(small, **more), trainable=name)(x)
-    module = Biased(512, 32, kind, outputs).eval()
+    module = Biased(320, 20, kind, outputs).eval()
     variances = {
         n: (0.0 if standard else VARIANCE) if n == name else 0.1 if n.endswith("bias") else 1 / p.shape[1]
         for n, p in module.named_parameters()
@@ -199,7 +199,7 @@ class Freely(nn.Module):
     def __init__(self, forward: Callable[[Any, Tensor], Tensor], norm: nn.Module | None = None) -> None:
         super().__init__()
         self.a, self.b, self.c, self.out = nn.Linear(5, 8), nn.Linear(5, 8), nn.Linear(5, 8), nn.Linear(8, 1)
-        self.one, self.two = nn.Linear(5, 4), nn.Linear(5, 4)
+        self.one, self.two, self.mix, self.keys = nn.Linear(5, 4), nn.Linear(5, 4), nn.Linear(2, 2), nn.Linear(T, T)
         self.table, self.tables, self.way = nn.Parameter(torch.randn(T, T)), nn.Parameter(torch.randn(2, T, T)), forward
         self.first, self.last = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(8))
         self.weight, self.bias = nn.Parameter(torch.randn(24, 5)), nn.Parameter(torch.zeros(24))
@@ -337,6 +337,52 @@ def test_autograd_functions_by_their_forward_if_backward_is_its_derivative() -> 
             kernels(by(kind))
 
 
+class Talking(nn.Module):
+    """Weights mix the heads before and after the softmax, as CaiT has it."""
+
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__()
+        self.heads, self.size = width // size, size
+        self.x, self.qkv = nn.Linear(5, width), nn.Linear(width, 3 * width)
+        self.o, self.out = nn.Linear(width, width), nn.Linear(width, 32)
+        self.before, self.after = (nn.Linear(self.heads, self.heads) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.x(x)).view(-1, T, 3, self.heads, self.size).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = (q @ k.mT * self.size**-0.5).permute(0, 2, 3, 1)
+        weights = self.before(scores).permute(0, 3, 1, 2).softmax(-1)
+        weights = self.after(weights.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.out(F.relu(self.o((weights @ v).transpose(1, 2).flatten(2))).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
+def test_talking_heads_over_finite_networks() -> None:
+    """All parameters, and each of those that mix heads by itself."""
+    x, nets, numbers = X[:2].float(), 16, {"w_var": {"": 1.0, "before": 2.0, "after": 1.5}, "b_var": 0.1}
+    module, small = Talking(512, 16).eval(), Talking(64, 16).eval()
+    whole = scales(module, **numbers)
+    parts = [None, "before.weight", "after.weight", "after.bias"]
+    kernels = [Scaled.of(module, x, whole if name is None else {name: whole[name]}) for name in parts]
+    found: list[list[Tensor]] = [[] for _ in range(5)]
+    for seed in range(nets):
+        tg.infinite.draw(module, seed=seed, **numbers)
+        with torch.no_grad():
+            f = module(x).double()
+        found[4].append(f @ f.T / 32)
+        for kernel, drawn in zip(kernels, found, strict=False):
+            now = kernel.prepare(x)
+            drawn.append(kernel.between(now, now).double())
+    exact = [
+        tg.infinite_ntk(small, samples=1024, **numbers, **({} if name is None else {"trainable": name}))(x)
+        for name in parts
+    ]
+    exact.append(tg.infinite_nngp(small, samples=1024, **numbers)(x))
+    for drawn, want in zip(map(torch.stack, found), exact, strict=True):
+        along = (drawn * want).sum((1, 2)) / want.square().sum()
+        assert abs(float((along.mean() - 1) / (along.std() / nets**0.5))) < 3
+    assert float(tg.infinite_ntk(small, samples=64, **numbers, trainable="before.bias")(x).abs().max()) < 1e-12
+
+
 # Refusals
 
 
@@ -356,6 +402,11 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "a bias made by weights": (scored(lambda s, x: (s.one(x) @ s.two(x).mT)[:, None]), "what weights made"),
     "a parameter and a mask, elsewhere": (lambda s, x: s.a(x + s.table[:, :1] * 2), "adds a parameter to an input"),
     "a weak mask": (scored(lambda s, x: s.tables.masked_fill(STEPS > 0, -1.0)), "fills a parameter with -1.0"),
+    "heads mixed after a bias": (
+        lambda s, x: s.mix((split(s.a(x), 2) @ split(s.b(x), 2).mT + s.tables).permute(0, 2, 3, 1)),
+        "mixes the heads of scores after a mask or bias",
+    ),
+    "weights over the keys": (lambda s, x: s.keys(split(s.a(x), 2) @ split(s.b(x), 2).mT), "where they mix heads"),
     "axes that are not there": (lambda s, x: s.a(x).permute(0, 2), "gives 2 axes to values that have 3"),
     "parameters side by side": (lambda s, x: s.a(x) + torch.cat((s.table, s.table)), "uses of table|joins parameters"),
 }

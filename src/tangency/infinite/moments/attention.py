@@ -58,6 +58,7 @@ class Attention(Op):
     shift: float = 0.0  # the variance of the keys' biases: alike for all keys, so that a softmax does not see them
     waves: Tensor | None = field(default=None, repr=False, compare=False)  # [R, T, S]: G = Σ_r wave_r·G_r
     tables: tuple[Table, ...] = ()  # trained summands of the scores, of each head's own
+    mixed: float = 0.0  # of trained weights that mixed the scores of heads, w_var in c²: their rate by their variance
     limit: ClassVar[str] = "heads → ∞, each infinitely wide (one head is taken for many)"
     own: ClassVar[Need] = Need.WHOLE
 
@@ -213,7 +214,7 @@ class Attention(Op):
         terms = [value] if ntk.v is None else [value, _times(a, ntk.v) @ b.mT]
         # (JVJ'ᵀ)_tt' = ζ_t ζ'_t' {V_tt' − (ζV)_t' − (Vζ')_t + ζVζ'}, as in `heads.py`.
         waved = [(a, b)] if self.waves is None else [(w * a, w * b) for w in self.waves.to(a)]
-        for mat, wanted in ((cov.k, ntk.q), (ntk.k, ntk.k)):
+        for mat, wanted in ((cov.k, self._queries(cov, ntk, tangent)), (ntk.k, ntk.k)):
             if wanted is None or mat is None:
                 continue
             parts = [
@@ -226,12 +227,18 @@ class Attention(Op):
         heads = Attended(a, b, right, left, value)
         return [v.sum(1) for v in terms] + [table_sum(table, cov.v, heads) for table in self._trained(tangent)]
 
+    def _queries(self, cov: Parts, ntk: Parts, tangent: bool) -> Tensor | None:
+        """What multiplies K in the scores' tangent kernel: Θ_Q, and Q where weights that mix heads are trained."""
+        if not self.mixed or not tangent or cov.q is None:
+            return ntk.q
+        return self.mixed * cov.q if ntk.q is None else ntk.q + self.mixed * cov.q
+
     def _assembled(self, cov: Parts, ntk: Parts, means: list[Tensor], tangent: bool) -> tuple[Tensor, Tensor | None]:
         """Both moments from the means over heads."""
         value, rest = means[0], means[1:]
         parts = [rest.pop(0)] if ntk.v is not None else []
-        if ntk.q is not None:
-            parts.append(self.scale**2 * ntk.q * rest.pop(0))
+        if (queries := self._queries(cov, ntk, tangent)) is not None:
+            parts.append(self.scale**2 * queries * rest.pop(0))
         if ntk.k is not None:
             assert cov.q is not None
             parts.append(self.scale**2 * cov.q * rest.pop(0))

@@ -17,9 +17,9 @@ from ..moments.attention import FILLED, Attention
 from ..moments.axes import aligned, arranged, atoms_of, permuted, plain, regrouped, seen
 from ..moments.core import RandomAffine
 from ..moments.fields import Builder
-from ..moments.ops import Rescale
-from ..moments.positions import Permute, Regrid, Take
-from ..moments.shapes import regrid
+from ..moments.ops import Add, Rescale
+from ..moments.positions import Permute, Regrid, Take, Total
+from ..moments.shapes import regrid, take_positions
 from ..moments.tables import Table
 from ..moments.values import Atom, Axes, Field, Random, Seen, Unsettled, correlated
 from .biases import PositionBias, score_table
@@ -49,13 +49,14 @@ class Scores(Unsettled):
     done: bool = False  # softmax was taken
     waves: Tensor | None = None  # of rotary embeddings
     tables: tuple[Table, ...] = ()  # trained biases, their index [rest or 1, T, S]
+    mixed: float = 0.0  # rate by variance of weights that mixed heads before the softmax
+    after: RandomAffine | None = None  # weights that mixed them after it
 
     def why(self) -> tuple[str, str]:
         """As `Unsettled.why`."""
         return (
             "takes attention's scores, which have a rule for sums with known numbers and with parameters, multiples, "
-            "masks, a softmax over the keys and the product with values alone; weights that mix heads (talking heads) "
-            "have none.",
+            "masks, a softmax over the keys, nn.Linear over the heads and the product with values alone.",
             "Write attention as softmax(q @ k.transpose(-2, -1) / √d + mask) @ v, or use nn.MultiheadAttention.",
         )
 
@@ -287,11 +288,32 @@ def _attended(build: Builder, s: Scores, v: Field, width: int) -> Field:
     shift = _bias_variance(build, s.k.node)
     tables = tuple(replace(t, index=_own_windows(t.index, rest)) for t in s.tables)
     op = Attention(
-        s.scale, build.samples, build.seed, slot, shared, 0.0 if s.waves is not None else shift, s.waves, tables
+        s.scale,
+        build.samples,
+        build.seed,
+        slot,
+        shared,
+        0.0 if s.waves is not None else shift,
+        s.waves,
+        tables,
+        s.mixed,
     )
     node = build.add(op, (s.q, s.k, v), (s.q.shape[0],))
     alike = v.alike and (bias is None or bool((bias == bias[:, :1]).all()))  # masks by head make heads of several laws
-    return Field(node, (s.q.shape[0], width), 1, gaussian=False, centered=v.centered, sources=v.sources, alike=alike)
+    out = Field(node, (s.q.shape[0], width), 1, gaussian=False, centered=v.centered, sources=v.sources, alike=alike)
+    return out if s.after is None else _mixed_after(build, out, v, s.after)
+
+
+def _mixed_after(build: Builder, out: Field, v: Field, op: RandomAffine) -> Field:
+    """The joined heads where weights mix attention after its softmax (`talking.py`)."""
+    out = build.apply(RandomAffine(op.w_var, 0.0, op.w_rate), out)
+    if not op.b_var and not op.b_rate:
+        return out
+    total = build.apply(Total((0,), mean=False), v, shape=(v.width,), channel=0)
+    total = build.apply(RandomAffine(op.b_var, 0.0, op.b_rate), total)
+    every = take_positions(build, regrid(build, total, (1, v.width), 1), 0, (0,) * out.shape[0], drop=False)
+    # Weights and biases are independent of mean zero: both parts are of the same values, and uncorrelated.
+    return replace(out, node=build.add(Add(), (out, every), out.grid))
 
 
 def _own_windows(index: Tensor, rest: int) -> Tensor:

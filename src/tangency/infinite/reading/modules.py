@@ -26,11 +26,12 @@ from ..moments.functions import apply_function
 from ..moments.maxima import scale_and_shift
 from ..moments.shapes import regrid
 from ..moments.values import Field, Lazy, Normed, Random, Seen, Value
-from .attention import take_softmax
+from .attention import Scores, take_softmax
 from .calls import RANDOM, Call, Keywords
 from .faithful import check_leaf, exact
 from .joining import padded
 from .merged import beside_batch, channel_by_channel
+from .talking import mix_heads
 from .tensors import read_flatten
 
 # From a module and its call to the value after it. The module is of one of the types that the reader is for.
@@ -166,7 +167,9 @@ def _identity(m: nn.Identity, call: Call) -> object:
 
 
 @reads(nn.Linear)
-def _linear(m: nn.Linear, call: Call) -> Field:
+def _linear(m: nn.Linear, call: Call) -> Field | Scores:
+    if isinstance(call.args[0], Scores):
+        return mix_heads(m, call, call.args[0])
     layer = Linear(bias=m.bias is not None, width=m.out_features, of=m)
     return layer.grow(call.build, call.args[0], call.weights, call.name)
 
