@@ -80,8 +80,28 @@ def _columns(w: int) -> nn.Module:
     return Ask(forward, a=nn.Linear(6, w), b=nn.Linear(w, w, bias=False), c=nn.Linear(6, w // 4), out=nn.Linear(w, 1))
 
 
+def _normed_heads(w: int) -> nn.Module:
+    """LeViT's: queries, keys and values normalised over the batch merged with positions, whose scales are trained."""
+    size = 16
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        y = s.b(torch.relu(s.a(x.view(-1, 3, 2))))
+        y = s.n(y.flatten(0, 1)).reshape_as(y)
+        q, k, v = y.view(-1, 3, 3, w // size, size).permute(2, 0, 3, 1, 4).unbind(0)
+        attended = ((q @ k.mT) / size**0.5).softmax(-1) @ v
+        return s.out(attended.transpose(1, 2).reshape(-1, 3, w).mean(1))
+
+    parts = {"b": nn.Linear(w, 3 * w), "n": nn.BatchNorm1d(3 * w)}
+    return Ask(forward, a=nn.Linear(2, w), out=nn.Linear(w, 1), **parts)
+
+
 @pytest.mark.parametrize(
-    "make", [_shuffle_unit, _columns, *(pytest.param(f, marks=pytest.mark.slow) for f in (_halves, _joined_and_added))]
+    "make",
+    [
+        _shuffle_unit,
+        _columns,
+        *(pytest.param(f, marks=pytest.mark.slow) for f in (_halves, _joined_and_added, _normed_heads)),
+    ],
 )
 def test_finite_networks_tend_to_it(make: Callable[[int], nn.Module]) -> None:
     net, draws = make(192).double().eval(), 16
