@@ -163,6 +163,7 @@ def finite(factory: Callable[[int], nn.Module], width: int, x: Any, nets: int, o
 
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")  # recurrent gradients go through torch.func
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore:.*groups of .* channels")  # narrow ones
 def test_mean_over_networks(name: str) -> None:
     factory, x, width, nets, options = CASES[name]
     module = factory(8).eval()
@@ -201,6 +202,7 @@ def test_batch_norm_over_a_batch() -> None:
 
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
 @pytest.mark.parametrize("name", ["rnn, last", "softmax attention", "grouped conv", "ResNet18, pre-activation", "gate"])
+@pytest.mark.filterwarnings("ignore:.*groups of .* channels")
 def test_slope_in_width(name: str) -> None:
     """‖Θ_m − Θ‖ ~ m^-½."""
     factory, x, _, _, options = CASES[name]

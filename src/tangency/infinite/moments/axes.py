@@ -62,7 +62,7 @@ def plain(build: Builder, value: Seen) -> Random:
     gone = [a for a in value.axes[at[0]] if a.kind == "position"]
     f = arranged(build, value, [*kept, *gone])
     if gone:  # positions beside the channels become channels
-        f = flatten_positions(build, f, tuple(range(len(kept), len(kept) + len(gone))))
+        f = flatten_positions(build, build.settled(f), tuple(range(len(kept), len(kept) + len(gone))))
     channels = atoms_of(value.axes, "channel")
     if channels != _in_order(channels):
         # Channels in another order have the same law, but are no longer one by one those of the field.
@@ -87,7 +87,8 @@ def _numbers(channels: Sequence[Atom], order: Sequence[Atom]) -> Tensor:
 
 def arranged(build: Builder, value: Seen, order: Sequence[Atom]) -> Field:
     """The field with its positions on axes of their own in this order, and its channels last."""
-    f, places = build.settled(value.of), _in_order(order)
+    # A scale of each channel's own that was just applied still waits: an activation, or scores, may follow.
+    f, places = value.of if isinstance(value.of, Field) else build.settled(value.of), _in_order(order)
     sizes = tuple(a.size for a in places)
     f = regrid(build, f, (*sizes, f.width), len(sizes))
     turn = tuple(places.index(a) for a in order)

@@ -82,6 +82,8 @@ def _line(build: Builder, value: Seen, at: int) -> Field:
     """[rest·T, channels]: positions on the first axes, then those of axis `at`, as one sequence."""
     lead = [a for axis in value.axes[:-2] for a in axis if a.kind == "position"]
     f = arranged(build, value, [*lead, *(a for a in value.axes[at] if a.kind == "position")])
+    # Scores and sums over keys are linear in it, so that a scale of each channel's own is applied now.
+    f = replace(build.settled(f), shape=f.shape, channel=f.channel, gaussian=f.gaussian)
     return regrid(build, f, (prod(f.grid), f.width), 1)
 
 
