@@ -92,12 +92,17 @@ def table_sum(table: Table, cov: Tensor, heads: Attended) -> Tensor:
     index = table.index.to(cov.device)
     sums, others = (_by_entry(v, index, table.size) for v in (heads.left, heads.right))
     out = _meeting(table, cov, heads) + ((sums @ others.mT) * heads.value).sum(1)
+    # Heads last: what is looked up then are rows of numbers that lie side by side.
+    sums, others, left, right, vleft, vright = (
+        v.permute(0, 2, 3, 1).contiguous()
+        for v in (sums, others, heads.left, heads.right, heads.value_left, heads.value_right)
+    )
     for t, row in enumerate(index):
         keys = (row >= 0).nonzero().squeeze(1)
         entries = row[keys]
-        x, y = (v[:, :, t, keys] for v in (heads.left, heads.right))
-        out[:, :, t] -= torch.einsum("pbts,pbs->pt", sums[..., entries] * heads.value_left[..., keys], y)
-        out[:, t] -= torch.einsum("pbts,pbs->pt", others[..., entries] * heads.value_right[..., keys], x)
+        for by, values, other, into in ((sums, vleft, right, out[:, :, t]), (others, vright, left, out[:, t])):
+            met = by.index_select(2, entries) * values.index_select(2, keys)
+            into -= (met.flatten(2) @ other[:, t].index_select(1, keys).flatten(1).unsqueeze(2)).squeeze(2)
     return out
 
 
