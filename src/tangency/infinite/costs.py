@@ -11,7 +11,7 @@ from .moments.core import Activation, CentredActivation, Need, Op
 from .moments.fused.choose import choose
 from .moments.positions import Pool, Window
 from .moments.recursion import Recursion
-from .moments.windows import Windowed
+from .moments.windowed import Windowed
 
 # Of both moments of one pair of positions, counted off the formulas (heuristic).
 ACTIVATION, OTHERS = 40, 4

@@ -7,6 +7,7 @@ from ..activations.duals import Identity
 from .fields import Builder
 from .joins import concat_channels
 from .ops import Rescale
+from .origins import function_of
 from .values import Field, Function, Joint, Lazy, Normed, Patched, Random, Seen, Squared, Statistic, Unsettled
 
 
@@ -30,16 +31,18 @@ def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | Non
             raise build.unsupported("follows an activation with trained parameters.", "Put a layer between them.")
         inner, scale = value.fn, value.scale
         return Lazy(value.of, None, lambda x: fn(scale * inner(x)), label=f"{label}∘{value.label}")
-    if isinstance(value, (Joint, Patched)):
+    if isinstance(value, Patched):
+        return value.then(fn, f"{label}∘{value.label}")
+    if isinstance(value, Joint):
         several = value.fn
         return replace(value, fn=lambda *x: fn(several(*x)), label=f"{label}∘{value.label}")
     parts = build.memory.parts.get(value.node)
     if parts is not None:  # channels side by side: each part by itself
         joined = concat_channels(build, [apply_function(build, part, fn, dual, label) for part in parts])
         return replace(joined, shape=value.shape, channel=value.channel)
-    joint = build.memory.functions.get(value.node)
-    if joint is not None:
-        return apply_function(build, joint, fn, dual, label)
+    known = function_of(build, value)
+    if known is not None:
+        return apply_function(build, known, fn, dual, label)
     if not value.gaussian:
         raise build.unsupported(
             "is applied to values that are not Gaussian in the limit (a sum or product with an activation's "
@@ -55,7 +58,9 @@ def scale_by(build: Builder, value: Random, factor: float) -> Random:
         return replace(value, of=scale_by(build, value.of, factor))
     if isinstance(value, Statistic):
         return value.then(lambda v: factor * v)
-    if isinstance(value, (Joint, Patched)):
+    if isinstance(value, Patched):
+        return value.then(lambda y: factor * y, value.label)
+    if isinstance(value, Joint):
         fn = value.fn
         return replace(value, fn=lambda *x: factor * fn(*x))
     if isinstance(value, Lazy):

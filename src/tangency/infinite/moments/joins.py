@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .carried import repeated_windows
 from .fields import Builder
 from .nongaussian import first_doubt
 from .ops import Add, Mix, Multiply
@@ -108,6 +109,10 @@ def _broadcast(build: Builder, values: Sequence[Value]) -> Sequence[Value]:
 
 def _repeated(build: Builder, value: Random, full: tuple[int, ...]) -> Random:
     """The value with its positions of size 1 repeated; an elementwise function stays one, of the repeated field."""
+    if value.shape == full:  # as it is: a scale that was just applied still waits
+        return value
+    if isinstance(value, Patched):
+        return repeated_windows(value, full)
     if isinstance(value, Lazy):
         return replace(value, of=_repeated_field(build, value.of, full))
     if isinstance(value, Joint):

@@ -9,6 +9,7 @@ from .core import RandomAffine
 from .fields import Builder
 from .functions import apply_function, scale_by
 from .joins import concat_channels
+from .origins import function_of
 from .patches import AVERAGE, as_patches, checked_patches, scaled_patches
 from .values import Field, Lazy, Patched, Random
 from .windows import Windows
@@ -24,7 +25,7 @@ def max_over(build: Builder, value: Random, windows: Windows, shape: tuple[int, 
         if parts is not None:  # channels side by side: each part by itself
             pooled = [max_over(build, part, windows, _narrower(shape, channel, part), channel) for part in parts]
             return replace(concat_channels(build, pooled), shape=shape, channel=channel)
-        value = build.memory.functions.get(value.node, value)
+        value = function_of(build, value) or value
     if value in build.memory.maxima:  # the maximum of maxima is one over all that they see
         value, inner = build.memory.maxima[value]
         windows = inner.within(windows).without_copies()

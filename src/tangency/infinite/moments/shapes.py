@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from .carried import carry_windows
 from .fields import Builder
 from .ops import Weigh
 from .positions import Regrid, Take, Trace
@@ -32,7 +33,7 @@ def regrid(build: Builder, f: Field, shape: tuple[int, ...], channel: int) -> Fi
     grid = (*shape[:channel], *shape[channel + 1 :])
     if grid == f.grid:
         return replace(f, shape=shape, channel=channel)
-    return build.apply(Regrid(grid), f, shape=shape, channel=channel)
+    return carry_windows(build, f, build.apply(Regrid(grid), f, shape=shape, channel=channel))
 
 
 def take_positions(build: Builder, f: Field, dim: int, index: tuple[int, ...], drop: bool) -> Field:

@@ -16,7 +16,7 @@ from ..activations.duals import ABRelu, LeakyRelu
 from ..activations.recognize import recognize
 from ..layers.basic import Dropout, Linear, Pair, per_axis
 from ..layers.sequences import Embedding
-from ..layers.spatial import AvgPool, Conv, ConvTranspose, GlobalAvgPool, resampled
+from ..layers.spatial import AvgPool, Conv, ConvTranspose, GlobalAvgPool, resampled, resampled_value
 from ..layers.twin import Twin
 from ..layers.weights import Weights, dotted
 from ..moments.axes import on_channels
@@ -271,7 +271,7 @@ def _upsample(m: nn.Upsample, call: Call) -> Field:
     for axis, (n, k) in enumerate(zip(f.grid, size, strict=True)):
         eye = torch.eye(n, dtype=torch.float64).unsqueeze(0)
         matrices[axis] = F.interpolate(eye, size=k, mode=mode, align_corners=corners)[0].T
-    return resampled(call.build, f, matrices)
+    return resampled_value(call.build, call.args[0], f, matrices)
 
 
 def _upsampled(m: nn.Upsample, grid: tuple[int, ...]) -> tuple[int, ...]:
