@@ -59,7 +59,7 @@ class Windowed(Op):
         """As many as make the work of all windows about that of drawing each pair of windows by itself, or less."""
         windows = len(self.sources[0].windows.index)
         least = min(16 * self.samples, FEW) if windows <= EVALUATED // 16 else 1
-        return max(self.samples * max(1, min(windows // 4, EVALUATED // windows)), least)
+        return max(self.samples * max(1, min(windows, EVALUATED // windows)), least)
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         first, grid = inputs[0], self.sources[0].windows.grid

@@ -77,6 +77,17 @@ def _as_module(kind: Callable[..., nn.Module], *names: str) -> Rule:
     return read
 
 
+def read_interpolate(call: Call) -> object:
+    """F.interpolate, as nn.Upsample, which has no antialias=."""
+    options = call.named(
+        "input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias"
+    )
+    if options.pop("antialias", False):
+        raise call.build.unsupported("resamples with antialias=True.", "Leave it at False, or use average pooling.")
+    value = options.pop("input")
+    return _through(nn.Upsample(**options), value, call)
+
+
 def _through(module: nn.Module, value: object, call: Call) -> object:
     """The value after a module without parameters that stands for a function."""
     return read_module(module, replace(call, args=(value,), kwargs=Keywords(), name=""))
@@ -243,7 +254,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.adaptive_avg_pool1d: _as_module(nn.AdaptiveAvgPool1d, "output_size"),
     F.adaptive_avg_pool2d: _as_module(nn.AdaptiveAvgPool2d, "output_size"),
     F.adaptive_avg_pool3d: _as_module(nn.AdaptiveAvgPool3d, "output_size"),
-    F.interpolate: _as_module(nn.Upsample, "size", "scale_factor", "mode", "align_corners"),
+    F.interpolate: read_interpolate,
     F.dropout: read_dropout, F.pixel_shuffle: _as_module(nn.PixelShuffle, "upscale_factor"),
     F.pixel_unshuffle: _as_module(nn.PixelUnshuffle, "downscale_factor"),
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), read_conv),
