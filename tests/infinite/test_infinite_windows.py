@@ -69,12 +69,16 @@ def test_max_of_two_is_clark() -> None:
         wanted = max_of_two(x, x if other is None else other)
         for a, b in zip(found, wanted, strict=True):
             assert float((a - b).abs().max() / b.abs().max()) < 5e-3
-    # With more points the distance falls faster than by random ones (a fourth of it for 16 times as many).
+    # With more points the distance falls; the mean over seeds, for a single one may be lucky.
     near, far = (
-        float((kernels(pooled(nn.MaxPool1d(2)), x, samples=n)[1] - max_of_two(x, x)[1]).abs().max())
-        for n in (1 << 15, 1 << 9)
+        sum(
+            float((kernels(pooled(nn.MaxPool1d(2)), x, samples=n, seed=s)[1] - max_of_two(x, x)[1]).abs().max())
+            for s in range(3)
+        )
+        for n in (1 << 16, 1 << 9)
     )
     assert near < far / 4
+    assert far / 3 < 2e-3  # few samples are drawn more often
 
 
 def test_maxima_of_independent_values_are_order_statistics() -> None:

@@ -11,7 +11,7 @@ from .moments.core import Activation, CentredActivation, Need, Op
 from .moments.fused.choose import choose
 from .moments.positions import Pool, Window
 from .moments.recursion import Recursion
-from .moments.windows import Windowed
+from .moments.windowed import Windowed
 
 # Of both moments of one pair of positions, counted off the formulas (heuristic).
 ACTIVATION, OTHERS = 40, 4
@@ -60,6 +60,6 @@ def _per_entry(op: Op) -> float:
     """Operations for one pair of positions."""
     if isinstance(op, (Activation, CentredActivation)):
         return ACTIVATION
-    if isinstance(op, Windowed):  # of both samples at all points: values by a root of 2K by 2K, and products of slopes
-        return 10.0 * op.samples * sum(s.windows.size**2 for s in op.sources)
+    if isinstance(op, Windowed):  # products of slopes at all entries of both windows, over all draws
+        return 4.0 * op.draws * sum(s.windows.size**2 for s in op.sources)
     return 2.0 * sum(op.size) if isinstance(op, Window | Pool) else OTHERS

@@ -18,7 +18,7 @@ from ..moments.channels import each_part
 from ..moments.core import SCALES, RandomAffine
 from ..moments.fields import Builder
 from ..moments.ops import ByStatistic, DropChannels, Normalize
-from ..moments.origins import found_function
+from ..moments.origins import function_of
 from ..moments.values import Field, Lazy, Statistic, Value
 from .weights import Weights
 
@@ -162,7 +162,7 @@ def centred(build: Builder, value: Value, channel: int, positions: bool = False)
         axes = tuple(range(len(value.of.grid))) if positions else ()
         return build.field(build.centred(value, axes), channel)
     f = build.field(value, channel)
-    known = None if f.centered else found_function(build, f)
+    known = None if f.centered else function_of(build, f)
     if isinstance(known, Lazy):
         return centred(build, known, channel, positions)
     if not f.centered:

@@ -381,6 +381,14 @@ def resampled(build: Builder, f: Field, matrices: dict[int, Tensor]) -> Field:
     return build.apply(op, f, shape=tuple(shape))
 
 
+def resampled_value(build: Builder, value: Value, f: Field, matrices: dict[int, Tensor]) -> Field:
+    """As above, of a value and the field that it is; a scale of each channel's own may wait on for an activation."""
+    after = resampled(build, f, matrices)
+    if isinstance(value, Field) and value.gaussian and value.gain:
+        build.memory.functions[after.node] = resampled(build, value, matrices)
+    return after
+
+
 def _rows(matrix: Tensor) -> tuple[tuple[float, ...], ...]:
     """A matrix as numbers."""
     return tuple(tuple(row) for row in matrix.double().tolist())

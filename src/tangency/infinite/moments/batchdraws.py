@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from .draws import joint_roots
-from .windows import normal_points
+from .points import normal_points
 
 NUMBERS = 1 << 20  # of one tensor [B, points] at a time (heuristic)
 
@@ -47,7 +47,7 @@ def drawn_normalized(
         )
     root = joint_roots(centred.unsqueeze(0), None, 1.0, 0.0, 1.0)[1][0]
     theta = _centred(ntk.double())
-    points = normal_points(max(1, -(-samples // 2)), size, 0, seed)[0].to(root)
+    points = normal_points(max(1, -(-samples // 2)), (size,), seed)[0].to(root)
     count = 2 * points.shape[1]
     total = [torch.zeros_like(root) for _ in range(6)]
     for x in torch.cat([points, -points], 1).split(max(1, NUMBERS // size), 1):

@@ -17,7 +17,7 @@ from .positions import Pad, Permute, Pool, Regrid, Resample, Take, Total
 from .values import Field, Joint, Lazy, Normed, Patched, Random, Rows, Unsettled, laid
 from .windows import Parameters
 
-F = TypeVar("F", bound=Lazy | Joint | Patched)
+F = TypeVar("F", bound=Lazy | Joint | Patched | Field)
 
 
 def take_channels(build: Builder, value: Random, rows: Sequence[int]) -> Random:
@@ -53,6 +53,8 @@ def _part_of_function(build: Builder, value: Lazy | Joint | Patched, rows: Seque
 
 def _function_of_rows(build: Builder, value: F, rows: Sequence[int]) -> F:
     """The same function, of these channels of what it is of."""
+    if isinstance(value, Field):
+        return _cut(build, value, rows)
     if isinstance(value, Lazy):
         return replace(value, of=_cut(build, value.of, rows))
     if isinstance(value, Joint):

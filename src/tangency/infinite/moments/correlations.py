@@ -24,7 +24,7 @@ from .recursion import Meeting, Node
 from .sampled import Sampled
 from .sequences import Attend, Recur
 from .values import Field, Rows
-from .windows import Windowed
+from .windowed import Windowed
 
 # What acts on each side's positions by itself; windows and Trace sum over equal places of both.
 SEPARATE = (Pool, Total, Permute, Regrid, Take, Spread, Resample, Pad, Aggregate)

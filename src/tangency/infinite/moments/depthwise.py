@@ -10,8 +10,12 @@ from .core import Grid, RandomAffine
 from .fields import Builder
 from .patches import as_patches
 from .positions import Window
-from .values import Field, Random
-from .windows import WIDEST, Parameters, Windows, place_of
+from .values import Field, Lazy, Random
+from .windows import WIDEST, Core, Parameters, Windows, place_of
+
+# Positions up to which the exact moments of what is convolved are computed for the sake of a smaller error (heuristic:
+# for more of them, or for functions without a quick closed form, they cost as much as the draws).
+EXACT = 64
 
 
 def as_depthwise(build: Builder, value: Random, after: Field, window: Window, op: RandomAffine) -> Field:
@@ -39,11 +43,21 @@ def as_depthwise(build: Builder, value: Random, after: Field, window: Window, op
         each = (v.unflatten(0, (seen.size, k)).transpose(0, 1) for v, k in zip(values, sizes, strict=True))
         return (w * inner(*each)).sum(0) + b[0]
 
+    # Moments of z that are exact are worth more than drawn ones.
+    core = Core(convolved, lambda z, *_: z) if _has_quick_moments(value) and prod(grid) <= EXACT else None
     of, at = (*patches.of, weights, bias), (*(w.within(seen) for w in patches.at), filters, one)
     build.memory.functions[after.node] = replace(
-        patches, of=of, at=at, fn=convolved, shape=after.shape, channel=after.channel, label="depthwise"
-    )
+        patches, of=of, at=at, fn=convolved, shape=after.shape, channel=after.channel, label="depthwise",
+        core=core, known=after if core else None,
+    )  # fmt: skip
     return after
+
+
+def _has_quick_moments(value: Random) -> bool:
+    """Whether the moments of a value are those of a Gaussian field, or of ReLU and its kin of one."""
+    if isinstance(value, Lazy):
+        return value.dual is not None and value.dual.homogeneous
+    return isinstance(value, Field) and value.gaussian
 
 
 def _entries(grid: Grid, window: Window) -> tuple[Windows, Windows]:

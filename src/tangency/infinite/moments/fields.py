@@ -42,7 +42,8 @@ from .values import (
     Value,
     all_sources,
 )
-from .windows import MOST, Parameters, Source, Windowed, Windows
+from .windowed import Windowed
+from .windows import MOST, Parameters, Source, Windows
 
 
 class FieldChanges(TypedDict, total=False):
@@ -67,7 +68,8 @@ class Memory:
     normed: dict[tuple[Normed, object], Field] = field(default_factory=dict)  # by the function that follows
     gained: dict[int, Field] = field(default_factory=dict)  # by node
     scaled: set[int] = field(default_factory=set)  # of those nodes, multiples of Gaussian fields
-    functions: dict[int, Joint | Patched] = field(default_factory=dict)  # a node as a function of Gaussian fields
+    # A node as a function of Gaussian fields, or as one itself whose scale still waits.
+    functions: dict[int, Joint | Patched | Field] = field(default_factory=dict)
     parts: dict[int, list[Random]] = field(default_factory=dict)  # what lies side by side in a node's channels
     maxima: dict["Random", tuple["Random", Windows]] = field(default_factory=dict)  # of which value, over which windows
     multiples: dict[int, tuple[Field, float]] = field(default_factory=dict)  # the Gaussian field that a node multiplies
@@ -386,8 +388,9 @@ class Builder:
             Source(windows, gain=f.gain) if isinstance(f, Field) else Source(windows, f)
             for f, windows in zip(value.of, value.at, strict=True)
         )
-        op = Windowed(value.fn, f"{self.where}, {value.label}", sources, self.samples, self.seed)
-        node = self.add(op, value.fields, value.at[0].grid)
+        op = Windowed(value.fn, f"{self.where}, {value.label}", sources, self.samples, self.seed, value.core)
+        known = () if value.known is None else (value.known,)
+        node = self.add(op, (*value.fields, *known), value.at[0].grid)
         self.memory.functions[node] = value
         alike = all(f.alike for f in value.fields)
         return Field(node, value.shape, value.channel, False, False, all_sources(value.fields), alike=alike)

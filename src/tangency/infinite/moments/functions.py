@@ -7,8 +7,8 @@ from ..activations.duals import Identity
 from .channels import each_part, find_parts
 from .fields import Builder
 from .ops import Rescale
-from .origins import found_function
-from .values import Field, Function, Joint, Lazy, Normed, Patched, Random, Seen, Squared, Statistic, Unsettled, laid
+from .origins import function_of
+from .values import Field, Function, Joint, Lazy, Normed, Patched, Random, Seen, Squared, Statistic, Unsettled
 
 
 def apply_function(build: Builder, value: Random, fn: Function, dual: Dual | None, label: str) -> Random:
@@ -35,16 +35,17 @@ def _function_of(build: Builder, value: Random, fn: Function, dual: Dual | None,
             raise build.unsupported("follows an activation with trained parameters.", "Put a layer between them.")
         inner, scale = value.fn, value.scale
         return Lazy(value.of, None, lambda x: fn(scale * inner(x)), label=f"{label}∘{value.label}")
-    if isinstance(value, (Joint, Patched)):
+    if isinstance(value, Patched):
+        return value.then(fn, f"{label}∘{value.label}")
+    if isinstance(value, Joint):
         several = value.fn
         return replace(value, fn=lambda *x: fn(several(*x)), label=f"{label}∘{value.label}")
     joined = each_part(build, value, lambda part: apply_function(build, part, fn, dual, label))
     if joined is not None:
         return replace(joined, shape=value.shape, channel=value.channel)
-    joint = build.memory.functions.get(value.node) or (None if value.gaussian else found_function(build, value))
-    if joint is not None:
-        here = joint if joint.channel == value.channel else laid(joint, value.shape, value.channel)
-        return apply_function(build, here, fn, dual, label)
+    known = function_of(build, value)
+    if known is not None:
+        return apply_function(build, known, fn, dual, label)
     if not value.gaussian and find_parts(build, value):
         return apply_function(build, value, fn, dual, label)
     if not value.gaussian:
@@ -62,7 +63,9 @@ def scale_by(build: Builder, value: Random, factor: float) -> Random:
         return replace(value, of=scale_by(build, value.of, factor))
     if isinstance(value, Statistic):
         return value.then(lambda v: factor * v)
-    if isinstance(value, (Joint, Patched)):
+    if isinstance(value, Patched):
+        return value.then(lambda y: factor * y, value.label)
+    if isinstance(value, Joint):
         fn = value.fn
         return replace(value, fn=lambda *x: factor * fn(*x))
     if isinstance(value, Lazy):

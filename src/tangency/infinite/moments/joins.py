@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedModule
+from .carried import repeated_windows
 from .correlations import Correlations, NotKnown
 from .crossed import CorrelatedAdd, CorrelatedJoin, CorrelatedMultiply
 from .fields import Builder
@@ -144,6 +145,10 @@ def _broadcast(build: Builder, values: Sequence[Value]) -> Sequence[Value]:
 
 def _repeated(build: Builder, value: Random, full: tuple[int, ...]) -> Random:
     """The value with its positions of size 1 repeated; an elementwise function stays one, of the repeated field."""
+    if value.shape == full:  # as it is: a scale that was just applied still waits
+        return value
+    if isinstance(value, Patched):
+        return repeated_windows(value, full)
     if isinstance(value, Lazy):
         return replace(value, of=_repeated_field(build, value.of, full))
     if isinstance(value, Joint):

@@ -9,6 +9,7 @@ from .channels import each_part
 from .core import RUNNING, RandomAffine
 from .fields import Builder
 from .functions import apply_function, scale_by
+from .origins import function_of
 from .patches import AVERAGE, as_patches, checked_patches, scaled_patches
 from .values import Field, Lazy, Patched, Random
 from .windows import Windows
@@ -25,7 +26,7 @@ def max_over(build: Builder, value: Random, windows: Windows, shape: tuple[int, 
         )
         if pooled is not None:
             return replace(pooled, shape=shape, channel=channel)
-        value = build.memory.functions.get(value.node, value)
+        value = function_of(build, value) or value
     if value in build.memory.maxima:  # the maximum of maxima is one over all that they see
         value, inner = build.memory.maxima[value]
         windows = inner.within(windows).without_copies()

@@ -6,9 +6,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from .fields import Builder
-from .origins import gaussian_origin
+from .origins import function_of, gaussian_origin
 from .values import Field, Lazy, Patched, Random, Value, correlated
-from .windows import WIDEST, Parameters, Windows
+from .windows import WIDEST, Core, Parameters, Windows
 
 AVERAGE = "Use average pooling: nn.AvgPool2d(k) for nn.MaxPool2d(k), x.mean(dim) for x.amax(dim)"
 
@@ -20,7 +20,7 @@ def is_patched(build: Builder, value: Value) -> bool:
 
 def _known_patches(build: Builder, value: Value) -> Patched | None:
     if isinstance(value, Field):
-        value = build.memory.functions.get(value.node, value)
+        value = function_of(build, value) or value
     return value if isinstance(value, Patched) else None
 
 
@@ -108,7 +108,14 @@ def scaled_patches(build: Builder, value: Random, factor: float, rates: tuple[fl
         """γ and β come last."""
         return x[-2][0] * factor * fn(*x[:-2]) + x[-1][0]
 
-    return replace(patches, of=(*patches.of, scale, shift), at=(*patches.at, one, one), fn=normed)
+    core = None if patches.core is None else _normed_core(patches.core, factor)
+    return replace(patches, of=(*patches.of, scale, shift), at=(*patches.at, one, one), fn=normed, core=core)
+
+
+def _normed_core(core: Core, factor: float) -> Core:
+    """That of factor·(γ y + β), γ and β last."""
+    inner, outer = core.inner, core.outer
+    return Core(lambda *x: inner(*x[:-2]), lambda z, *x: x[-2][0] * factor * outer(z, *x[:-2]) + x[-1][0])
 
 
 def same_windows(build: Builder, a: Random, b: Random, op: Callable[[Tensor, Tensor], Tensor]) -> Patched | None:

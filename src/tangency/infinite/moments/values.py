@@ -17,7 +17,7 @@ from torch import Tensor
 from ..activations.dual import Dual
 from .core import Grid
 from .nongaussian import Doubt
-from .windows import Parameters, Windows
+from .windows import Core, Parameters, Windows
 
 Function = Callable[[Tensor], Tensor]
 
@@ -115,7 +115,8 @@ class Joint:
 class Patched:
     """g(u₁ over its window, …, w): of independent Gaussian fields, and of parameters of each channel's own.
 
-    g takes a tensor [K, ...] for each of them, K the entries of its windows.
+    g takes a tensor [K, ...] for each of them, K the entries of its windows. `core`: g is a function of a value z in
+    between, whose moments are those of the field `known`.
     """
 
     of: tuple[Field | Parameters, ...]
@@ -124,6 +125,8 @@ class Patched:
     shape: tuple[int, ...]
     channel: int
     label: str = ""
+    core: Core | None = None
+    known: Field | None = None
     layer: str = ""
 
     @property
@@ -135,6 +138,14 @@ class Patched:
     def width(self) -> int:
         """How many positions of its fields it depends on."""
         return sum(windows.size for f, windows in zip(self.of, self.at, strict=True) if isinstance(f, Field))
+
+    def then(self, fn: Function, label: str) -> "Patched":
+        """An elementwise function of it."""
+        before, core = self.fn, self.core
+        if core is not None:
+            outer = core.outer
+            core = replace(core, outer=lambda z, *x: fn(outer(z, *x)))
+        return replace(self, fn=lambda *x: fn(before(*x)), core=core, label=label)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..moments.axes import seen
+from ..moments.carried import carry_padded
 from ..moments.fields import Builder
 from ..moments.joins import as_fields, concat_channels, concat_positions
 from ..moments.positions import Pad
@@ -86,9 +87,9 @@ def _as_token(call: Call, value: Value | Parameter, like: Random) -> Value:
 
 def read_pad(call: Call) -> Value:
     """F.pad: zeros, or copies of positions, around the positions."""
-    f, amounts = call.form(), list(call.get(1, "pad"))
-    number = call.get(3, "value", 0)
-    return padded(call.build, f, amounts, call.get(2, "mode", "constant"), f.channel, float(number or 0))
+    value, amounts = call.args[0], list(call.get(1, "pad"))
+    number, channel = call.get(3, "value", 0), call.form().channel
+    return padded(call.build, value, amounts, call.get(2, "mode", "constant"), channel, float(number or 0))
 
 
 def padded(
@@ -107,7 +108,8 @@ def padded(
         if number:
             raise build.unsupported(f"pads random values by {number}.", "Pad with zeros, or by 'reflect'.")
         grid = tuple(p for k, p in enumerate(pads) if k != f.channel)
-        return build.apply(Pad(grid), f, shape=tuple(n + sum(p) for n, p in zip(f.shape, pads, strict=True)))
+        after = build.apply(Pad(grid), f, shape=tuple(n + sum(p) for n, p in zip(f.shape, pads, strict=True)))
+        return carry_padded(build, value, after, grid)
     if build.mask is not None:
         raise build.unsupported(f"pads a masked sequence by {mode!r}.", "Pad with zeros.")
     for dim, pair in enumerate(pads):

@@ -17,7 +17,7 @@ from ..activations.duals import ABRelu, LeakyRelu
 from ..activations.recognize import recognize
 from ..layers.basic import Dropout, Linear, Pair, per_axis
 from ..layers.sequences import Embedding
-from ..layers.spatial import AvgPool, Conv, ConvTranspose, GlobalAvgPool, resampled
+from ..layers.spatial import AvgPool, Conv, ConvTranspose, GlobalAvgPool, resampled, resampled_value
 from ..layers.twin import Twin
 from ..layers.weights import Weights, dotted
 from ..moments.axes import on_channels
@@ -308,7 +308,7 @@ def interpolated(build: Builder, value: Value, options: dict[str, Any]) -> Field
         o[to] = (goal, n if to == "size" else 1.0) if flat else goal
         after = F.interpolate(eye.view(1, *[1] * flat, n, n), mode="linear" if mode == "trilinear" else mode, **o)
         matrices[axis] = after.view(-1, n) if flat else after[0].T
-    return resampled(build, f, matrices)
+    return resampled_value(build, value, f, matrices)
 
 
 # Dropout and norms

@@ -12,7 +12,7 @@ from ..moments.gated import Gates
 from ..moments.ops import BatchNormalize, DropChannels, Normalize
 from ..moments.sequences import Attend, Recur
 from ..moments.unmerge import Unmerge
-from ..moments.windows import Windowed
+from ..moments.windowed import Windowed
 
 _MAXIMA = (
     nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
