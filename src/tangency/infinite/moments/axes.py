@@ -180,7 +180,7 @@ def take_channels(build: Builder, value: Random, rows: Sequence[int]) -> Random:
     if isinstance(value, Lazy):
         of = take_channels(build, value.of, rows)
         assert isinstance(of, Field)
-        return replace(value, of=of)
+        return replace(value, of=of, whose=None if value.whose is None else _rows_of(value.whose, rows))
     if isinstance(value, Joint) or (isinstance(value, Patched) and all(isinstance(f, Field) for f in value.of)):
         parts = [take_channels(build, f, rows) for f in value.of if isinstance(f, Field)]
         return replace(value, of=tuple(f for f in parts if isinstance(f, Field)))

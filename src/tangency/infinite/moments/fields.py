@@ -310,13 +310,14 @@ class Builder:
             self.warn(f)
             op = Activation(dual, _scale_derivative(dual) if f.gain else value.inner, rate)
         after = self.apply(op, f.activated())
-        if f.gained is not None:
-            if Correlations(self).holds(f.node, f.gained):
+        whose = f.gained or value.whose
+        if whose is not None:
+            if Correlations(self).holds(f.node, whose):
                 raise self.unsupported(
                     "follows a norm whose trained scale the values hold already.",
                     "Freeze the scale (trainable=), or give each use a norm of its own.",
                 )
-            self.trained[after.node] = f.gained
+            self.trained[after.node] = whose
         after = self.apply(Rescale(value.scale), after) if value.scale != 1 else after
         return replace(after, centered=dual.centered())
 

@@ -86,6 +86,7 @@ class Lazy(_OfField):
     label: str = ""
     inner: Dual | None = None  # ∂φ/∂(a parameter of each channel's own), with its rate
     rate: float = 0.0
+    whose: object = None  # whose parameter it is
 
 
 @dataclass(frozen=True, eq=False)
