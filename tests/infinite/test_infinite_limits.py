@@ -16,7 +16,7 @@ from tangency.infinite.moments.core import DEPTHWISE, EXACT, GAIN, GROUPED, ROWS
 from tangency.infinite.moments.gated import Gates
 from tangency.infinite.moments.ops import Add, BatchNormalize, Mix, Multiply, Normalize
 from tangency.infinite.moments.sequences import Attend
-from tangency.infinite.moments.windows import Windowed
+from tangency.infinite.moments.windowed import Windowed
 
 
 def operations(of: type[Op] = Op) -> Iterator[type[Op]]:
@@ -44,8 +44,8 @@ class Everything(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.deep, self.group = nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 16, 1, groups=4)
+        self.stem, self.norm = nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32)
+        self.deep, self.group = nn.Conv2d(32, 32, 3, groups=32), nn.Conv2d(32, 16, 1, groups=2)
         self.pool, self.gate = nn.MaxPool2d(2), nn.Linear(16, 16)
         self.scale, self.out = nn.Parameter(torch.full((16,), 0.5)), nn.Linear(16, 2)
 

@@ -204,7 +204,7 @@ CASES: dict[str, Case] = {
     "a convolution twice": (
         lambda: Ask(
             again(lambda s, h: s.w(torch.relu(h)), 2, lambda h: torch.relu(h).mean((2, 3))),
-            i=conv(2, 32), w=conv(32, 32), o=Linear(32, 4),
+            i=conv(2, 24), w=conv(24, 24), o=Linear(24, 4),
         ),
         picture,
     ),
@@ -296,6 +296,90 @@ def test_few_uniform_weights() -> None:
         tg.infinite_ntk(twice, w_var="init").both(x), tg.infinite_ntk(stacked, w_var="init").both(x), strict=True
     ):
         torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
+
+
+M = 8
+
+
+def relu_block(s: Any, x: Any) -> Any:
+    """A post-activation residual block, whose second ReLU is of a function of two fields."""
+    h = torch.relu(s.a(x))
+    return torch.relu(h + s.b(h)).mean((2, 3))
+
+
+def squeezed(s: Any, x: Any) -> Any:
+    h = s.b(torch.relu(s.a(x)))
+    return (h * torch.sigmoid(s.f(h.mean((2, 3))))[:, :, None, None]).mean((2, 3))
+
+
+def with_class_token(s: Any, x: Any) -> Any:
+    h = torch.cat([s.c.expand(x.shape[0], -1, -1), s.i(x)], 1) + s.p
+    return s.t(h)[:, 0]
+
+
+def transformer() -> nn.Module:
+    return nn.TransformerEncoderLayer(M, 4, M, dropout=0.0, batch_first=True)
+
+
+# What each network does before its read-out, and its parts.
+ENCODERS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[], dict[str, Any]], Callable[[int], Tensor]]] = {
+    "LSTM": (lambda s, x: s.r(x)[0][:, -1], lambda: {"r": nn.LSTM(3, M, batch_first=True)}, sequence),
+    "GRU": (lambda s, x: s.r(x)[1][0], lambda: {"r": nn.GRU(3, M, batch_first=True)}, sequence),
+    "transformer": (
+        with_class_token,
+        lambda: {
+            "i": Linear(3, M), "t": transformer(),
+            "c": nn.Parameter(points(1, 1, M)), "p": nn.Parameter(points(1, 4, M)),
+        },
+        sequence,
+    ),
+    "attention by hand": (
+        lambda s, x: attended(s, s.i(x)).mean(1),
+        lambda: {"i": Linear(3, M), **{k: Linear(M, M) for k in "qkvw"}},
+        sequence,
+    ),
+    "max pooling": (
+        lambda s, x: torch.relu(s.b(s.p(torch.relu(s.a(x))))).flatten(1),
+        lambda: {"a": conv(2, M), "b": conv(M, M // 4), "p": nn.MaxPool2d(2)},
+        picture,
+    ),
+    "post-activation block": (relu_block, lambda: {"a": conv(2, M), "b": conv(M, M)}, picture),
+    "squeeze-excite": (squeezed, lambda: {"a": conv(2, M), "b": conv(M, M), "f": Linear(M, M)}, picture),
+    "PReLU": (lambda s, x: s.p(s.a(x)).mean((2, 3)), lambda: {"a": conv(2, M), "p": nn.PReLU(M)}, picture),
+    "pixels moved": (
+        lambda s, x: s.u(torch.relu(s.n(s.p(s.a(x))))).mean((2, 3)),
+        lambda: {
+            "a": conv(2, 4 * M), "p": nn.PixelShuffle(2), "n": nn.GroupNorm(2, M),
+            "u": nn.ConvTranspose2d(M, M, 3, stride=2),
+        },
+        picture,
+    ),
+    "depthwise": (
+        lambda s, x: s.c(s.d(torch.relu(s.a(x)))).mean((2, 3)),
+        lambda: {"a": conv(2, M), "d": nn.Conv2d(M, M, 3, padding=1, groups=M), "c": conv(M, M, 1)},
+        picture,
+    ),
+    "bilinear": (
+        lambda s, x: s.b(s.i(x), torch.relu(s.j(x))),
+        lambda: {"i": Linear(3, M), "j": Linear(3, M), "b": nn.Bilinear(M, M, M)},
+        flat,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_difference_is_four_kernels(name: str) -> None:
+    """f(x) = g(x) − g(x') of one linear read-out: its kernels are those of g, by both of their arguments."""
+    g, parts, inputs = ENCODERS[name]
+    torch.manual_seed(0)
+    held = {"o": Linear(M, 1, bias=False), **parts()}
+    one = tg.infinite_ntk(Ask(lambda s, x: s.o(g(s, x)), **held), w_var=1.5, b_var=0.3, samples=256)
+    both = Ask(lambda s, x: s.o(g(s, x) - g(s, x.flip(1))), **held)
+    x, y = inputs(3), inputs(2)
+    kernels = [torch.stack(list(one.both(a, b))) for a in (x, x.flip(1)) for b in (y, y.flip(1))]
+    expected = kernels[0] - kernels[1] - kernels[2] + kernels[3]
+    found = torch.stack(list(tg.infinite_ntk(both, w_var=1.5, b_var=0.3, samples=256).both(x, y)))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])

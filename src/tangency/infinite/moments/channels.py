@@ -17,7 +17,7 @@ from .positions import Pad, Permute, Pool, Regrid, Resample, Take, Total
 from .values import Field, Joint, Lazy, Normed, Patched, Random, Rows, Unsettled, laid
 from .windows import Parameters
 
-F = TypeVar("F", bound=Lazy | Joint | Patched | Field)
+F = TypeVar("F", bound=Lazy | Joint | Patched)
 
 
 def take_channels(build: Builder, value: Random, rows: Sequence[int]) -> Random:
@@ -39,7 +39,9 @@ def take_channels(build: Builder, value: Random, rows: Sequence[int]) -> Random:
     part = _cut(build, f, rows)
     known = build.memory.functions.get(f.node)
     if known is not None and part.node not in build.memory.functions:
-        build.memory.functions[part.node] = _function_of_rows(build, known, rows)
+        build.memory.functions[part.node] = (
+            _cut(build, known, rows) if isinstance(known, Field) else _function_of_rows(build, known, rows)
+        )
     return part
 
 
@@ -53,10 +55,9 @@ def _part_of_function(build: Builder, value: Lazy | Joint | Patched, rows: Seque
 
 def _function_of_rows(build: Builder, value: F, rows: Sequence[int]) -> F:
     """The same function, of these channels of what it is of."""
-    if isinstance(value, Field):
-        return _cut(build, value, rows)
     if isinstance(value, Lazy):
-        return replace(value, of=_cut(build, value.of, rows))
+        whose = None if value.whose is None else _rows_of(value.whose, rows)
+        return replace(value, of=_cut(build, value.of, rows), whose=whose)
     if isinstance(value, Joint):
         return replace(value, of=tuple(_cut(build, f, rows) for f in value.of))
     of = tuple(_cut(build, f, rows) if isinstance(f, Field) else _parameters(build, f, rows) for f in value.of)

@@ -209,7 +209,7 @@ class CorrelatedAdd(Add):
 
 
 @dataclass(frozen=True)
-class CorrelatedMultiply(Op):
+class CorrelatedMultiply(Crossed):
     """The product of two correlated Gaussian values u and w of mean zero, elementwise.
 
     Inputs: u, w, u with w, w with u. E[u w u' w'] = E[uu']E[ww'] + E[uw']E[wu'] + E[uw]E[u'w'], as all fourth moments

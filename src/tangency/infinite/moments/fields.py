@@ -5,7 +5,7 @@ is in `functions.py` (elementwise functions and multiples), `joins.py` (sums, pr
 (positions).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
@@ -99,11 +99,15 @@ class Memory:
 
 
 class Claim(NamedTuple):
-    """A parameter in use: by which layer, how, and the parameter itself, so that its place stays its own."""
+    """A parameter in use: by which layer, how, and the parameter itself, so that its place stays its own.
+
+    `entries` says which of its numbers are used; None: all.
+    """
 
     name: str
     use: object
     parameter: Tensor
+    entries: Callable[[], Tensor] | None = None
 
 
 @dataclass
@@ -119,7 +123,7 @@ class Builder:
     where: str = "the network"
     name: str = ""
     memory: Memory = field(default_factory=Memory)
-    called: dict[object, Claim] = field(default_factory=dict)  # by where parameters lie: who uses them, and how
+    called: dict[object, list[Claim]] = field(default_factory=dict)  # by where parameters lie: who uses them, and how
     using: object = None  # the parameters of the layer that is being read; equal for one that is called again
     numbered: int = 0  # weights of that layer so far
     given: dict[object, tuple[Op, bool]] = field(default_factory=dict)  # by weights: their numbers, and whether few
@@ -333,9 +337,10 @@ class Builder:
 
     def _applied(self, value: Lazy | Joint | Patched) -> Field:
         if value in self.memory.wholes:  # some of the channels: the moments are those of all
-            part = self.apply(
-                Rescale(1.0), self.settled(self.memory.wholes[value][0]), shape=value.shape, channel=value.channel
-            )
+            whole, rows = self.memory.wholes[value]
+            every = self.settled(whole)
+            part = self.apply(Rescale(1.0), every, shape=value.shape, channel=value.channel)
+            self.memory.cuts[part.node] = every, rows
             if not isinstance(value, Lazy):
                 self.memory.functions[part.node] = value
             of = (value.of,) if isinstance(value, Lazy) else value.of
@@ -354,13 +359,14 @@ class Builder:
             self.warn(f)
             op = Activation(dual, _scale_derivative(dual) if f.gain else value.inner, rate)
         after = self.apply(op, f.activated())
-        if f.gained is not None:
-            if Correlations(self).holds(f.node, f.gained):
+        whose = f.gained or value.whose
+        if whose is not None:
+            if Correlations(self).holds(f.node, whose):
                 raise self.unsupported(
                     "follows a norm whose trained scale the values hold already.",
                     "Freeze the scale (trainable=), or give each use a norm of its own.",
                 )
-            self.trained[after.node] = f.gained
+            self.trained[after.node] = whose
         after = self.apply(Rescale(value.scale), after) if value.scale != 1 else after
         return replace(after, centered=dual.centered())
 

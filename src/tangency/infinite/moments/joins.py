@@ -43,11 +43,12 @@ def joined_function(
     if any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k]):
         return None
     index = {f.node: k for k, f in enumerate(fields)}
-    places = [tuple(index[f.node] for f in of) for of, _ in origins]
+    # Functions and places alone: what another call makes of the same code is then the same function (`alike.py`).
+    functions, places = [fn for _, fn in origins], [tuple(index[f.node] for f in of) for of, _ in origins]
 
     def together(*x: Tensor) -> Tensor:
         """The sum (or product) of all functions, each of its own fields."""
-        parts = [fn(*(x[k] for k in place)) for (_, fn), place in zip(origins, places, strict=True)]
+        parts = [fn(*(x[k] for k in place)) for fn, place in zip(functions, places, strict=True)]
         total = parts[0]
         for v in parts[1:]:
             total = op(total, v)

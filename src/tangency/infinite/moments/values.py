@@ -89,6 +89,7 @@ class Lazy(_OfField):
     inner: Dual | None = None  # ∂φ/∂(a parameter of each channel's own), with its rate
     rate: float = 0.0
     layer: str = ""  # the name of the layer that made it
+    whose: object = None  # whose parameter it is
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,8 +39,7 @@ class Parameter:
 
     def formed(self, form: Callable[[Tensor], Tensor]) -> "Parameter":
         """Some of its entries, or all, in another form: a view, rows by their numbers."""
-        table = self.value if self.table is None else self.table
-        changed = replace(self, value=form(self.value), table=table, forms=(*self.forms, form))
+        changed = replace(self, value=form(self.value), table=self.whole_table(), forms=(*self.forms, form))
         return replace(changed, whole=None, reshaped=self.reshaped or self.whole is not None)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "Parameter":
@@ -57,9 +56,20 @@ class Parameter:
         some, whole = self.formed(lambda v: v[items]), before[kept]  # type: ignore[index]
         return replace(some, whole=None if whole.shape == some.value.shape else whole, reshaped=self.reshaped)
 
+    def whole_table(self) -> Tensor:
+        """The parameter, of which `value` is all or some."""
+        return self.value if self.table is None else self.table
+
+    def form(self) -> object:
+        """What tells its entries and their order from others: as a view where it is one, else one by one."""
+        table, value = self.whole_table(), self.value
+        if value.untyped_storage().data_ptr() == table.untyped_storage().data_ptr():
+            return tuple(value.shape), value.stride(), value.storage_offset()
+        return tuple(value.shape), tuple(self.entries().flatten().tolist())
+
     def entries(self) -> Tensor:
         """The number of each entry of `value` among those of the parameter."""
-        table = self.value if self.table is None else self.table
+        table = self.whole_table()
         numbers = torch.arange(table.numel(), device=table.device).view(table.shape)
         for form in self.forms:
             numbers = form(numbers)

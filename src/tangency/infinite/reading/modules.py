@@ -21,6 +21,7 @@ from ..layers.spatial import AvgPool, Conv, ConvTranspose, GlobalAvgPool, resamp
 from ..layers.twin import Twin
 from ..layers.weights import Weights, dotted
 from ..moments.axes import on_channels
+from ..moments.core import RandomAffine
 from ..moments.fields import Builder
 from ..moments.functions import apply_function
 from ..moments.maxima import scale_and_shift
@@ -423,4 +424,6 @@ def _prelu(m: nn.PReLU, call: Call) -> object:
     if m.num_parameters > 1:
         check_channels(call, m.num_parameters)
     after = apply_function(build, value, dual, dual, "PReLU")
-    return replace(after, inner=ABRelu(1.0, 0.0), rate=rate) if rate and isinstance(after, Lazy) else after
+    if not rate or not isinstance(after, Lazy):
+        return after
+    return replace(after, inner=ABRelu(1.0, 0.0), rate=rate, whose=build.identity(RandomAffine(1.0, 0.0, rate)))

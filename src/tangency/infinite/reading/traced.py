@@ -182,7 +182,6 @@ class Reading:
         self.fixed: set[fx.Node] = set()  # known values that no input decides: they have no batch
         # By identity: the name that `trainable=` and variances know. And the parameters that forward() asked for.
         self.listed = {id(p): n.removeprefix("0.") if graph.single else n for n, p in graph.root.named_parameters()}
-        self.held: dict[str, nn.Parameter] = {}
 
     def run(self, value: Argument) -> Value:
         """The network's output."""
@@ -284,13 +283,13 @@ class Reading:
             args = (self._for_all(args[0]), *args[1:])
         options = Keywords(kwargs)
         parameters = [v for v in flat((args, kwargs)) if isinstance(v, Parameter)]
-        form = tuple((p.name, tuple(p.value.shape), p.value.stride(), p.factor) for p in parameters)
+        form = tuple((p.name, p.form(), p.factor) for p in parameters)
         with using(build, (target, form) if parameters else None):
             value = rule(Call(build, self.weights, args, options, label))
         # Another form of a parameter, or its shape, is no use of it.
         if parameters and any(isinstance(v, (Tensor, *RANDOM)) for v in flat((value,))):
             for p in parameters:
-                claim(build, [self.held[p.name]], (target, form), p.name)
+                claim(build, [p.whole_table()], (target, form), p.name, p.entries if p.forms else None)
         if missed := options.missed():
             raise build.unsupported(f"is given {missed}, which is not read for random values.", "Leave it out.")
         return value
@@ -333,7 +332,6 @@ class Reading:
         if not uses:  # asked for its device or type: no use of its numbers
             return Parameter(value, name)
         name = dotted(self.prefix, self.listed[id(value)]) if id(value) in self.listed else name
-        self.held[name] = value
         return Parameter(value, name)
 
     def _listed(self, module: nn.Module, name: str) -> str:
