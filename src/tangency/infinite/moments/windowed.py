@@ -22,7 +22,7 @@ from .windows import Core, Source
 # and of products between the entries of two windows.
 NUMBERS, ROOTS, PRODUCTS = 1 << 22, 1 << 22, 1 << 21
 # Windows cost little beside their pairs, so there are more draws than `samples` where there are many windows, up to so
-# many windows times draws; and where samples are few, up to 16 times as many, FEW in all (heuristics).
+# many windows times draws; after depthwise layers up to 16 times as many, FEW in all (heuristics).
 EVALUATED, FEW = 1024, 1 << 14
 
 
@@ -65,8 +65,10 @@ class Windowed(Op):
     def draws(self) -> int:
         """As many as make the work of all windows about that of drawing each pair of windows by itself, or less."""
         windows = len(self.sources[0].windows.index)
-        least = min(16 * self.samples, FEW) if windows <= EVALUATED // 16 else 1
-        return max(self.samples * max(1, min(windows, EVALUATED // windows)), least)
+        # Parameters of a channel's own are the same in all windows: what they scatter does not average out.
+        scatter = windows <= EVALUATED // 16 and any(s.own is not None and s.own.std for s in self.sources)
+        least = min(16 * self.samples, FEW) if scatter else 1
+        return max(self.samples * max(1, min(windows // 4, EVALUATED // windows)), least)
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:
         first, grid = inputs[0], self.sources[0].windows.grid
