@@ -349,8 +349,8 @@ ENCODERS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[], dict[str, Any]
     "pixels moved": (
         lambda s, x: s.u(torch.relu(s.n(s.p(s.a(x))))).mean((2, 3)),
         lambda: {
-            "a": conv(2, 4 * M), "p": nn.PixelShuffle(2), "n": nn.GroupNorm(2, M),
-            "u": nn.ConvTranspose2d(M, M, 3, stride=2),
+            "a": conv(2, 16 * M), "p": nn.PixelShuffle(2), "n": nn.GroupNorm(2, 4 * M),
+            "u": nn.ConvTranspose2d(4 * M, M, 3, stride=2),
         },
         picture,
     ),

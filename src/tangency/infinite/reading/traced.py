@@ -222,7 +222,7 @@ class Reading:
             if node.op == "call_module":
                 return self._module(node, args, kwargs, random, parametric)
             return self._function(node, args, kwargs, random or parametric)
-        except (TangencyError, MemoryError, torch.OutOfMemoryError):
+        except (TangencyError, Warning, MemoryError, torch.OutOfMemoryError):  # a warning that is to be an error
             raise
         except Exception as e:
             raise UnsupportedModule(
@@ -244,13 +244,13 @@ class Reading:
                 return known
         # Known tensors went through above: from here on the layer's weights count as random.
         use, name = use_of(module), self._listed(module, name)
-        claim(build, module.parameters(), use, name)
         if isinstance(module, nn.Embedding) and node.all_input_nodes[0] in self.fixed:
             plain = module.padding_idx is None and module.max_norm is None and not module.scale_grad_by_freq
             table = Parameter(module.weight, dotted(name, "weight"), layer=name)
             if plain and (bias := looked_up(node, args[0] if args else kwargs["input"], table)) is not None:
                 return bias
             args, kwargs = (self._for_all(args[0] if args else kwargs["input"]),), {}
+        claim(build, module.parameters(), use, name)
         call = Call(build, self.weights, args, Keywords(kwargs), type(module).__name__, name)
         with using(build, use):
             return read_module(module, call)
