@@ -10,7 +10,6 @@ from ask import Ask
 from torch import Tensor, nn
 
 import tangency as tg
-from tangency.errors import UnsupportedModule
 from tangency.infinite.finite import Scaled, scales
 
 OUT = 4
@@ -138,15 +137,6 @@ def test_one_sample_is_positive_semidefinite() -> None:
         square = v.reshape(9, 9)
         assert torch.equal(square, square.T)
         assert float(torch.linalg.eigvalsh(square).min()) > -1e-9
-
-
-def test_antialiasing_is_refused() -> None:
-    model = Ask(
-        lambda s, x: s.b(F.interpolate(s.a(x), scale_factor=2, mode="bilinear", antialias=True).flatten(1)),
-        a=nn.Conv2d(3, 8, 1), b=nn.Linear(512, 1),
-    )  # fmt: skip
-    with pytest.raises(UnsupportedModule, match=r"interpolate at .*\.py:\d+.*antialias=True.*average pooling"):
-        tg.infinite_ntk(model)(images())
 
 
 def test_an_activation_after_upsampling_a_norm() -> None:

@@ -136,7 +136,7 @@ def determinant(c: Tensor, p: Tensor, q: Tensor) -> Tensor:
 def dead_pairs(p: Tensor, q: Tensor) -> Tensor | None:
     """Where a variance is 0; None when nowhere. On a GPU the mask is always made: asking would wait for the device."""
     # A tile without dead pairs, as most are, is spared a mask and two passes over it.
-    if not p.is_cuda and p.numel() and q.numel() and float(p.amin()) > 0 and float(q.amin()) > 0:
+    if not p.is_cuda and p.numel() and q.numel() and float(p.detach().amin()) > 0 and float(q.detach().amin()) > 0:
         return None
     return (p <= 0) | (q <= 0)
 

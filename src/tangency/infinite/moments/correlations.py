@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from .alike import same_but_slots
 from .attention import Attention
 from .core import Activation, CentredActivation, Input, Op, RandomAffine
 from .crossed import CorrelatedAdd, CorrelatedMultiply, Factored, JoinedSide, Means, Nothing, Placed, SameParameter
+from .equal_ops import same_but_slots
 from .gated import Gates
 from .nongaussian import FewActivation
 from .ops import Add, ByStatistic, Drawn, DropChannels, Mix, Multiply, Normalize, Rescale, SameRow, Weigh

@@ -18,10 +18,10 @@ from ...errors import InputError, UnsupportedModule
 from ..activations.dual import Dual, Relu
 from ..activations.duals import Identity
 from ..activations.quadrature import Quadrature
-from .alike import same_but_slots
 from .core import ROWS, SCALES, Activation, CentredActivation, Grid, Input, Op, RandomAffine, channel_products
 from .correlations import Correlations, Item, NotKnown, Roots
 from .crossed import CorrelatedAdd
+from .equal_ops import same_but_slots
 from .nongaussian import FewActivation, find_doubt, warn_once
 from .ops import DRAWN, EXACT, BatchNormalize, Drawn, Rescale, SameRow
 from .positions import Regrid
