@@ -368,7 +368,9 @@ FAMILIES: list[Family] = [
     _hugging("BLOOM", "BloomModel", {}, tokens(), hidden_size=16, n_layer=1, n_head=2, vocab_size=50),
     _hugging("Llama", "LlamaModel", TEXT),
     _hugging("Mistral", "MistralModel", TEXT, num_attention_heads=4, num_key_value_heads=2),
+    _hugging("Mistral (a single key head)", "MistralModel", TEXT, num_key_value_heads=1),
     _hugging("Qwen2", "Qwen2Model", TEXT, num_attention_heads=4, num_key_value_heads=2),
+    _hugging("Qwen2 (a single key head)", "Qwen2Model", TEXT, num_key_value_heads=1),
     _hugging("Gemma (7B's heads)", "GemmaModel", TEXT, num_key_value_heads=2, head_dim=8),
     _hugging("Gemma (2B's single key head)", "GemmaModel", TEXT, num_key_value_heads=1, head_dim=8),
     _hugging("Phi", "PhiModel", TEXT),
@@ -380,6 +382,7 @@ FAMILIES: list[Family] = [
     _hugging("DeiT", "DeiTForImageClassification", PICTURE),
     _hugging("BEiT", "BeitForImageClassification", PICTURE),
     _hugging("DINOv2", "Dinov2ForImageClassification", PICTURE),
+    _hugging("CLIP vision (with two outputs)", "CLIPVisionModel", PICTURE),
     _hugging("CLIP vision", "CLIPForImageClassification", {}, lambda: {"pixel_values": images(16)()},
              vision_config=PICTURE, text_config=TEXT),
     _hugging("Swin", "SwinForImageClassification", {}, lambda: {"pixel_values": images(16)()}, image_size=16,
@@ -395,3 +398,8 @@ FAMILIES: list[Family] = [
              num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, conv_dim=(8, 8), conv_stride=(5, 2),
              conv_kernel=(10, 3), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2),
 ]  # fmt: skip
+
+# Added, or given other options, after a first look at what is refused: the share without them is the honest one.
+AFTERWARDS = {
+    "nanoGPT", "TextCNN", "U-Net", "DCGAN discriminator", "Mistral", "Qwen2", "Gemma (7B's heads)", "CLIP vision",
+}  # fmt: skip

@@ -43,7 +43,7 @@ def joined_function(
     if any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k]):
         return None
     index = {f.node: k for k, f in enumerate(fields)}
-    # Functions and places alone: what another call makes of the same code is then the same function (`alike.py`).
+    # Functions and places alone: what another call makes of the same code is then the same function (`equal_ops.py`).
     functions, places = [fn for _, fn in origins], [tuple(index[f.node] for f in of) for of, _ in origins]
 
     def together(*x: Tensor) -> Tensor:
