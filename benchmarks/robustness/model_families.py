@@ -134,7 +134,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         f"Of {len(rows)} families {share:.0f} % have a kernel: {said}. *Read*: exact, up to rounding and quadrature.",
         "*Drawn*: expectations without a closed form are drawn; the standard error, relative to the largest entry, is",
         f"that of {DRAWS} draws and falls with `samples=`. *Refused*: the first sentence of the refusal; the rest",
-        f"names a way out. Of the {len(first)} that were listed before a first look at the outcomes {sum(first)} have a",
+        f"names a way out. Of the {len(first)} that were listed before a look at the outcomes {sum(first)} have a",
         f"kernel ({100 * sum(first) / len(first):.0f} %); the others were added, or given other options, since.",
         "",
         "| family | library | outcome | why |",
@@ -166,8 +166,8 @@ def main() -> None:
     print(Counter(row["outcome"] for row in rows))
     if options.only:  # the others as they were
         stored = json.loads((RESULTS / "model_families.json").read_text())["families"]
-        new = {row["family"] + row["library"]: row for row in (*stored, *rows)}
-        rows = [row for f in FAMILIES if (row := new.get(f.name + f.library)) is not None]
+        known = {(row["family"], row["library"]): row for row in (*stored, *rows)}
+        rows = [known[key] for f in FAMILIES if (key := (f.name, f.library)) in known]
     if not options.no_write:
         save({"families": rows}, RESULTS / "model_families.json", "python -m benchmarks.robustness.model_families")
         Path(PAGE).write_text(page(rows))
