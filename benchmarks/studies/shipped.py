@@ -227,8 +227,8 @@ CASES = [
         "ConvNeXt (transformers)", convnext, {"pixel_values": images(16)()}, "classifier", (16, 64, 256), MANY,
         values={"layer_scale_parameter": 0.0},
     ),
-    Case("MobileNetV2 (torchvision)", mobilenet, images(8)(), "classifier.1", (100, 400, 1600), MANY, 2048, w_var=2.0),
-    Case("ResNet18 (torchvision)", resnet18, images(16)(), "fc", (16, 32, 64), (96, 96, 64)),
+    Case("MobileNetV2 (torchvision)", mobilenet, images(8)(), "classifier.1", (100, 400, 1600), MANY, 16384, w_var=2.0),
+    Case("ResNet18 (torchvision)", resnet18, images(16)(), "fc", (16, 64, 128), (96, 96, 64)),
     Case("LSTM classifier", lambda w: Recurrent(nn.LSTM, w, w), WORDS, "out", (16, 64, 256), (192, 128, 64), 16384),
 ]  # fmt: skip
 
