@@ -585,3 +585,21 @@ def test_refused(name: str) -> None:
     make, inputs, message = REFUSED[name]
     with pytest.raises(UnsupportedModule, match=message):
         tg.infinite_ntk(make())(inputs(3))
+
+
+def test_a_parameter_is_joined_and_added() -> None:
+    """CaiT's class token goes into attention and is added to what comes out: one value in both, as a table's row is."""
+
+    def forward(s: Any, token: Tensor, x: Tensor) -> Tensor:
+        u = torch.cat((token, s.e(x)), 1)
+        return s.o(torch.relu(token + s.a(u[:, :1], u, u, need_weights=False)[0])[:, 0])
+
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 3)
+    parts = {"e": Linear(3, 16), "a": nn.MultiheadAttention(16, 2, batch_first=True), "o": Linear(16, 1)}
+    loose = Ask(lambda s, x: forward(s, s.c.expand(len(x), -1, -1), x), c=nn.Parameter(torch.randn(1, 1, 16)), **parts)
+    with torch.no_grad():  # the variance of so few entries is measured
+        loose.c.sub_(loose.c.mean()).div_(loose.c.square().mean().sqrt())
+    row = Ask(lambda s, x: forward(s, s.c((0 * x[:, :1, 0]).long()), x), c=nn.Embedding(1, 16), **parts)
+    for a, b in zip(tg.infinite_ntk(loose, w_var=1.0).both(x), tg.infinite_ntk(row, w_var=1.0).both(x), strict=True):
+        torch.testing.assert_close(a, b)

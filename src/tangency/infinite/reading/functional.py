@@ -67,6 +67,7 @@ from .tensors import (
 from .windows import read_amax, read_max
 
 REFUSED: set[Rule] = set()  # rules that only say why there is none
+AS_VALUES: tuple[Rule, ...] = (read_sum, read_cat)  # rules that take a parameter as a value of its own
 
 
 def _as_module(kind: Callable[..., nn.Module], *names: str) -> Rule:

@@ -28,7 +28,7 @@ from .biases import looked_up
 from .calls import RANDOM, Args, Call, JoinedBias, Keywords, Kwargs, Parameter
 from .early import refuse_early
 from .faithful import check_root
-from .functional import find_rule, no_rule
+from .functional import AS_VALUES, find_rule, no_rule
 from .graphs import ModuleGraph, Settled, entries, line_of, same_outputs, trace_module, training_modes
 from .modules import as_known, read_module
 from .says import module_limits
@@ -284,12 +284,13 @@ class Reading:
         options = Keywords(kwargs)
         parameters = [v for v in flat((args, kwargs)) if isinstance(v, Parameter)]
         form = tuple((p.name, p.form(), p.factor) for p in parameters)
-        with using(build, (target, form) if parameters else None):
+        use = ("value" if rule in AS_VALUES else target, form)  # joined and added are one use: as a value
+        with using(build, use if parameters else None):
             value = rule(Call(build, self.weights, args, options, label))
         # Another form of a parameter, or its shape, is no use of it.
         if parameters and any(isinstance(v, (Tensor, *RANDOM)) for v in flat((value,))):
             for p in parameters:
-                claim(build, [p.whole_table()], (target, form), p.name, p.entries if p.forms else None)
+                claim(build, [p.whole_table()], use, p.name, p.entries if p.forms else None)
         if missed := options.missed():
             raise build.unsupported(f"is given {missed}, which is not read for random values.", "Leave it out.")
         return value
