@@ -6,7 +6,7 @@ With --only the other rows stay as they were.
 
 Needs torchvision, timm and transformers beside tangency; nothing is downloaded. Each family is read in a process of
 its own with a time limit, in evaluation mode, for two samples: "read" is a kernel without draws, "drawn" one whose
-expectations are drawn (with its relative standard error at 256 draws), "refused" an error of tangency's, "slow" one
+expectations are drawn (with its relative standard error at samples=256), "refused" an error of tangency's, "slow" one
 that took longer than the limit, "broken" anything else: a fault of ours, or of the model in this environment.
 """
 
@@ -67,7 +67,7 @@ def _kernel(model: torch.nn.Module, x: Any) -> dict[str, Any]:
     error = float(kernel.error(x, repeats=2).max() / value.abs().max())
     if error == 0:
         return {"outcome": "read", "why": ""}
-    return {"outcome": "drawn", "why": f"±{100 * error:.2g} % at {DRAWS} draws"}
+    return {"outcome": "drawn", "why": f"±{100 * error:.2g} % at samples={DRAWS}"}
 
 
 def _short(message: str) -> str:
@@ -133,7 +133,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "",
         f"Of {len(rows)} families {share:.0f} % have a kernel: {said}. *Read*: exact, up to rounding and quadrature.",
         "*Drawn*: expectations without a closed form are drawn; the standard error, relative to the largest entry, is",
-        f"that of {DRAWS} draws and falls with `samples=`. *Refused*: the first sentence of the refusal; the rest",
+        f"that at `samples={DRAWS}` and falls with more. *Refused*: the first sentence of the refusal; the rest",
         f"names a way out. Of the {len(first)} that were listed before a look at the outcomes {sum(first)} have a",
         f"kernel ({100 * sum(first) / len(first):.0f} %); the others were added, or given other options, since.",
         "",
