@@ -105,6 +105,15 @@ class Weights:
             init.variance * factor**2, 0.0, lr * rate * factor**2, laws=(init.law, "normal"), means=VALUE
         )
 
+    def bias(self, name: str, tensor: Tensor, factor: float = 1.0) -> RandomAffine:
+        """The numbers of a bias that is added by itself: of variance b_var, as one inside a layer has."""
+        if self.w_var == "init":
+            return self.value(name, tensor, factor)
+        variance, lr = by_name(self.b_var, name, "b_var"), self.rate(name)
+        rate = 1.0 if self.parametrization == "standard" else variance
+        self.record[name] = {"variance": variance, "lr": lr}
+        return RandomAffine(variance * factor**2, 0.0, lr * rate * factor**2, means=VALUE)
+
     def table(self, name: str, tensor: Tensor, factor: float, layer: str) -> tuple[float, float, Law]:
         """Variance, rate and law of the entries of a position bias: a parameter's own, or an Embedding's (`layer`).
 

@@ -232,6 +232,13 @@ def _taken_channels(build: Builder, value: Seen, dim: int, index: Sequence[int],
     return plain(build, Seen(part, (*value.axes[:dim], *new, *value.axes[dim + 1 :])))
 
 
+def by_heads(value: Seen) -> bool:
+    """Whether the last axis has the channels of each head, and another axis the heads."""
+    channels, last = atoms_of(value.axes, "channel"), value.axes[-1]
+    plainly = value.turn is None and not atoms_of(value.axes, "copy")
+    return plainly and bool(last) and all(a.kind == "channel" for a in last) and len(channels) > len(last)
+
+
 def on_channels(build: Builder, value: Seen, layer: Callable[[Field], Value]) -> Random:
     """The value after a layer that takes the last axis, where that is all channels, whatever the other axes are."""
     channels = atoms_of(value.axes, "channel")

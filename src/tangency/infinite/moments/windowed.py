@@ -22,8 +22,8 @@ from .windows import Core, Source
 # and of products between the entries of two windows.
 NUMBERS, ROOTS, PRODUCTS = 1 << 22, 1 << 22, 1 << 21
 # Windows cost little beside their pairs, so there are more draws than `samples` where there are many windows, up to so
-# many windows times draws; after depthwise layers up to 16 times as many, FEW in all (heuristics).
-EVALUATED, FEW = 1024, 1 << 14
+# many windows times draws; after depthwise layers 4 times as many, or 16 times up to FEW in all (heuristics).
+EVALUATED, FEW = 1024, 1 << 12
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Windowed(Op):
         windows = len(self.sources[0].windows.index)
         # Parameters of a channel's own are the same in all windows: what they scatter does not average out.
         scatter = windows <= EVALUATED // 16 and any(s.own is not None and s.own.std for s in self.sources)
-        least = min(16 * self.samples, FEW) if scatter else 1
+        least = max(4 * self.samples, min(16 * self.samples, FEW)) if scatter else 1
         return max(self.samples * max(1, min(windows // 4, EVALUATED // windows)), least)
 
     def __call__(self, inputs: Sequence[Moments], here: Here) -> Moments:

@@ -32,6 +32,7 @@ from .biases import PositionBias, add_to_parameter, is_random, mask_bias, read_c
 from .calls import RANDOM, Call, JoinedBias, Keywords, Parameter, TorchFunction
 from .gates import apply_gain, apply_shift
 from .norms import joined_statistics, less_statistic, read_square, times_statistic
+from .parameters import as_value
 from .rotary import add_turned, is_head, weigh_channels
 from .tensors import read_permute
 
@@ -211,10 +212,9 @@ def _beside(call: Call, value: Tensor | Parameter, like: Random) -> Tensor | Fie
                 "Give it the channels' size on their axis.",
             )
         # The parameter is a random value of its own, with one position where it is the same for all.
-        f = call.build.drawn(tuple(sizes), like.channel)
-        f = call.build.affine(f, f.width, call.weights.value(value.name, value.value, value.factor))
+        f = as_value(call, value, tuple(sizes), like.channel)
         for dim, (have, want) in enumerate(zip(sizes, shape, strict=True)):
-            if have != want:
+            if have == 1 and want > 1:  # of more positions than the value has, the value is repeated
                 f = take_positions(call.build, f, dim, (0,) * want, drop=False)
         return f
     if value.dim() > len(shape) + 1:

@@ -49,6 +49,8 @@ class Parameter:
 
     def part(self, items: tuple[object, ...]) -> "Parameter":
         """Some of its entries, by x[items]: slices leave the whole as it was, numbers pick a parameter of their own."""
+        if any(isinstance(item, (Tensor, list)) for item in items):  # by numbers, not a slice
+            return self.formed(lambda v: v[items])  # type: ignore[index]
         kept = tuple(
             item if item is None or item is Ellipsis or isinstance(item, int) else slice(None) for item in items
         )

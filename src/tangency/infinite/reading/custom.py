@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
 # Inputs and cotangents that are tried beside the inputs at hand: backward may clip, or differ for large ones.
-SIZES = (0.1, 1.0, 10.0)
+SIZES = (1e-3, 0.1, 1.0, 10.0, 1e2, 1e4)
 TOLERANCE = 1e-4  # of gradients relative to the largest, as float32 and rounded constants leave them
 
 
@@ -68,6 +68,24 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
         other = b if a is None else a
         return other is None or not bool(other.any())
     return a.shape == b.shape and bool(((a - b).abs() <= TOLERANCE * b.abs().max()).all())
+
+
+@contextmanager
+def functions_stop() -> Iterator[None]:
+    """Within it, autograd Functions of what torch.fx traces raise: it would go through them, and show no backward."""
+    original = Function.__dict__["apply"]
+
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        """Function.apply, but for proxies."""
+        if any(isinstance(v, fx.Proxy) for v in args):
+            raise TypeError(f"{cls.__name__} is an autograd.Function, whose backward torch.fx does not show.")
+        return original.__func__(cls, *args, **kwargs)
+
+    Function.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        Function.apply = original  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -172,6 +172,12 @@ def read_interpolate(call: Call) -> Field:
     return interpolated(call.build, options.pop("input"), options)
 
 
+def read_larger(call: Call) -> object:
+    """torch.max(x, dim), and torch.max(x, y), which is torch.maximum."""
+    two = isinstance(call.get(1, "other"), RANDOM)
+    return read_extreme(call, torch.maximum) if two else read_max(call)
+
+
 def read_dim(call: Call) -> int:
     """x.dim(), the batch counted."""
     return len(full_shape(call.build, call.args[0]))
@@ -229,7 +235,7 @@ METHODS: dict[str, Rule] = {
     "unflatten": read_unflatten, "select": read_select, "narrow": read_narrow, "movedim": read_movedim,
     "moveaxis": read_movedim, "swapdims": read_transpose, "reshape_as": read_like, "view_as": read_like,
     "new_zeros": partial(read_new, number=0), "new_ones": partial(read_new, number=1),
-    "softmax": take_softmax, "log_softmax": NO_LOG, "max": read_max, "amax": read_amax,
+    "softmax": take_softmax, "log_softmax": NO_LOG, "max": read_larger, "amax": read_amax,
     **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as"), read_cast),
     **dict.fromkeys(("expand", "expand_as"), read_expand),
     **dict.fromkeys(QUESTIONS, NO_ANSWER),
@@ -268,7 +274,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.adaptive_max_pool1d: _as_module(nn.AdaptiveMaxPool1d, "output_size"),
     F.adaptive_max_pool2d: _as_module(nn.AdaptiveMaxPool2d, "output_size"),
     F.adaptive_max_pool3d: _as_module(nn.AdaptiveMaxPool3d, "output_size"),
-    torch.amax: read_amax, torch.max: read_max,
+    torch.amax: read_amax, torch.max: read_larger,
     **{fn: partial(read_extreme, op=fn) for fn in (torch.maximum, torch.minimum)},
     F.batch_norm: read_batch_norm,
     Tensor.new_zeros: partial(read_new, number=0), Tensor.new_ones: partial(read_new, number=1),

@@ -24,6 +24,7 @@ from ...engine.network import TURN
 from ...errors import TangencyError, UnsupportedModule
 from ..layers.twin import Twin
 from .calls import Args, Kwargs, TorchFunction
+from .custom import functions_stop
 from .faithful import check_leaf, check_module
 
 # What returns its input, or a view of it: a change in place of one is a change of both.
@@ -187,7 +188,7 @@ def _traced(root: nn.Module, module: nn.Module, tracer: Tracer) -> fx.Graph:
     """The graph by fx; what cannot be traced gets the line where tracing stopped."""
     try:
         # One trace at a time: two that overlap would each put back what the other left in nn.Module.
-        with TURN, torch.enable_grad(), Settled(f"forward() of {type(module).__name__}"):
+        with TURN, torch.enable_grad(), functions_stop(), Settled(f"forward() of {type(module).__name__}"):
             graph = tracer.trace(root)
             if tracer.asked is not None:  # and went on
                 raise tracer.asked

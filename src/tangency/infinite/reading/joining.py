@@ -12,6 +12,7 @@ from ..moments.positions import Pad
 from ..moments.shapes import take_positions
 from ..moments.values import Field, Random, Seen, Value
 from .calls import RANDOM, Call, JoinedBias, Parameter
+from .parameters import as_value
 from .rotary import is_head, join_turned
 from .tensors import full_shape
 
@@ -81,8 +82,7 @@ def _as_token(call: Call, value: Value | Parameter, like: Random) -> Value:
     # Without the batch, which it was expanded to or has as 1.
     shape = tuple(value.value.shape[-len(like.shape) :])
     shape = (1,) * (len(like.shape) - len(shape)) + shape  # one token, by its channels alone
-    f = call.build.drawn(shape, like.channel)
-    return call.build.affine(f, f.width, call.weights.value(value.name, value.value, value.factor))
+    return as_value(call, value, shape, like.channel)
 
 
 def read_pad(call: Call) -> Value:

@@ -20,7 +20,7 @@ from ..layers.sequences import Embedding
 from ..layers.spatial import AvgPool, Conv, ConvTranspose, GlobalAvgPool, resampled, resampled_value
 from ..layers.twin import Twin
 from ..layers.weights import Weights, dotted
-from ..moments.axes import on_channels
+from ..moments.axes import by_heads, on_channels
 from ..moments.core import RandomAffine
 from ..moments.fields import Builder
 from ..moments.functions import apply_function
@@ -112,7 +112,7 @@ def read_module(module: nn.Module, call: Call) -> object:
 def _read_along(module: nn.Module, kind: type, call: Call) -> object:
     """The value after a module; one along other axes, after those that act on the channels of each position alone."""
     value = call.args[0] if call.args else None
-    if isinstance(value, Seen) and kind in (nn.Linear, nn.LayerNorm, nn.RMSNorm):
+    if isinstance(value, Seen) and (kind is nn.Linear or (kind in (nn.LayerNorm, nn.RMSNorm) and not by_heads(value))):
         return on_channels(call.build, value, lambda f: READERS[kind](module, replace(call, args=(f,))))  # type: ignore[arg-type, return-value]
     if isinstance(value, Seen) and kind is _BatchNorm:
         return channel_by_channel(call.build, value, lambda v: _batch_normed(module, replace(call, args=(v,))))  # type: ignore[arg-type]

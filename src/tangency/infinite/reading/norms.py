@@ -23,7 +23,7 @@ from ..layers.weights import dotted
 from ..moments.fields import Builder
 from ..moments.functions import apply_function
 from ..moments.readouts import read_out
-from ..moments.values import Field, Lazy, Random, Squared, Statistic
+from ..moments.values import Field, Lazy, Random, Seen, Squared, Statistic
 from .calls import Call, Parameter, Rule, TorchFunction
 from .modules import check_start, of_input, reads
 from .tensors import read_item, read_reduction, read_unsqueeze
@@ -39,8 +39,19 @@ def _layer_norm(m: nn.LayerNorm | nn.RMSNorm, call: Call) -> object:
     if isinstance(call.args[0], Tensor):
         return of_input(m, call)
     check_start(m, call.build, call.weights)
-    rates = _module_rates(m, call)
-    return _over_last(call, call.args[0], tuple(m.normalized_shape), m.eps, rates, center=isinstance(m, nn.LayerNorm))
+    rates, value, shape = _module_rates(m, call), call.args[0], tuple(m.normalized_shape)
+    if not isinstance(value, Seen):
+        return _over_last(call, value, shape, m.eps, rates, center=isinstance(m, nn.LayerNorm))
+    # Of each head: infinitely many channels have the statistics of all, and what heads share of the scale adds up as
+    # what each has of its own, for they are mixed by independent weights.
+    if shape != value.sizes[-1:]:
+        raise InputError(f"{call.build.where}: normalises {shape}; it was given values of shape {value.sizes}.")
+    f = call.build.settled(value.of)
+    whole = _over_last(
+        call, replace(f, shape=(*f.grid, f.width), channel=len(f.grid)), (f.width,), m.eps, rates,
+        center=isinstance(m, nn.LayerNorm),
+    )  # fmt: skip
+    return replace(value, of=replace(whole, shape=f.shape, channel=f.channel))
 
 
 def _module_rates(m: nn.Module, call: Call) -> tuple[float, float]:

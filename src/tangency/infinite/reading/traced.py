@@ -25,7 +25,7 @@ from ..moments.fields import Builder
 from ..moments.values import Value
 from . import gated, multihead, sequences  # noqa: F401  (they enter their readers)
 from .biases import looked_up
-from .calls import RANDOM, Args, Call, JoinedBias, Keywords, Kwargs, Parameter
+from .calls import RANDOM, Args, Call, JoinedBias, Keywords, Kwargs, Parameter, TorchFunction
 from .early import refuse_early
 from .faithful import check_root
 from .functional import AS_VALUES, find_rule, no_rule
@@ -33,6 +33,9 @@ from .graphs import ModuleGraph, Settled, entries, line_of, same_outputs, trace_
 from .modules import as_known, read_module
 from .says import module_limits
 from .uses import claim, use_of, using
+
+# Functions that pick entries of a parameter, or turn their order, and make no new ones.
+PICKS = {"index_select", "gather", "take_along_dim", "flip", "roll", "repeat_interleave", "unfold", "tile"}
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,12 @@ class Reading:
         except (TangencyError, Warning, MemoryError, torch.OutOfMemoryError):  # a warning that is to be an error
             raise
         except Exception as e:
+            given = [v.name for v in flat((args, kwargs)) if isinstance(v, Parameter)]
+            if given and isinstance(e, (AttributeError, TypeError, AssertionError)):
+                raise self.build.unsupported(
+                    f"is given the parameter {given[0]} itself, for which it has no rule.",
+                    "Add it to values, join it with them, take rows of it (p[index]), or multiply values by it.",
+                ) from e
             raise UnsupportedModule(
                 f"{self.build.where}: could not be read for these inputs, {type(e).__name__}: {e}. Call the model with "
                 "them; if that works, use a torch.nn layer there or layers of tangency.infinite."
@@ -276,6 +285,9 @@ class Reading:
                 known: object = target(*args, **kwargs)
                 return known
         self._check_shown(node)
+        picked = self._picked(target, args, kwargs)
+        if picked is not None:
+            return picked
         rule = find_rule(target)
         if rule is None:
             raise no_rule(build)
@@ -295,12 +307,21 @@ class Reading:
             raise build.unsupported(f"is given {missed}, which is not read for random values.", "Leave it out.")
         return value
 
+    def _picked(self, target: TorchFunction | str, args: Args, kwargs: Kwargs) -> Parameter | None:
+        """Entries of a parameter in another order or form, by known numbers; None where it is something else."""
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        if name not in PICKS or not args or not isinstance(args[0], Parameter):
+            return None
+        pick, rest = getattr(torch.Tensor, name), args[1:]
+        return args[0].formed(lambda v: pick(v, *rest, **kwargs))
+
     def _check_shown(self, node: fx.Node) -> None:
         """What a graph does not show of random values: gradients that are cut, and changes under another name."""
         if node.meta.get("cut"):
             raise self.build.unsupported(
                 "runs without gradients (torch.no_grad, or an autograd.Function), which the limit would not.",
-                "Freeze its parameters instead, by requires_grad_(False) or trainable=.",
+                "Freeze its parameters instead, by requires_grad_(False) or trainable=; an autograd.Function is looked "
+                "into where forward() calls its apply by the class, Name.apply(…).",
             )
         if node in self.graph.spoiled:
             reader = self.graph.spoiled[node]

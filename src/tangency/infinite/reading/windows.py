@@ -88,9 +88,7 @@ def read_max(call: Call) -> Largest:
     """x.max(dim) and torch.max(x, dim): its values alone are read."""
     asked = call.get(1, "dim", call.kwargs.get("axis"))
     if not isinstance(asked, int):
-        raise call.build.unsupported(
-            "takes the larger of two values, or of everything.", "Name an axis of positions: x.amax(dim)."
-        )
+        raise call.build.unsupported("takes the largest of everything.", "Name an axis of positions: x.amax(dim).")
     return Largest(read_amax(call), None)
 
 
