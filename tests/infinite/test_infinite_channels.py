@@ -408,3 +408,37 @@ def test_a_slice_of_columns_has_the_variance_of_its_parameter() -> None:
     given = {"a": 2.0, "b": 4 / (3 * 16), "c": 1 / 3}
     numbers = tg.infinite_ntk(Ask(alone, b=part, **parts).eval(), w_var=given, parametrization="standard")
     same(tg.infinite_ntk(Ask(forms[0], b=whole, **parts).eval(), w_var="init").both(VECTORS), numbers.both(VECTORS))
+
+
+FRAMES = torch.randn(3, 2, 3, 4, 4, generator=torch.Generator().manual_seed(2)).double()
+
+
+def pictures(s: Any, x: Tensor) -> Tensor:
+    return torch.relu(s.d(torch.relu(s.c(x)))).mean((2, 3))
+
+
+@pytest.mark.parametrize("rows", [lambda x: x.flatten(0, 1), lambda x: x.reshape(-1, 3, 4, 4)])
+def test_frames_merged_with_the_batch(rows: Callable[[Tensor], Tensor]) -> None:
+    """One network for all frames, as rows of one batch, is the network called for each frame."""
+    parts = {
+        "c": nn.Conv2d(3, WIDTH, 3, padding=1),
+        "d": nn.Conv2d(WIDTH, WIDTH, 3, stride=2),
+        "o": nn.Linear(WIDTH, 1),
+    }
+    merged = kernels(lambda s, x: s.o(pictures(s, rows(x)).view(len(x), 2, WIDTH).mean(1)), FRAMES, **parts)
+    each = kernels(lambda s, x: s.o(torch.stack([pictures(s, x[:, t]) for t in range(2)], 1).mean(1)), FRAMES, **parts)
+    same(merged, each)
+
+
+def _frames_first(x: Tensor) -> Tensor:
+    return x.view(-1, 3, 2).transpose(0, 1).reshape(-1, 2)
+
+
+def test_rows_of_other_than_samples_are_refused() -> None:
+    """A table of fixed rows; frames first, taken for samples first."""
+    parts = {"a": nn.Linear(6, WIDTH), "b": nn.Linear(2, WIDTH), "o": nn.Linear(WIDTH, 1)}
+    grid = torch.randn(9, 2)
+    with pytest.raises(TangencyError, match=r"b \(Linear\).*9 rows, which are not its samples \(3\).*expand"):
+        kernels(lambda s, x: s.o(s.a(x)[:, None] * s.b(grid)), VECTORS, **parts)
+    with pytest.raises(TangencyError, match="alone than for the same one among others"):
+        kernels(lambda s, x: s.o(s.b(_frames_first(x)).view(len(x), 3, WIDTH).mean(1)), VECTORS, **parts)

@@ -46,12 +46,25 @@ def ensemble(width: int) -> Ask:
     return Ask(lambda m, x: torch.stack([e(x) for e in m.e]).mean(0), e=members)
 
 
+def highway(width: int) -> Ask:
+    """Both terms are functions of the same gate; the second is one of the input of both layers too."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.i(x)
+        t = torch.sigmoid(m.t(h))
+        return m.o(torch.tanh(t * torch.relu(m.h(h)) + (1 - t) * h))
+
+    layers = {"i": nn.Linear(4, width), "t": nn.Linear(width, width), "h": nn.Linear(width, width)}
+    return Ask(forward, o=nn.Linear(width, 8), **layers)
+
+
 CASES: dict[str, Callable[[int], nn.Module]] = {
     "inner product": operator,
     "of Gaussians": lambda w: operator(w, end=False),
     "sum": summed,
     "maximum": maximum,
     "ensemble": ensemble,
+    "highway": highway,
 }
 
 

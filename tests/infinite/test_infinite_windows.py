@@ -279,7 +279,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], int, str]] = {
     "places": (lambda: of(lambda h: F.max_pool2d(h, 2, return_indices=True)[0]), 4, r"places|return_indices"),
     "over channels": (lambda: of(lambda h: h.amax(1)), 4, r"amax at .*\.py:\d+.*channels"),
     "of everything": (lambda: of(lambda h: h.amax()[None, None]), 4, r"amax at .*\.py:\d+.*dim="),
-    "of two values": (lambda: of(lambda h: torch.max(h, h)), 4, r"max at .*\.py:\d+.*amax"),
+    "of everything, by max": (lambda: of(lambda h: torch.max(h)[None, None]), 4, r"max at .*\.py:\d+.*amax"),
     "after flatten": (lambda: flat(nn.Flatten(2), nn.MaxPool2d(2)), 4, r"2 \(MaxPool2d\).*pools 2 axes"),
     "of a mean": (
         lambda: flat(nn.ReLU(), nn.AvgPool2d(2), nn.MaxPool2d(2)),

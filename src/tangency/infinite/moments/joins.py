@@ -38,6 +38,8 @@ def joined_function(
         if known is None:
             return None
         origins.append(known)
+        if any(f.node == g.node and f.gain != g.gain for f in known[0] for g in fields):
+            return None  # the same values with a trained scale and without
         fields += [f for f in known[0] if all(f.node != g.node for g in fields)]
     # Uncorrelated Gaussian fields are independent; for others the joint law is not known here.
     if any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k]):
@@ -73,10 +75,17 @@ def add_fields(build: Builder, values: Sequence[Value]) -> Field:
     gaussian, centered = all(f.gaussian for f in fields), all(f.centered for f in fields)
     apart = not _related(build, fields)
     # A sum of Gaussian fields is one itself; what follows needs no function of several.
-    joint = None if gaussian or not apart else joined_function(build, values, torch.add)
-    if sum(not f.centered for f in fields) > 1 and joint is not None:
+    joint = None if gaussian else joined_function(build, values, torch.add)
+    if joint is not None and not apart and _related(build, joint.of if isinstance(joint, Joint) else joint.fields):
+        joint = None
+    if sum(not f.centered for f in fields) > 1 and joint is not None and apart:
         return build.settled(joint)
-    common = [node for node in _in_common(build, fields, "adds").values() if node is not None]
+    try:
+        common = [node for node in _in_common(build, fields, "adds").values() if node is not None]
+    except UnsupportedModule:
+        if joint is None:
+            raise
+        return build.settled(joint)  # of the same fields (a highway's gates), which are drawn together
     if common:
         nodes = [*(f.node for f in fields), *common]
         build.nodes.append(Node(CorrelatedAdd(len(fields)), tuple(nodes), build.name, fields[0].grid))

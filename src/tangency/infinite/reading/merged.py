@@ -7,10 +7,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
-from ..moments.axes import arranged, atoms_of, plain
+from torch import Tensor
+
+from ..moments.axes import arranged, atoms_of, plain, reshaped, seen
 from ..moments.fields import Builder
 from ..moments.shapes import regrid
 from ..moments.values import Atom, Field, Random, Seen
+
+
+def merged_input(build: Builder, value: Tensor, channels_first: bool) -> Random:
+    """Known rows [samples·positions, …] as a value whose batch is merged with positions.
+
+    That they are in this order is held against each sample by itself (`Infinite.prepare`), as all known values are.
+    """
+    apart = value.view(build.size, -1, *value.shape[1:])
+    f = build.field(apart, 1 if channels_first else apart.dim() - 2)
+    return reshaped(build, seen(build, f), value.shape)
 
 
 def beside_batch(build: Builder, value: Seen) -> tuple[Field, Callable[[Field], Random]]:

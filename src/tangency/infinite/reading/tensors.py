@@ -257,7 +257,8 @@ def _reduced_along(call: Call, value: Seen, dims: list[int], mean: bool, keep: b
     kept = [a for axis in value.axes for a in axis if a.kind == "position" and a not in gone]
     f = arranged(build, value, [*kept, *gone])
     lost = tuple(range(len(kept), len(kept) + len(gone)))
-    f = build.apply(Total(lost, mean), f, shape=(*(a.size for a in kept), f.width), channel=len(kept))
+    if lost:  # axes of size 1 have no positions, and torch's mean over no axes is one over all
+        f = build.apply(Total(lost, mean), f, shape=(*(a.size for a in kept), f.width), channel=len(kept))
     names = {a: replace(a, place=(k,)) for k, a in enumerate(kept)}
     axes = [tuple(names.get(a, a) for a in axis) for axis in value.axes]
     left = [() if d in dims else axis for d, axis in enumerate(axes) if keep or d not in dims]

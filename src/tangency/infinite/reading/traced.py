@@ -30,6 +30,7 @@ from .early import refuse_early
 from .faithful import check_root
 from .functional import AS_VALUES, find_rule, no_rule
 from .graphs import ModuleGraph, Settled, entries, line_of, same_outputs, trace_module, training_modes
+from .merged import merged_input
 from .modules import as_known, read_module
 from .says import module_limits
 from .uses import claim, use_of, using
@@ -259,10 +260,24 @@ class Reading:
             if plain and (bias := looked_up(node, args[0] if args else kwargs["input"], table)) is not None:
                 return bias
             args, kwargs = (self._for_all(args[0] if args else kwargs["input"]),), {}
+        if args and isinstance(args[0], Tensor) and isinstance(module, (nn.Linear, _ConvNd)):
+            args = (self._with_batch(args[0], node, isinstance(module, _ConvNd)), *args[1:])
         claim(build, module.parameters(), use, name)
         call = Call(build, self.weights, args, Keywords(kwargs), type(module).__name__, name)
         with using(build, use):
             return read_module(module, call)
+
+    def _with_batch(self, value: Tensor, node: fx.Node, channels_first: bool) -> Value:
+        """A known tensor as a layer's input: its rows are samples, or samples merged with positions (frames)."""
+        build = self.build
+        if value.dim() < 2 or len(value) == build.size:
+            return value
+        if node.all_input_nodes[0] in self.fixed or len(value) % build.size:
+            raise build.unsupported(
+                f"is given known values of {len(value)} rows, which are not its samples ({build.size}).",
+                "Give them a batch axis: table.expand(len(x), …), and the layer takes their positions.",
+            )
+        return merged_input(build, value, channels_first)
 
     def _for_all(self, index: Tensor) -> Tensor:
         """Indices into a table of positions, which are the same for every sample: one of them for each."""
