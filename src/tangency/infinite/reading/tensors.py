@@ -104,13 +104,6 @@ def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int],
     return groups
 
 
-def read_like(call: Call) -> Random | Parameter:
-    """reshape_as and view_as: by another value's shape."""
-    other = call.get(1, "other")
-    sizes = tuple(other.shape) if isinstance(other, Tensor) else full_shape(call.build, other)
-    return read_reshape(replace(call, args=(call.args[0], sizes), kwargs=Keywords()))
-
-
 def read_new(call: Call, number: float) -> Tensor:
     """x.new_zeros(sizes) and x.new_ones(sizes): known numbers that take no more of x than its type."""
     sizes = _sizes(call) or tuple(call.kwargs.get("size"))
