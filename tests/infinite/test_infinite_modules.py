@@ -1262,7 +1262,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
         r"2 \(ReLU\).*not Gaussian.*Put a Linear",
     ),
     "correlated sum": (
-        ask(lambda s, x: (lambda h: h + (torch.relu(h) + s.b(h)))(s.a(x)), a=nn.Linear(3, 8), b=nn.Linear(8, 8)),
+        ask(lambda s, x: torch.relu(s.a(x)) + torch.tanh(s.a(x.flip(1))), a=nn.Linear(3, 8)),
         points,
         r"add at .*:\d+.*correlated.*Put a Linear",
     ),

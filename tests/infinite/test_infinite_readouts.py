@@ -58,6 +58,12 @@ def highway(width: int) -> Ask:
     return Ask(forward, o=nn.Linear(width, 8), **layers)
 
 
+def added_twice(width: int) -> Ask:
+    """One value by itself, through an activation, and through a layer."""
+    layers = {"a": nn.Linear(4, width), "b": nn.Linear(width, width), "o": nn.Linear(width, 8)}
+    return Ask(lambda m, x: (lambda h: m.o(h + (torch.relu(h) + m.b(h))))(m.a(x)), **layers)
+
+
 CASES: dict[str, Callable[[int], nn.Module]] = {
     "inner product": operator,
     "of Gaussians": lambda w: operator(w, end=False),
@@ -65,6 +71,7 @@ CASES: dict[str, Callable[[int], nn.Module]] = {
     "maximum": maximum,
     "ensemble": ensemble,
     "highway": highway,
+    "added twice": added_twice,
 }
 
 
