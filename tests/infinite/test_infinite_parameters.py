@@ -51,6 +51,17 @@ def test_rows_that_are_taken_twice_are_one(index: list[int], share: float) -> No
     torch.testing.assert_close(found[0] - alone[0], torch.full_like(found[0], share))
 
 
+def test_a_parameter_is_expanded_along_positions() -> None:
+    options = {"w_var": 1.0, "b_var": 0.1}
+
+    def joined(s: Any, x: Tensor, token: Tensor) -> Tensor:
+        return s.o(torch.relu(torch.cat([token, s.a(x)], 1)).mean(1))
+
+    by_index = kernels(lambda s, x: joined(s, x, s.q[None, torch.tensor([0, 0])].expand(2, -1, -1)), SERIES, options)
+    expanded = kernels(lambda s, x: joined(s, x, s.q[0].expand(len(x), 2, -1)), SERIES, options)
+    torch.testing.assert_close(expanded, by_index)
+
+
 def test_joined_rows_that_are_taken_twice() -> None:
     def joined(s: Any, x: Tensor, rows: Tensor) -> Tensor:
         return s.o(torch.cat([rows.expand(len(x), -1, -1), s.a(x)], 1).mean(1))
@@ -143,6 +154,22 @@ def test_autograd_functions_in_modules_that_fx_traces() -> None:
 REFUSED: dict[str, tuple[Forward, str]] = {
     "a layer on a parameter": (lambda s, x: s.o(s.a(x) + s.b(s.q).mean(0)), "the parameter q itself.*join it"),
     "a mean of a parameter": (lambda s, x: s.o(s.a(x) + s.q.mean(0)), "the parameter q itself"),
+    "one token at both ends": (
+        lambda s, x: (lambda c: s.o(torch.cat([c, s.a(x)[:, None], c], 1)))(s.q[None, :1].expand(len(x), -1, -1)),
+        "joins the parameter q in several places.*again",
+    ),
+    "numbers that are no noise": (lambda s, x: s.o(s.a(x) + s.even), "even.*mean 0.5.*zeros"),
+    "a product with one norm in both factors": (
+        lambda s, x: s.o(s.n(s.a(x)) * s.n(s.b(s.a(x).relu()))), "one norm's trained scale",
+    ),
+    "a maximum with one norm in both": (
+        lambda s, x: s.o(torch.maximum(s.n(s.a(x)), s.n(s.b(s.a(x).relu())))), "joint law is not known",
+    ),
+    "one norm of queries and keys": (
+        lambda s, x: s.o(F.scaled_dot_product_attention(s.n(s.a(x[:, None])), s.n(s.c(x[:, None])), s.d(x[:, None]))),
+        "normed by one trained scale.*norm of its own",
+    ),
+    "a minimum over positions": (lambda s, x: s.o(torch.min(s.a(x)[:, None], 1)[0]), "amax"),
     "channels in two orders": (
         lambda s, x: s.o((s.a(x)[:, None] + torch.cat([s.q[:1], s.q[:1].flip(1)])).mean(1)), "parameter q",
     ),
@@ -153,4 +180,5 @@ REFUSED: dict[str, tuple[Forward, str]] = {
 def test_refusals(name: str) -> None:
     forward, message = REFUSED[name]
     with pytest.raises(UnsupportedModule, match=message):
-        kernels(forward, VECTORS, {}, b=nn.Linear(W, W))
+        layers = {"b": nn.Linear(W, W), "c": nn.Linear(3, W), "d": nn.Linear(3, W), "n": nn.RMSNorm(W)}
+        kernels(forward, VECTORS, {}, even=nn.Parameter(torch.full((W,), 0.5)), **layers)

@@ -30,7 +30,8 @@ def joined_function(
 ) -> Joint | Patched | None:
     """Values that are functions of independent Gaussian fields, as one function of all of them."""
     if any(is_patched(build, value) for value in values):
-        return joined_patches(build, values, op)
+        patches = joined_patches(build, values, op)
+        return None if patches is None or _related(build, patches.fields) else patches
     origins: list[Origin] = []
     fields: list[Field] = []
     for value in values:
@@ -41,8 +42,9 @@ def joined_function(
         if any(f.node == g.node and f.gain != g.gain for f in known[0] for g in fields):
             return None  # the same values with a trained scale and without
         fields += [f for f in known[0] if all(f.node != g.node for g in fields)]
-    # Uncorrelated Gaussian fields are independent; for others the joint law is not known here.
-    if any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k]):
+    # Uncorrelated Gaussian fields are independent; for others the joint law is not known here. One norm's trained scale
+    # moves two fields at once, which is not in the slopes of each.
+    if _related(build, fields):
         return None
     index = {f.node: k for k, f in enumerate(fields)}
     # Functions and places alone: what another call makes of the same code is then the same function (`equal_ops.py`).
@@ -76,8 +78,6 @@ def add_fields(build: Builder, values: Sequence[Value]) -> Field:
     apart = not _related(build, fields)
     # A sum of Gaussian fields is one itself; what follows needs no function of several.
     joint = None if gaussian else joined_function(build, values, torch.add)
-    if joint is not None and not apart and _related(build, joint.of if isinstance(joint, Joint) else joint.fields):
-        joint = None
     if sum(not f.centered for f in fields) > 1 and joint is not None and apart:
         return build.settled(joint)
     try:
@@ -118,8 +118,7 @@ def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
             "Put a Conv layer with groups=1 into one of the branches, or use smaller windows.",
         )
     related = _related(build, fields)
-    # One norm's scale and shift move both: by the product of the means, and what follows by more.
-    if related and not any(f.centered for f in fields):
+    if related and not any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k]):
         raise _too_close(build, "multiplies", "one norm's trained scale or shift is in both")
     node = build.add(Multiply(), fields, fields[0].grid)
     if any(f.gaussian and f.centered for f in fields) and not related:

@@ -16,6 +16,7 @@ from ...errors import InputError
 from ..moments.attention import FILLED, Attention
 from ..moments.axes import aligned, arranged, atoms_of, permuted, plain, regrouped, seen
 from ..moments.core import RandomAffine
+from ..moments.correlations import Correlations
 from ..moments.fields import Builder
 from ..moments.ops import Add, Rescale
 from ..moments.positions import Permute, Regrid, Take, Total
@@ -125,6 +126,7 @@ def make_scores(build: Builder, q: Random, k: Random) -> Scores:
             "multiplies queries and keys that share weights, so that scores grow with the width.",
             "Give keys weights (or a part of them) of their own.",
         )
+    _check_norms(build, (left, right))
     if not all(_is_gaussian(build, v) and v.centered for v in (left, right)):
         raise build.unsupported(
             "multiplies queries or keys that are not Gaussian of mean zero in the limit.",
@@ -245,6 +247,7 @@ def attend(build: Builder, s: Scores, value: Random) -> Random:
             "multiplies attention by values that share weights with its queries or keys.",
             "Give values weights (or a part of them) of their own.",
         )
+    _check_norms(build, (s.q, s.k, v))
     heads = atoms_of(s.axes[:-2], "channel")
     width = prod(a.size for a in heads) * values.sizes[-1]
     out = _attended(build, s, v, width)
@@ -413,6 +416,16 @@ def reshape_scores(build: Builder, s: Scores, sizes: Sequence[int]) -> Scores:
     if s.bias is not None and atoms_of(axes, "channel") != atoms_of(s.axes, "channel"):
         raise build.unsupported("splits the heads of scores after a mask.", "Mask them after it.")
     return replace(s, axes=axes)
+
+
+def _check_norms(build: Builder, values: Sequence[Field]) -> None:
+    """Refuse queries, keys and values of which two hold the same trained scale: it moves both."""
+    known = Correlations(build)
+    if any(known.related(a.node, b.node) for k, a in enumerate(values) for b in values[:k]):
+        raise build.unsupported(
+            "takes queries, keys or values of which two are normed by one trained scale.",
+            "Give each a norm of its own, or freeze it (trainable=).",
+        )
 
 
 def multiply_by_letters(call: Call, equation: str, a: Random, b: Random) -> Random:

@@ -177,6 +177,13 @@ def read_larger(call: Call) -> object:
     return read_extreme(call, torch.maximum) if two else read_max(call)
 
 
+def read_smaller(call: Call) -> object:
+    """torch.min(x, y), which is torch.minimum."""
+    if isinstance(call.get(1, "other"), RANDOM):
+        return read_extreme(call, torch.minimum)
+    raise call.build.unsupported("takes a minimum over an axis.", "Write it as -(-x).amax(dim).")
+
+
 def read_dim(call: Call) -> int:
     """x.dim(), the batch counted."""
     return len(full_shape(call.build, call.args[0]))
@@ -234,7 +241,7 @@ METHODS: dict[str, Rule] = {
     "unflatten": read_unflatten, "select": read_select, "narrow": read_narrow, "movedim": read_movedim,
     "moveaxis": read_movedim, "swapdims": read_transpose,
     "new_zeros": partial(read_new, number=0), "new_ones": partial(read_new, number=1),
-    "softmax": take_softmax, "log_softmax": NO_LOG, "max": read_larger, "amax": read_amax,
+    "softmax": take_softmax, "log_softmax": NO_LOG, "max": read_larger, "min": read_smaller, "amax": read_amax,
     **dict.fromkeys(("contiguous", "float", "double", "to", "clone", "type_as"), read_cast),
     **dict.fromkeys(("expand", "expand_as"), read_expand),
     **dict.fromkeys(QUESTIONS, NO_ANSWER),
@@ -273,7 +280,7 @@ FUNCTIONS: dict[TorchFunction, Rule] = {
     F.adaptive_max_pool1d: _as_module(nn.AdaptiveMaxPool1d, "output_size"),
     F.adaptive_max_pool2d: _as_module(nn.AdaptiveMaxPool2d, "output_size"),
     F.adaptive_max_pool3d: _as_module(nn.AdaptiveMaxPool3d, "output_size"),
-    torch.amax: read_amax, torch.max: read_larger,
+    torch.amax: read_amax, torch.max: read_larger, torch.min: read_smaller,
     **{fn: partial(read_extreme, op=fn) for fn in (torch.maximum, torch.minimum)},
     F.batch_norm: read_batch_norm,
     Tensor.new_zeros: partial(read_new, number=0), Tensor.new_ones: partial(read_new, number=1),

@@ -27,6 +27,7 @@ def read_cat(call: Call) -> Random | JoinedBias:
         return only
     if not any(isinstance(v, RANDOM) for v in values):
         return _joined_bias(call, values)
+    _check_once(build, [v for v in values if isinstance(v, Parameter)])
     # Where the channels lie is known of random values alone; known tensors and parameters follow them.
     like = next(v for v in values if isinstance(v, RANDOM))
     if isinstance(like, Seen):
@@ -54,6 +55,18 @@ def _joined_bias(call: Call, values: list[Tensor | Parameter]) -> JoinedBias:
                 "Biases of one layer can be joined, [q, 0, v]; else use each parameter by itself.",
             )
     return JoinedBias(tuple(values))
+
+
+def _check_once(build: Builder, given: list[Parameter]) -> None:
+    """Refuse one parameter in two places of a join: as fields they would be independent."""
+    for k, a in enumerate(given):
+        for b in given[:k]:
+            same = a.whole_table().data_ptr() == b.whole_table().data_ptr()
+            if same and bool(torch.isin(a.entries(), b.entries()).any()):
+                raise build.unsupported(
+                    f"joins the parameter {a.name} in several places.",
+                    "Join it once, and take its position again: torch.cat([c, h], 1)[:, [0, 1, 2, 0]].",
+                )
 
 
 def _join_along(call: Call, values: list[Value | Parameter], last: bool, stacked: bool) -> Random:

@@ -10,6 +10,10 @@ from ..moments.fields import Builder
 from ..moments.values import Field
 from .calls import Call, Parameter
 
+# How many standard errors the mean of a parameter's numbers may be off zero, and which share of their mean square it
+# may have, as it does in trained networks (heuristics: one in 10⁵ goes beyond the first; kernels are off by the second).
+SIGMAS, SHARE = 4.5, 0.01
+
 
 def as_value(call: Call, p: Parameter, shape: tuple[int, ...], channel: int) -> Field:
     """The parameter as a field of this shape, the same for every sample: independent entries of its variance.
@@ -24,8 +28,22 @@ def as_value(call: Call, p: Parameter, shape: tuple[int, ...], channel: int) -> 
         same = call.build.table(rows.expand(call.build.size, *rows.shape), shape[channel], None)
         f = replace(same, shape=shape, channel=channel)
     bias = p.name.rpartition(".")[2] == "bias" and prod(shape) == shape[channel]
+    if not bias or call.weights.w_var == "init":
+        _check_mean(call.build, p)
     value = call.weights.bias if bias else call.weights.value
     return call.build.affine(f, f.width, value(p.name, p.value, p.factor))
+
+
+def _check_mean(build: Builder, p: Parameter) -> None:
+    """Refuse numbers whose mean is not zero: the limit takes them for random ones of mean zero."""
+    numbers = p.whole_table().detach().double().flatten()
+    mean, square = float(numbers.mean()), float(numbers.square().mean())
+    if mean**2 > max(SHARE * square, SIGMAS**2 * (square - mean**2) / len(numbers)) and len(numbers) > 1:
+        raise build.unsupported(
+            f"takes the parameter {p.name} as a value, whose numbers have the mean {mean:.3g}; in the limit it is a "
+            "random value of mean zero.",
+            "Start it at zeros or at random numbers and add its mean by itself (h + 0.5 + p), or make it a buffer.",
+        )
 
 
 def _repeated_rows(build: Builder, p: Parameter, shape: tuple[int, ...], channel: int) -> Tensor | None:

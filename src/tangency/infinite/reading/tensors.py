@@ -467,11 +467,10 @@ def read_expand(call: Call) -> Random | Parameter:
     if len(call.args) == 2 and isinstance(call.args[1], RANDOM):  # expand_as
         like = (call.build.size, *call.args[1].shape)
     if isinstance(value, Parameter):
-        have = value.value.shape
-        want = like[-len(have) :]
-        if want[1:] and any(n not in (-1, m) for n, m in zip(want[1:], have[1:], strict=True)):
-            raise call.build.unsupported(f"repeats the parameter {value.name}.", "Expand it along the batch alone.")
-        return value
+        have = (1,) * (len(like) - value.value.dim()) + tuple(value.value.shape)
+        if all(n in (-1, m) for n, m in zip(like[1:], have[1:], strict=True)):
+            return value
+        return value.formed(lambda v: v.expand(-1 if len(like) == v.dim() else 1, *like[1:]))
     if isinstance(value, Seen) and len(like) == len(value.axes):
         return expanded(call.build, value, like)
     if isinstance(value, Lazy):
