@@ -22,7 +22,7 @@ from .patches import is_patched, joined_patches
 from .positions import Join
 from .recursion import Node
 from .shapes import take_positions
-from .values import Field, Joint, Lazy, Patched, Random, Value, all_sources, correlated, dependent
+from .values import Field, Joint, Lazy, Patched, Random, Value, all_sources, correlated, dependent, overlapping
 
 
 def joined_function(
@@ -241,7 +241,16 @@ def _in_common(build: Builder, fields: Sequence[Field], what: str) -> dict[tuple
 def _related(build: Builder, fields: Sequence[Field]) -> bool:
     """Whether any two of them share weights, or a norm's trained scale or shift."""
     known = Correlations(build)
-    return any(correlated(a, b) or known.related(a.node, b.node) for k, a in enumerate(fields) for b in fields[:k])
+    return any(
+        correlated(a, b) or known.related(a.node, b.node) or _same_scale(a, b)
+        for k, a in enumerate(fields)
+        for b in fields[:k]
+    )
+
+
+def _same_scale(a: Field, b: Field) -> bool:
+    """Whether one trained scale waits on both."""
+    return a.gained is not None and b.gained is not None and overlapping(a.gained, b.gained)
 
 
 def _too_close(build: Builder, what: str, why: str) -> UnsupportedModule:

@@ -297,15 +297,15 @@ def correlated(a: Field, b: Field) -> bool:
     """Whether two fields share weights that they are linear in: different rows of one matrix are independent."""
     if a.sources & b.sources:
         return True
-    return any(_overlap(s, t) for s in a.sources for t in b.sources)
+    return any(overlapping(s, t) for s in a.sources for t in b.sources)
 
 
 def dependent(a: Field, b: Field) -> bool:
     """Whether a channel of one tells of the same channel of the other, correlated with it or not."""
-    return any(_overlap(s, t) for s in a.sources | a.through for t in b.sources | b.through)
+    return any(overlapping(s, t) for s in a.sources | a.through for t in b.sources | b.through)
 
 
-def _overlap(s: object, t: object) -> bool:
+def overlapping(s: object, t: object) -> bool:
     """Whether two sources are of the same weights and have a row in common; a source that is no `Rows` has all."""
     if not isinstance(s, Rows) or not isinstance(t, Rows):
         return (s.source if isinstance(s, Rows) else s) == (t.source if isinstance(t, Rows) else t)

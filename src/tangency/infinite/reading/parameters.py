@@ -11,7 +11,7 @@ from ..moments.values import Field
 from .calls import Call, Parameter
 
 # How many standard errors the mean of a parameter's numbers may be off zero, and which share of their mean square it
-# may have, as it does in trained networks (heuristics: one in 10⁵ goes beyond the first; kernels are off by the second).
+# may have, as it does in trained networks (heuristics: one in 10⁵ goes beyond the first, kernels are off by the other).
 SIGMAS, SHARE = 4.5, 0.01
 
 
