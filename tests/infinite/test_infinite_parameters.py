@@ -158,6 +158,10 @@ REFUSED: dict[str, tuple[Forward, str]] = {
         lambda s, x: (lambda c: s.o(torch.cat([c, s.a(x)[:, None], c], 1)))(s.q[None, :1].expand(len(x), -1, -1)),
         "joins the parameter q in several places.*again",
     ),
+    "rows repeated along positions": (
+        lambda s, x: s.o(torch.cat([s.q.repeat(2, 1).expand(len(x), -1, -1), s.a(x)[:, None]], 1)),
+        "repeats the parameter q",
+    ),
     "numbers that are no noise": (lambda s, x: s.o(s.a(x) + s.even), "even.*mean 0.5.*zeros"),
     "a product with one norm in both factors": (
         lambda s, x: s.o(s.n(s.a(x)) * s.n(s.b(s.a(x).relu()))), "one norm's trained scale",

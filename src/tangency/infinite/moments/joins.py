@@ -108,17 +108,17 @@ def multiply_fields(build: Builder, values: Sequence[Value]) -> Field:
     values = _broadcast(build, values)
     fields = as_fields(build, values)
     _check_alike(build, fields, "multiplies")
-    if any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k]):
-        product = _correlated_product(build, fields)
-        if product is not None:
-            return product
+    shared = any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k])
+    product = _correlated_product(build, fields) if shared else None
+    if product is not None:
+        return product
     if any(dependent(a, b) for k, a in enumerate(fields) for b in fields[:k]):
         raise build.unsupported(
             "multiplies values by a depthwise convolution of the same ones, which are not independent.",
             "Put a Conv layer with groups=1 into one of the branches, or use smaller windows.",
         )
     related = _related(build, fields)
-    if related and not any(correlated(a, b) for k, a in enumerate(fields) for b in fields[:k]):
+    if related and not shared:
         raise _too_close(build, "multiplies", "one norm's trained scale or shift is in both")
     node = build.add(Multiply(), fields, fields[0].grid)
     if any(f.gaussian and f.centered for f in fields) and not related:

@@ -71,6 +71,16 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 @contextmanager
+def _in_place_of(original: Any, apply: Callable[..., Any]) -> Iterator[None]:
+    """Another Function.apply, and the original again after it."""
+    Function.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        Function.apply = original  # type: ignore[method-assign]
+
+
+@contextmanager
 def functions_stop() -> Iterator[None]:
     """Within it, autograd Functions of what torch.fx traces raise: it would go through them, and show no backward."""
     original = Function.__dict__["apply"]
@@ -81,11 +91,8 @@ def functions_stop() -> Iterator[None]:
             raise TypeError(f"{cls.__name__} is an autograd.Function, whose backward torch.fx does not show.")
         return original.__func__(cls, *args, **kwargs)
 
-    Function.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
-    try:
+    with _in_place_of(original, apply):
         yield
-    finally:
-        Function.apply = original  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -113,8 +120,5 @@ def functions_followed(unseen: Callable[[Callable[[], bool]], bool]) -> Iterator
             return forward_of(cls, args)
         return plain(*args, **kwargs)
 
-    Function.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
-    try:
+    with _in_place_of(original, apply):
         yield
-    finally:
-        Function.apply = original  # type: ignore[method-assign]

@@ -29,7 +29,8 @@ def read_repeat(call: Call) -> object:
     times = tuple(given[0]) if isinstance(given[0], (tuple, list, torch.Size)) else tuple(given)
     value, build = call.args[0], call.build
     if isinstance(value, Parameter):
-        if all(n == 1 for n in times[1:]):
+        alone = value.value.dim() < len(times) or len(value.value) == 1
+        if alone and times[0] == build.size and all(n == 1 for n in times[1:]):
             return value
         raise build.unsupported(f"repeats the parameter {value.name}.", "Expand it along the batch alone.")
     sizes = full_shape(build, value)
