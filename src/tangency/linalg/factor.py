@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -29,7 +30,62 @@ def substitute(lower: Tensor, y: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(lower.T, half, upper=True)
 
 
-class DiskFactor:
+class Factor(ABC):
+    """L by panels of columns: what can be done with it wherever it lies."""
+
+    n: int
+    panels: list[slice]
+
+    @abstractmethod
+    def _read(self, k: int, start: int) -> Tensor:
+        """The rows of panel k from `start` on."""
+
+    def solve(self, y: Tensor) -> Tensor:
+        """(L Lᵀ)⁻¹ y, two passes over the panels."""
+        x = y.clone()
+        # L z = y from the first panel on, then Lᵀ x = z from the last one back.
+        self._forward(x, 0)
+        for k, p in reversed(list(enumerate(self.panels))):
+            column, width = self._read(k, p.start), p.stop - p.start
+            r = x[p] - column[width:].T @ x[p.stop :]
+            x[p] = torch.linalg.solve_triangular(column[:width].T, r, upper=True)
+        return x
+
+    def inverse_columns(self, index: Tensor) -> Tensor:
+        """Columns `index` of L⁻¹ from row min(index) on, above which they are zero: (L Lᵀ)⁻¹ has their products.
+
+        Cost: m² multiply–adds a column, for the m rows below.
+        """
+        start, like = int(index.min()), self._read(len(self.panels) - 1, self.n - 1)
+        x = like.new_zeros(self.n - start, len(index))
+        x[index - start, torch.arange(len(index), device=index.device)] = 1
+        self._forward(x, start)
+        return x
+
+    def _forward(self, x: Tensor, start: int) -> None:
+        """L[start:, start:]⁻¹ x, in place of x."""
+        for k, p in enumerate(self.panels):
+            if p.stop <= start:
+                continue
+            top = max(p.start, start)
+            column, width = self._read(k, top)[:, top - p.start :], p.stop - top
+            here, below = slice(top - start, p.stop - start), slice(p.stop - start, None)
+            x[here] = torch.linalg.solve_triangular(column[:width], x[here], upper=False)
+            x[below] -= column[width:] @ x[here]
+
+
+class HeldFactor(Factor):
+    """L in memory. Nothing of it is copied but the corners of its panels."""
+
+    def __init__(self, lower: Tensor, panel: int = 1024) -> None:  # heuristic: wide enough for fast products
+        self.lower, self.n = lower, len(lower)
+        self.panels = [slice(start, min(self.n, start + panel)) for start in range(0, self.n, panel)]
+
+    def _read(self, k: int, start: int) -> Tensor:
+        return self.lower[start:, self.panels[k]]
+
+
+class DiskFactor(Factor):
     """L in a file, made and used by panels of columns, on any device. The file goes with the object.
 
     Memory: two panels, 2·n·panel numbers. Disk: n²/2 numbers; making L reads n³/(6·panel).
@@ -80,20 +136,6 @@ class DiskFactor:
         self.file.seek(self.places[k] + (start - first) * width * rows.element_size())
         self.file.readinto(rows.numpy().data)
         return rows.to(self.like.device)
-
-    def solve(self, y: Tensor) -> Tensor:
-        """(L Lᵀ)⁻¹ y, two passes over the file."""
-        x = y.clone()
-        # L z = y from the first panel on, then Lᵀ x = z from the last one back.
-        for k, p in enumerate(self.panels):
-            column, width = self._read(k, p.start), p.stop - p.start
-            x[p] = torch.linalg.solve_triangular(column[:width], x[p], upper=False)
-            x[p.stop :] -= column[width:] @ x[p]
-        for k, p in reversed(list(enumerate(self.panels))):
-            column, width = self._read(k, p.start), p.stop - p.start
-            r = x[p] - column[width:].T @ x[p.stop :]
-            x[p] = torch.linalg.solve_triangular(column[:width].T, r, upper=True)
-        return x
 
 
 def _factor_in_place(a: Tensor) -> int:

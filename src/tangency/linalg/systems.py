@@ -95,22 +95,7 @@ class Cholesky(Solver):
 
     def __call__(self, gram: Gram, y: Tensor, reg: float, tol: float) -> Solution:
         dtype = self.dtype or y.dtype
-        inverse = self._inverse(gram, reg, y.to(dtype))
-        x, r = torch.zeros_like(y), y
-        steps, best = 0, _relative_residual(r, y)
-        # x ← x + L⁻ᵀ L⁻¹ r, with r in the wider type: each step gains the digits that the factor has.
-        while steps <= self.refine:
-            new = x + inverse(r.to(dtype)).to(y.dtype)
-            r_new = y - gram @ new - reg * new
-            now = _relative_residual(r_new, y)
-            steps += 1
-            # The first answer is taken even where it is worse than zero: the residual is then reported as it is.
-            if now < best or steps == 1:
-                x, r = new, r_new
-            if now > best / 2 or now < 4 * torch.finfo(y.dtype).eps:
-                best = min(now, best) if steps > 1 else now
-                break
-            best = now
+        x, steps, best = refined(gram, y, reg, self._inverse(gram, reg, y.to(dtype)), dtype, self.refine)
         name = "Cholesky" if self.scratch is None else "Cholesky on disk"
         if dtype != y.dtype:
             name += f" in {str(dtype).removeprefix('torch.')} with refinement"
@@ -124,6 +109,39 @@ class Cholesky(Solver):
             return DiskFactor(gram, reg, like, self.scratch, self.panel, progress=True).solve
         lower = factor(gram, reg, like.dtype, like.device)
         return lambda r: substitute(lower, r)
+
+
+class Refined(NamedTuple):
+    """An answer, after how many steps, and its residual as measured."""
+
+    value: Tensor
+    steps: int
+    residual: float
+
+
+def refined(
+    gram: Gram, y: Tensor, reg: float, inverse: Callable[[Tensor], Tensor], dtype: torch.dtype, most: int = 10
+) -> Refined:
+    """(K + reg·I)⁻¹ y by iterative refinement with about the inverse, in `dtype`; until the residual no longer halves.
+
+    `most`: steps of refinement, at most.
+    """
+    x, r = torch.zeros_like(y), y
+    steps, best = 0, _relative_residual(r, y)
+    # x ← x + L⁻ᵀ L⁻¹ r, with r in the wider type: each step gains the digits that the factor has.
+    while steps <= most:
+        new = x + inverse(r.to(dtype)).to(y.dtype)
+        r_new = y - gram @ new - reg * new
+        now = _relative_residual(r_new, y)
+        steps += 1
+        # The first answer is taken even where it is worse than zero: the residual is then reported as it is.
+        if now < best or steps == 1:
+            x, r = new, r_new
+        if now > best / 2 or now < 4 * torch.finfo(y.dtype).eps:
+            best = min(now, best) if steps > 1 else now
+            break
+        best = now
+    return Refined(x, steps, best)
 
 
 @dataclass(frozen=True)

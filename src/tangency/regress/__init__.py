@@ -5,6 +5,7 @@ minimise Σ_i w_i loss(f(x_i), y_i) + (reg/2)·‖f − f₀‖² with the squar
 """
 
 from .gp import GaussianProcess, Posterior, gaussian_process
+from .leave_out import LeftOut, leave_out
 from .logistic_loss import LogisticModel, logistic, logistic_features
 from .model import KernelModel
 from .square_loss import least_squares, ridge, ridgeless
@@ -13,6 +14,7 @@ from .validate import Risks, RiskStudy, cross_validate, risk_study
 __all__ = [
     "GaussianProcess",
     "KernelModel",
+    "LeftOut",
     "LogisticModel",
     "Posterior",
     "RiskStudy",
@@ -20,6 +22,7 @@ __all__ = [
     "cross_validate",
     "gaussian_process",
     "least_squares",
+    "leave_out",
     "logistic",
     "logistic_features",
     "ridge",

@@ -99,8 +99,13 @@ class Problem:
     f0: Tensor | None  # flat, [n·c, q]
     kept: Tensor | None  # rows of positive weight, where some are zero
     root: Tensor | None  # √w of these rows
-    shape: torch.Size  # of y
+    y: Tensor  # as given, in the type of the work
     full: bool
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of y."""
+        return self.y.shape
 
     @property
     def rows(self) -> int:
@@ -122,13 +127,13 @@ class Problem:
         weighted = weigh(source, sample_weights, flat)
         matrix, index = weighted.matrix, weighted.chosen
         if weighted.weights is None:
-            return Problem(gram, matrix, flat, begin, None, None, y.shape, len(side) == 2)
+            return Problem(gram, matrix, flat, begin, None, None, y, len(side) == 2)
         # A sample has c rows of a full kernel, which share its weight.
         c = rows // side[0]
         kept = None if index is None else (index[:, None] * c + torch.arange(c, device=index.device)).flatten()
         root = weighted.weights.sqrt().repeat_interleave(c)[:, None]
         target = (flat if kept is None else flat[kept]) * root
-        return Problem(gram, matrix, target, begin, kept, root, y.shape, len(side) == 2)
+        return Problem(gram, matrix, target, begin, kept, root, y, len(side) == 2)
 
     def spectrum(self) -> Spectrum:
         """Of `matrix`, in the type of the targets."""

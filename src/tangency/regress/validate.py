@@ -14,14 +14,13 @@ from .._base.types import Array, Float, Numbers
 from ..errors import InputError, NotPositiveDefinite, TangencyWarning
 from ..linalg.eigen import Spectrum, spectrum
 from ..linalg.matrix import Matrix, between, square, targets
+from .inverse import diagonal_blocks, rounding_of, settled
 from .model import Decomposable, Problem, checked_f0
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Regs = Sequence[float] | Array | float
-# Eigenvalues up to this many times what rounding K, and decomposing it, leave of λ_1 count as zero (heuristic).
-ZERO_MARGIN = 4.0
 # Leave-one-out errors that rounding may move by more than this, relative to them, are warned of.
 UNSURE = 1e-3
 
@@ -70,11 +69,8 @@ def cross_validate(K: Decomposable, y: Numbers, regs: Regs, *, f0: Numbers | Non
     """
     problem = Problem.of(K, y, f0)
     whole = problem.spectrum()
-    if not whole.complete:
-        raise InputError(f"only {len(whole)} eigenpairs were given; needed: all of them (tg.linalg.spectrum).")
-    grid, (limit, entry) = _check_regs(regs, whole), _estimate_rounding(whole)
-    # Eigenvalues of rounding alone, above or below zero, would let chance decide for a small reg.
-    values = torch.where(whole.values.abs() <= limit, 0, whole.values)
+    values = settled(whole)
+    grid, (_, entry) = _check_regs(regs, whole), rounding_of(whole)
     inside = whole.vectors.T @ problem.target  # [r, q]
     n, c = whole.shape[0], problem.rows // whole.shape[0]
     rows: list[tuple[Tensor, ...]] = []
@@ -82,7 +78,7 @@ def cross_validate(K: Decomposable, y: Numbers, regs: Regs, *, f0: Numbers | Non
         inverse = 1 / (values + reg)
         a = whole.vectors @ (inverse[:, None] * inside)  # (K + reg)⁻¹ t; the error on the training samples is reg·a
         # Blocks [n, c, c] on the diagonals of M = (K + reg)⁻¹ and M², one for each sample.
-        once, twice = (_diagonal_blocks(whole.vectors, inverse**k, n) for k in (1, 2))
+        once, twice = (diagonal_blocks(whole.vectors, inverse**k, n) for k in (1, 2))
         # What the fit without sample i misses it by is M_ii⁻¹ a_i (Sherman–Morrison–Woodbury).
         out = torch.linalg.solve(once, a.reshape(n, c, -1))
         moved = entry * _estimate_shift(once, twice, a, whole.vectors @ (inverse.square()[:, None] * inside), out)
@@ -98,21 +94,6 @@ def cross_validate(K: Decomposable, y: Numbers, regs: Regs, *, f0: Numbers | Non
     if not isinstance(K, Spectrum):  # who decomposes K himself searches over many regs, and has the figures
         _warn_if_unsure(risks)
     return risks
-
-
-def _estimate_rounding(whole: Spectrum) -> tuple[float, float]:
-    """What rounding K to its own type, and decomposing it, leave: of an eigenvalue (at most), of an entry (about)."""
-    largest, n = float(whole.values.abs().max()), len(whole)
-    entry = whole.eps * float(whole.values.norm()) / n + whole.residual * largest / n**0.5
-    return ZERO_MARGIN * (whole.eps + whole.residual) * largest, entry
-
-
-def _diagonal_blocks(vectors: Tensor, weights: Tensor, n: int) -> Tensor:
-    """The blocks [n, c, c] on the diagonal of V diag(weights) Vᵀ, one for each sample."""
-    if len(vectors) == n:
-        return torch.einsum("ir,ir,r->i", vectors, vectors, weights)[:, None, None]
-    v = vectors.reshape(n, -1, vectors.shape[1])
-    return torch.einsum("icr,r,idr->icd", v, weights, v)
 
 
 def _estimate_shift(once: Tensor, twice: Tensor, a: Tensor, again: Tensor, out: Tensor) -> Tensor:
