@@ -4,8 +4,9 @@ Every fit is a `KernelModel`; `model.predict(cross)` takes the Gram of the new s
 minimise Σ_i w_i loss(f(x_i), y_i) + (reg/2)·‖f − f₀‖² with the square loss (f − y)²/2, or the logistic or softmax loss.
 """
 
-from .gp import GaussianProcess, Posterior, gaussian_process
+from .gp import GaussianProcess, LeftOutProcess, Posterior, gaussian_process
 from .leave_out import LeftOut, leave_out
+from .leave_out_features import leave_out_features
 from .logistic_loss import LogisticModel, logistic, logistic_features
 from .model import KernelModel
 from .square_loss import least_squares, ridge, ridgeless
@@ -15,6 +16,7 @@ __all__ = [
     "GaussianProcess",
     "KernelModel",
     "LeftOut",
+    "LeftOutProcess",
     "LogisticModel",
     "Posterior",
     "RiskStudy",
@@ -23,6 +25,7 @@ __all__ = [
     "gaussian_process",
     "least_squares",
     "leave_out",
+    "leave_out_features",
     "logistic",
     "logistic_features",
     "ridge",

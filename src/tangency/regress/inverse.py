@@ -4,7 +4,7 @@ From eigenpairs, where one decomposition serves every reg, or from a Cholesky fa
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,11 +53,18 @@ class Inverse(ABC):
 
     def blocks(self, groups: Sequence[Tensor], progress: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """(rows [g, s], M there [g, s, s]) until all groups have come; `groups` has them by size."""
-        with bar(sum(len(rows) for rows in groups), "leave out", "group", show=progress) as tick:
-            for rows in groups:
-                for part in rows.split(max(1, self.columns // rows.shape[1])):
-                    yield part, self.block(part)
-                    tick(len(part))
+        return _by_parts(self.block, groups, self.columns, progress)
+
+
+def _by_parts(
+    block: Callable[[Tensor], Tensor], groups: Sequence[Tensor], columns: int, progress: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(rows [g, s], block of them), about as many columns at a time."""
+    with bar(sum(len(rows) for rows in groups), "leave out", "group", show=progress) as tick:
+        for rows in groups:
+            for part in rows.split(max(1, columns // rows.shape[1])):
+                yield part, block(part)
+                tick(len(part))
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +127,11 @@ def column_products(lower: Factor, rows: Tensor) -> Tensor:
         return x.square().sum(0)[:, None, None]
     x = x.T.reshape(*rows.shape, -1)
     return x @ x.mT
+
+
+def column_blocks(lower: Factor, groups: Sequence[Tensor], progress: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """(rows [g, s], (L Lᵀ)⁻¹ there [g, s, s]) of all groups, for who has the factor already."""
+    return _by_parts(lambda rows: column_products(lower, rows), groups, COLUMNS, progress)
 
 
 def diagonal_blocks(vectors: Tensor, weights: Tensor, n: int) -> Tensor:
