@@ -18,7 +18,7 @@ import inspect
 import random
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, ModuleType
 from typing import Any, get_args, get_type_hints
 
@@ -85,6 +85,8 @@ def checked(thing: Any, wholly: bool = False) -> Any:
     return call
 
 
+# What the alias `Json` is made of, which a module that names it need not import.
+_IN_JSON = {"Mapping": Mapping, "Sequence": Sequence}
 _ONE_CALL = jaxtyped("context")  # the sizes that a name such as "n" has had since it was entered
 
 
@@ -100,7 +102,7 @@ def _checked_class(cls: type, wholly: bool) -> type:
         if type(self) is not cls or not enabled:  # what inherits is checked itself
             return
         if hints is None:  # not before: a field may be annotated with a class that comes later
-            said = get_type_hints(cls)
+            said = get_type_hints(cls, localns=_IN_JSON)
             hints = {f.name: said[f.name] for f in dataclasses.fields(cls) if wholly or has_shape(said[f.name])}
         with _ONE_CALL:
             for name, hint in hints.items():

@@ -356,7 +356,7 @@ def test_probabilities_are_those_of_scikit_learns_logistic_regression_on_rows_of
 ) -> None:
     data = Problem(classes)
     given = WEIGHTS[weights](data.y)
-    peer = LogisticRegression(C=1 / reg, solver="lbfgs", tol=1e-11, max_iter=100_000)
+    peer = LogisticRegression(C=1 / reg, solver="newton-cholesky", tol=1e-11, max_iter=1000)
     peer.set_params(class_weight="balanced" if given == "balanced" else None) if weights != "given" else None
     peer.fit(data.K.numpy(), data.y.numpy(), sample_weight=given.numpy() if weights == "given" else None)
     found = fit(data.K, data.y, reg=reg, sample_weights=given, progress=False)
