@@ -7,6 +7,7 @@ minimise Σ_i w_i loss(f(x_i), y_i) + (reg/2)·‖f − f₀‖² with the squar
 from .gp import GaussianProcess, LeftOutProcess, Posterior, gaussian_process
 from .leave_out import LeftOut, leave_out
 from .leave_out_features import leave_out_features
+from .leave_out_logistic import LeftOutLogistic, leave_out_logistic, leave_out_logistic_features
 from .logistic_loss import LogisticModel, logistic, logistic_features
 from .model import KernelModel
 from .square_loss import least_squares, ridge, ridgeless
@@ -16,6 +17,7 @@ __all__ = [
     "GaussianProcess",
     "KernelModel",
     "LeftOut",
+    "LeftOutLogistic",
     "LeftOutProcess",
     "LogisticModel",
     "Posterior",
@@ -26,6 +28,8 @@ __all__ = [
     "least_squares",
     "leave_out",
     "leave_out_features",
+    "leave_out_logistic",
+    "leave_out_logistic_features",
     "logistic",
     "logistic_features",
     "ridge",

@@ -14,7 +14,7 @@ from ..gram.gram import Gram
 from ..linalg.eigen import Spectrum
 from ..linalg.factor import HeldFactor, factor, substitute
 from ..linalg.matrix import Matrix, between, flattened
-from .groups import with_outputs
+from .groups import GroupLabels, by_size, checked_groups, with_outputs
 from .inverse import column_blocks
 from .model import KernelModel, Problem
 
@@ -29,7 +29,7 @@ class Posterior(Result):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LeftOutProcess(Result):
-    """What the others say of each y: N(mean, covariance), noise included, and the log of its density at y.
+    """What the others (the other groups) say of each y: N(mean, covariance), noise included, and its log density at y.
 
     `mean` has the shape of y. `covariance`: [n], one variance for all columns of y (K⊗I), or [n, c, c] for a full
     kernel. `log_density` [n]: over all outputs of a sample. Their sum is the pseudo-likelihood, by which kernels and
@@ -74,11 +74,12 @@ class GaussianProcess(Result):
             return Posterior(mean, after.clamp_min(0).reshape(side))  # rounding alone can lead below
         return Posterior(mean, prior - (half.T @ half).reshape(prior.shape))
 
-    def leave_out(self, *, progress: bool = True) -> LeftOutProcess:
+    def leave_out(self, *, groups: GroupLabels = None, progress: bool = True) -> LeftOutProcess:
         """p(y_i | all other y) = N(y_i − M_ii⁻¹ a_i, M_ii⁻¹) with M = (K + noise·I)⁻¹, for every sample i.
 
-        The samples of a full kernel are left out with all their outputs. Rasmussen & Williams 2006, (5.10)–(5.12).
-        Cost: n³/3, from the factor that is there.
+        The samples of a full kernel are left out with all their outputs. `groups`: a label for each sample, an integer
+        or a string: y_i given the other groups alone, each sample by itself: its rows of M_gg⁻¹ a_g, its block of
+        M_gg⁻¹. Rasmussen & Williams 2006, (5.10)–(5.12). Cost: n³/3, from the factor that is there.
 
         >>> import tangency as tg
         >>> x, y = torch.randn(30, 4).double(), torch.randn(30).double()
@@ -87,19 +88,21 @@ class GaussianProcess(Result):
         (torch.Size([30]), torch.Size([30]))
         """
         a, n = self.model.coefficients, len(self.model.coefficients)
+        labels = checked_groups(groups, n, self.factor.device)
         c = len(self.factor) // n
-        lower = HeldFactor(self.factor)
-        alone = torch.arange(n, device=self.factor.device)[:, None]
-        flat = a.reshape(n, c, -1)
+        flat = a.reshape(n * c, -1)
         off, covariance = torch.empty_like(flat), flat.new_empty(n, c, c)
-        for rows, block in column_blocks(lower, [with_outputs(alone, c)], progress):
-            samples = rows[:, 0] // c
-            covariance[samples] = torch.linalg.inv(block)
-            off[samples] = covariance[samples] @ flat[samples]
-        # log N(off; 0, covariance), summed over the columns of y; aᵀ off is offᵀ covariance⁻¹ off.
-        outputs = flat.shape[1:].numel()
-        halves = 0.5 * (flat * off).sum((1, 2)) + 0.5 * flat.shape[2] * torch.linalg.slogdet(covariance).logabsdet
-        density = -halves - 0.5 * outputs * math.log(2 * math.pi)
+        members = [with_outputs(m, c) for m in by_size(labels)]
+        for rows, block in column_blocks(HeldFactor(self.factor), members, progress):
+            together = torch.linalg.inv(block)  # [groups, m·c, m·c]
+            off[rows] = together @ flat[rows]
+            split = together.reshape(len(rows), rows.shape[1] // c, c, -1, c)
+            covariance[rows[:, ::c] // c] = split.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+        # log N(off; 0, covariance) of each sample, summed over the columns of y.
+        each = off.reshape(n, c, -1)
+        halves = 0.5 * (each * torch.linalg.solve(covariance, each)).sum((1, 2))
+        halves += 0.5 * each.shape[2] * torch.linalg.slogdet(covariance).logabsdet
+        density = -halves - 0.5 * each.shape[1:].numel() * math.log(2 * math.pi)
         # K a + noise·a = y − f₀.
         mean = self.model.fitted + self.noise * a - off.reshape(a.shape)
         return LeftOutProcess(mean, covariance if self.model.full else covariance[:, 0, 0], density)

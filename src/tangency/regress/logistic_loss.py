@@ -5,6 +5,7 @@ logits are linear in the coefficients, the objective is convex, and the answer s
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from .._base import checks, tree
 from .._base.results import Result
 from .._base.types import Float, Numbers
 from ..errors import DidNotConverge, InputError
+from ..gram.gram import Gram
 from ..linalg.eigen import Spectrum, spectrum
 from ..linalg.matrix import Matrix, square
 from .model import Decomposable, KernelModel, checked_f0
@@ -51,14 +53,18 @@ class LogisticModel(Result):
 
     def probabilities(self, cross: Matrix, f0: Numbers | None = None) -> Tensor:
         """Of each class, [m, classes]."""
-        z = self.logits(cross, f0)
-        if z.dim() == 1 or z.shape[1] == 1:
-            return torch.stack([torch.sigmoid(-z), torch.sigmoid(z)], 1).reshape(-1, 2)
-        return torch.softmax(z, 1)
+        return class_probabilities(self.logits(cross, f0))
 
     def predict(self, cross: Matrix, f0: Numbers | None = None) -> Tensor:
         """The likeliest class of each new sample, [m]."""
         return self.probabilities(cross, f0).argmax(1)
+
+
+def class_probabilities(z: Tensor) -> Tensor:
+    """Of each class, [m, classes], from logits [m], [m, 1] (the log-odds of class 1) or [m, c]."""
+    if z.dim() == 1 or z.shape[1] == 1:
+        return torch.stack([torch.sigmoid(-z), torch.sigmoid(z)], 1).reshape(-1, 2)
+    return torch.softmax(z, 1)
 
 
 def logistic(
@@ -88,11 +94,40 @@ def logistic(
     >>> fit.gradient < 1e-10, fit.probabilities(x[:2] @ x.T).shape
     (True, torch.Size([2, 2]))
     """
+    gram, labels, w = labelled_gram(K, y, sample_weights, bias, classes)
+    return fit_gram(gram, labels, w, f0, checks.nonnegative(reg, "reg"), bias, cutoff, tol, max_steps).model
+
+
+class Fitted(NamedTuple):
+    """A fit, with the problem that it solves."""
+
+    objective: Objective
+    answer: Answer
+    model: LogisticModel
+
+
+def labelled_gram(
+    K: Decomposable, y: Numbers, sample_weights: SampleWeights, bias: bool, classes: int | None
+) -> tuple[Gram | Spectrum, Tensor, Tensor]:
+    """K, labels [n, q] and weights [n, 1], after all that can be checked without computing."""
     gram = K if isinstance(K, Spectrum) else square(K)
+    labels = one_hot_labels(y, gram.shape[: len(gram.shape) // 2], classes, gram.device)
+    return gram, labels, weigh_labels(labels, sample_weights, ABSENT if bias else "")
+
+
+def fit_gram(
+    gram: Gram | Spectrum,
+    labels: Tensor,
+    w: Tensor,
+    f0: Numbers | None,
+    reg: float,
+    bias: bool,
+    cutoff: float | None,
+    tol: float,
+    max_steps: int,
+) -> Fitted:
+    """In the coordinates of the Gram's eigenvectors."""
     side = gram.shape[: len(gram.shape) // 2]
-    labels = one_hot_labels(y, side, classes, gram.device)
-    reg = checks.nonnegative(reg, "reg")
-    w = weigh_labels(labels, sample_weights, ABSENT if bias else "")
     whole = gram if isinstance(gram, Spectrum) else spectrum(gram, dtype=torch.float64, device=labels.device)
     part = whole.kept(cutoff)
     values, vectors = part.values.double(), part.vectors.double()
@@ -102,7 +137,7 @@ def logistic(
     answer = objective.newton(tol, max_steps)
     # θ = Λ^½ Vᵀ a, and a lies in the span of V.
     a = vectors @ (answer.theta.reshape(len(values), -1) / values.sqrt()[:, None])
-    return _model(objective, answer, a, f0 is not None, (len(part), whole.cutoff(cutoff)))
+    return Fitted(objective, answer, _model(objective, answer, a, f0 is not None, (len(part), whole.cutoff(cutoff))))
 
 
 def logistic_features(
@@ -124,15 +159,29 @@ def logistic_features(
     >>> fit.predict(x[:5]).shape
     torch.Size([5])
     """
+    phi, labels, w = labelled_features(features, y, sample_weights, bias, classes)
+    return fit_features(phi, labels, w, f0, checks.nonnegative(reg, "reg"), bias, tol, max_steps).model
+
+
+def labelled_features(
+    features: Numbers, y: Numbers, sample_weights: SampleWeights, bias: bool, classes: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features in float64, labels [n, q] and weights [n, 1], checked."""
     phi = tree.numbers(features, "features").double()
     if phi.dim() not in (2, 3) or 0 in phi.shape:
         raise InputError(f"features have shape {tuple(phi.shape)}; needed: [n, p] or [n, c, p].")
     checks.finite(phi, "features")
     labels = one_hot_labels(y, phi.shape[:-1], classes, phi.device)
-    w = weigh_labels(labels, sample_weights, ABSENT if bias else "")
-    objective = _objective(phi, labels, w, f0, checks.nonnegative(reg, "reg"), bias)
+    return phi, labels, weigh_labels(labels, sample_weights, ABSENT if bias else "")
+
+
+def fit_features(
+    phi: Tensor, labels: Tensor, w: Tensor, f0: Numbers | None, reg: float, bias: bool, tol: float, max_steps: int
+) -> Fitted:
+    """In the coordinates of the features themselves."""
+    objective = _objective(phi, labels, w, f0, reg, bias)
     answer = objective.newton(tol, max_steps)
-    return _model(objective, answer, answer.theta, f0 is not None)
+    return Fitted(objective, answer, _model(objective, answer, answer.theta, f0 is not None))
 
 
 def _objective(phi: Tensor, labels: Tensor, w: Tensor, f0: Numbers | None, reg: float, bias: bool) -> Objective:

@@ -295,25 +295,35 @@ class Objective:
         function = self.design.norm(d, dz - db) / scale * min(1.0, size / room) if scale else 0.0
         return max(function, float(_centred(dz).norm()) / max(float(_centred(moved).norm()), room))
 
-    def newton(self, tol: float, max_steps: int, progress: bool = False) -> Answer:
-        """Steps until the gradient is below `tol` of that at zero, and the next step below `DISTANCE` (or `tol`)."""
+    def newton(
+        self, tol: float, max_steps: int, progress: bool = False, start: tuple[Tensor, Tensor] | None = None
+    ) -> Answer:
+        """Steps until the gradient is below `tol` of that at zero, and the next step below `DISTANCE` (or `tol`).
+
+        `start`: coefficients and bias to begin with, where an answer to a problem nearby is known; else zero.
+        """
         if not tol > 0 or max_steps < 1:
             raise InputError(f"max_steps={max_steps}, tol={tol}; needed: at least 1, above 0.")
         with bar(None, "surrogate", "step", show=progress) as step:
-            return self._newton(tol, max_steps, step)
+            return self._newton(tol, max_steps, step, start)
 
-    def _newton(self, tol: float, max_steps: int, step: Callable[..., None]) -> Answer:
-        """Damped Newton steps from zero; `step` moves the progress bar on."""
+    def _newton(
+        self, tol: float, max_steps: int, step: Callable[..., None], start: tuple[Tensor, Tensor] | None
+    ) -> Answer:
+        """Damped Newton steps from `start`, or from zero; `step` moves the progress bar on."""
         q = self.labels.shape[1]
         theta, b, first = self.design.zeros(q), self.labels.new_zeros(q), 0.0
         z = self.begin.clone()
+        if start is not None:  # the gradient is compared with that at zero wherever one begins
+            first = self._first(_length(*self.gradient(theta, Chances.of(z))), tol)
+            theta, b = start
+            z = self.logits(theta, b)
         distance: float | None = None
         for steps in range(max_steps + 1):
             chances = Chances.of(z)
             g, gb = self.gradient(theta, chances)
             size = _length(g, gb)
-            # A gradient at zero that is rounding, as where the optimum is at zero, is nothing to compare with.
-            first = first or max(size, self.rounding() / max(tol, torch.finfo(z.dtype).eps))
+            first = first or self._first(size, tol)
             relative = size / first if first else 0.0
             step(note=f"gradient {relative:.1e}")
             if relative == 0:
@@ -340,6 +350,11 @@ class Objective:
             b = b - b.mean()
             theta = theta - theta.mean(1, keepdim=True) if theta.dim() == 2 else theta
         return self.answer(theta, b, steps, relative, distance, tol)
+
+    def _first(self, size: float, tol: float) -> float:
+        """What gradients are compared with: that at zero, whose norm is `size`."""
+        # One that is rounding, as where the optimum is at zero, is nothing to compare with.
+        return max(size, self.rounding() / max(tol, torch.finfo(self.begin.dtype).eps))
 
     def _rate(self, theta: Tensor, z: Tensor, d: Tensor, dz: Tensor, slope: float) -> float:
         """How much of a step to take (Armijo). At the end the objective no longer shows what the gradient does."""
