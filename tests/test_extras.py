@@ -61,6 +61,9 @@ sklearn = "needs scikit-learn: pip install 'tangency[sklearn]'"
 refused(lambda: tg.estimators, "tangency.estimators " + sklearn)
 refused(lambda: __import__("tangency.estimators"), "tangency.estimators " + sklearn)
 refused(lambda: tg.datasets.digits(), "digits() " + sklearn)
+refused(lambda: tg.datasets.folder(folder), "folder() needs Pillow: pip install 'tangency[report]'")
+refused(lambda: tg.datasets.frame(None, "y"), "frame() needs pandas: pip install 'tangency[pandas]'")
+refused(lambda: tg.datasets.parquet("t.parquet", "y"), "parquet() needs pyarrow: pip install 'tangency[parquet]'")
 scipy = "needs SciPy: pip install 'tangency[dynamics]'"
 refused(lambda: tg.compute(kernel, x).to_scipy(), "to_scipy() " + scipy)
 square = lambda f, y: ((f - y) ** 2).sum()

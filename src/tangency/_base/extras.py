@@ -24,7 +24,10 @@ EXTRAS: Mapping[str, Extra] = {
     "sklearn": Extra({"sklearn": "scikit-learn"}, "tg.estimators, the bundled digits, tangency demo"),
     "dynamics": Extra({"scipy": "SciPy"}, "training as an ODE, Gram.to_scipy()"),
     "plots": Extra({"matplotlib": "matplotlib"}, "plot() of results"),
-    "report": Extra({"PIL": "Pillow"}, "smaller pictures in reports"),
+    "report": Extra({"PIL": "Pillow"}, "smaller pictures in reports, folders of images"),
+    "pandas": Extra({"pandas": "pandas"}, "data frames as data: tg.datasets.frame"),
+    "parquet": Extra({"pyarrow": "pyarrow"}, "Parquet files as data: tg.datasets.parquet"),
+    "hf": Extra({"datasets": "datasets"}, "makes what tg.datasets.from_hf reads"),
     "compiled": Extra({"numba": "numba"}, "convolutional kernels of infinite width, several times faster on a CPU"),
 }
 # The extra of each library, by the name that is imported.

@@ -206,6 +206,35 @@ def checked_show(show: Any, what: str, n: int) -> Tensor | tuple[str, ...]:
     return show
 
 
+def checked_ids(given: object, n: int) -> tuple[str, ...]:
+    """What n samples are called; a name may stand twice, as a sample may be selected twice."""
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InputError(f"ids is a {type(given).__name__}; needed: n strings, a list or tuple of them.")
+    if len(given) != n:
+        raise InputError(f"ids has {len(given)} entries, y has {n}; needed: one for each sample.")
+    for k, v in enumerate(given):
+        check_text(v, f"ids[{k}]")
+    return tuple(given)
+
+
+def is_hf(data: object) -> bool:
+    """Whether this is a data set of Hugging Face's, or of that interface: columns with features, and rows."""
+    return all(hasattr(data, name) for name in ("features", "column_names", "__getitem__")) and not callable(data)
+
+
+def reader_of(data: object) -> str:
+    """Which function reads data of this kind; nothing where none does."""
+    splits = isinstance(data, Mapping) and data and all(map(is_hf, data.values()))
+    if splits or is_hf(data):
+        part = f"[{next(iter(data))!r}]" if isinstance(data, Mapping) else ""
+        return f" Read it: tg.datasets.from_hf(dataset{part}, image=…, text=… or columns=…, label=…)."
+    if type(data).__name__ == "DataFrame":
+        return " Read it: tg.datasets.frame(df, target=…)."
+    return ""
+
+
 def check_columns(columns: tuple[str, ...], show: Tensor | tuple[str, ...] | None) -> None:
     if columns and not (isinstance(show, Tensor) and show.dim() == 2 and show.shape[1] == len(columns)):
         have = f"shape {list(show.shape)}" if isinstance(show, Tensor) else "no columns"

@@ -29,8 +29,13 @@ def path(given: object, what: str) -> Path:
 
 
 def title(file: Path) -> str:
-    """What a set from this file is called; bytes of the name that are no text are shown as \\x…"""
-    return os.fsencode(file.stem).decode("utf-8", "backslashreplace")
+    """What a set from this file is called."""
+    return text_of(file.stem)
+
+
+def text_of(name: str) -> str:
+    """The name of a file as text; bytes of it that are no text are shown as \\x…"""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def read_bytes(file: Path, need: str) -> bytes:

@@ -15,6 +15,7 @@ from ..errors import InputError
 from .accepted import whole
 from .files import find_file, locate, path, read_bytes
 from .labelled import Labelled, TrainTest, shuffled
+from .pixels import unit
 
 # Type codes of the IDX format; its numbers are big-endian.
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -75,7 +76,7 @@ def _batch(folder: Path, name: str) -> np.ndarray:
 
 def _images(records: np.ndarray, name: str) -> Labelled:
     show = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy())
-    return Labelled(_unit(show), torch.from_numpy(records[:, 0].astype(np.int64)), _OBJECTS, show=show, name=name)
+    return Labelled(unit(show), torch.from_numpy(records[:, 0].astype(np.int64)), _OBJECTS, show=show, name=name)
 
 
 def mnist(folder: FilePath) -> TrainTest:
@@ -132,7 +133,7 @@ def _part(folder: Path, part: str, classes: tuple[str, ...], name: str, need: st
     if len(show) != len(y):
         raise InputError(f"{images} has {len(show)} images, {labels} has {len(y)} labels; needed: files of one set.")
     _known(y.numpy(), labels, "label")
-    return Labelled(_unit(show[:, None]), y.long(), classes, show=show[:, None], name=name)
+    return Labelled(unit(show[:, None]), y.long(), classes, show=show[:, None], name=name)
 
 
 def idx(file: FilePath) -> Tensor:
@@ -201,10 +202,6 @@ def digits(*, test: int = 597) -> TrainTest:
         Labelled(x[first], y[first], _DIGIT_NAMES, name="digits train"),
         Labelled(x[last], y[last], _DIGIT_NAMES, name="digits test"),
     )
-
-
-def _unit(pixels: Tensor) -> Tensor:
-    return pixels.float().div_(255)
 
 
 def _known(labels: np.ndarray, file: Path, what: str) -> None:

@@ -27,7 +27,8 @@ class Labelled:
     images [n, 1 or 3, h, w], uint8 or float in [0, 1]; n strings; or table rows [n, d], whose columns `columns` names.
     By default it is x where x is such images (8-bit and scaled to their range, if not in [0, 1]) or rows. `images=`
     and `texts=` are the same as `show=`, for whoever has one or the other. Arrays become tensors, integer labels
-    int64. `encoding`: how a table was read, for `csv(file, like=…)`.
+    int64. `encoding`: how a table was read, for `csv(file, like=…)`. `ids`: what each sample is called, n strings (the
+    names of files, for instance); parts keep them.
 
     >>> data = Labelled(torch.rand(6, 3, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2]), ("cat", "dog", "owl"))
     >>> data.only("owl", "cat").y.tolist()
@@ -46,6 +47,7 @@ class Labelled:
     columns: tuple[str, ...]
     name: str
     encoding: Encoding | None
+    ids: tuple[str, ...] | None
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Labelled:
         *,
         images: Array | None = None,
         texts: Sequence[str] | None = None,
+        ids: Sequence[str] | None = None,
     ) -> None:
         accepted.check_text(name, "name")
         try:
@@ -77,10 +80,11 @@ class Labelled:
             accepted.check_columns(columns, show)
             if encoding is not None and encoding.names != columns:
                 raise InputError("encoding is of a table with other columns; needed: that of these, or None.")
+            ids = None if ids is None else accepted.checked_ids(ids, len(y))
         except InputError as e:
             raise InputError(f"{name}: {e}" if name else str(e)) from None
         values = {"x": x, "y": y, "classes": classes, "show": show, "columns": columns, "name": name}
-        for field, value in {**values, "encoding": encoding}.items():
+        for field, value in {**values, "encoding": encoding, "ids": ids}.items():
             object.__setattr__(self, field, value)  # frozen for everybody else
 
     def __len__(self) -> int:
@@ -184,12 +188,9 @@ class Labelled:
         return TrainTest(self._part(chosen.nonzero()[:, 0]), self._part((~chosen).nonzero()[:, 0]))
 
     def _part(self, index: slice | Tensor, **changes: Any) -> "Labelled":
-        show = self.show
-        if isinstance(show, tuple):
-            show = show[index] if isinstance(index, slice) else tuple(show[k] for k in index.tolist())
-        elif show is not None:
-            show = show[index]
-        return replace(self, **{"x": tree.take(self.x, index), "y": self.y[index], "show": show} | changes)
+        show = self.show[index] if isinstance(self.show, Tensor) else _strings(self.show, index)
+        kept = {"x": tree.take(self.x, index), "y": self.y[index], "show": show, "ids": _strings(self.ids, index)}
+        return replace(self, **kept | changes)
 
     def _by_class(self, seed: int | None) -> list[Tensor]:
         """The samples of each class, shuffled if there is a seed."""
@@ -270,7 +271,7 @@ def labelled(data: Any, *, classes: Sequence[str] | None = None, name: str = "da
         what = f"{type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else type(data).__name__
         raise InputError(
             f"{name} is a {what}; needed: (x, y), the inputs and the class of each, tangency.datasets.Labelled, or a "
-            "torch Dataset or DataLoader of (x, y)."
+            f"torch Dataset or DataLoader of (x, y).{accepted.reader_of(data)}"
         )
     x, y = data
     if classes is None:
@@ -314,6 +315,13 @@ def shuffled(n: int, seed: int) -> Tensor:
     if not accepted.whole(seed, 0, 2**32 - 1):
         raise InputError(f"seed={seed!r}; needed: a whole number from 0 to 2³² − 1.")
     return torch.from_numpy(np.random.RandomState(seed).permutation(n))
+
+
+def _strings(of: tuple[str, ...] | None, index: slice | Tensor) -> tuple[str, ...] | None:
+    """Some of the strings, if there are any."""
+    if of is None:
+        return None
+    return of[index] if isinstance(index, slice) else tuple(of[k] for k in index.tolist())
 
 
 def _index(given: object, n: int) -> slice | Tensor:

@@ -1,4 +1,4 @@
-"""The lines of a CSV file as cells, as many in each, and where they stand."""
+"""The lines of a CSV file, or the rows of another table, as cells, as many in each, and where they stand."""
 
 import io
 import re
@@ -6,6 +6,7 @@ from collections.abc import Container
 from csv import Error, reader
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -20,14 +21,20 @@ _DELIMITERS = {",": "','", ";": "';'", "\t": "'\\t'", "|": "'|'"}
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of a CSV file, cut into cells, and where each of them stands in the file."""
+    """The lines of a CSV file, cut into cells, and where each of them stands in the file; or rows of another table."""
 
-    file: Path
+    file: Path | str
     names: list[str]
     rows: list[list[str]]
     lines: list[int]  # where in the file each row ends
     header: bool
     left_out: int = 0
+    kind: Literal["line", "row"] = "line"
+
+    @property
+    def on_top(self) -> str:
+        """Where the names of columns stand, for messages; a table that is no text has them nowhere."""
+        return " in line 1" if self.kind == "line" else ""
 
     def column(self, given: Which, option: str) -> int:
         """The number of a column that was given by name or number."""
@@ -35,11 +42,12 @@ class Lines:
             if self.names.count(given) == 1:
                 return self.names.index(given)
             if given in self.names:
-                raise InputError(f"{self.file} has several columns {given!r}; needed: different names in line 1.")
+                raise InputError(f"{self.file} has several columns {given!r}; needed: different names{self.on_top}.")
             raise InputError(
                 f"{option}: {self.file} has no column {given!r}.{checks.suggest(given, self.names)} Its columns are "
-                f"{checks.some(shown(self.names), 10)}. If line 1 holds data, give the target by number, with "
-                "header=False."
+                f"{checks.some(shown(self.names), 10)}."
+                + " If line 1 holds data, give the target by number, with header=False."
+                * (self.kind == "line")
             )
         if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
             raise InputError(f"{option}: {given!r} is no column; needed: a name, or a number from 0 or from the end.")
@@ -58,8 +66,8 @@ class Lines:
         return replace(self, rows=rows, lines=lines, left_out=len(self.rows) - len(kept))
 
     def where(self, i: int, k: int) -> str:
-        """The place of a cell, for messages: file, line and column."""
-        return f"{self.file}, line {self.lines[i]}, column {self.names[k]!r}"
+        """The place of a cell, for messages: file, line (from 1; rows from 0) and column."""
+        return f"{self.file}, {self.kind} {self.lines[i]}, column {self.names[k]!r}"
 
 
 def read_lines(file: Path, delimiter: str | None, header: bool) -> Lines:

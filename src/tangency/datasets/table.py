@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +59,7 @@ def csv(
     `categorical`. Classes and categories are as written, but 1.0 is 1.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "fruit.csv").write_text("weight,colour,kind\\n120,red,apple\\n9.5,red,cherry\\n130,blue,apple\\n")
     >>> data = csv(folder / "fruit.csv", "kind")
@@ -71,11 +71,9 @@ def csv(
     >>> csv(folder / "more.csv", like=data).x.tolist()
     [[8.0, 0.0, 1.0]]
     """
-    wish = _Wish(
-        target, _several(columns, "columns"), _named(categorical) or None,
-        _several(classes, "classes"), header, decimal, thousands, missing, None if like is None else _encoding(like),
-    )  # fmt: skip
-    return wish.read(path(file, "file"), delimiter, None if like is None else like.classes)
+    wish = wished(target, like, columns, categorical, classes, header, decimal, thousands, missing)
+    place = path(file, "file")
+    return wish.read(read_lines(place, delimiter, wish.names_on_top), title(place))
 
 
 def fields(file: FilePath, *, delimiter: str | None = None, header: bool = True) -> tuple[list[str], list[list[str]]]:
@@ -85,6 +83,7 @@ def fields(file: FilePath, *, delimiter: str | None = None, header: bool = True)
     found in line 1, if clear.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = Path(folder) / "fruit.csv"
     ...     _ = file.write_text("120,red,apple\\n?,red,cherry\\n")
@@ -95,8 +94,30 @@ def fields(file: FilePath, *, delimiter: str | None = None, header: bool = True)
     return lines.names, lines.rows
 
 
+def wished(
+    target: Which | None, like: Labelled | None, columns: Sequence[Which] | None,
+    categorical: Sequence[Which] | Mapping[Which, Sequence[str]], classes: Sequence[str] | None, header: bool | None,
+    decimal: str | None, thousands: str | None, missing: Missing | None,
+) -> "Wish":  # fmt: skip
+    """The options of `csv`, checked."""
+    known = None if like is None else _encoding(like)
+    order = _several(classes, "classes")
+    wish = Wish(
+        target,
+        _several(columns, "columns"),
+        _named(categorical) or None,
+        order,
+        header,
+        decimal,
+        thousands,
+        missing,
+        known,
+    )
+    return wish if like is None else replace(wish, order=like.classes)
+
+
 @dataclass(frozen=True)
-class _Wish:
+class Wish:
     """What was asked for, and how the training set was read, if that decides."""
 
     target: Which | None
@@ -108,6 +129,7 @@ class _Wish:
     thousands: str | None
     missing: Missing | None
     known: Encoding | None
+    order: tuple[str, ...] | None = None  # the classes of the training set
 
     def __post_init__(self) -> None:
         if self.header not in (None, True, False):
@@ -125,17 +147,30 @@ class _Wish:
                 "header=True or header=False."
             )
 
-    def read(self, file: Path, delimiter: str | None, order: Sequence[str] | None) -> Labelled:
-        """The set; `order`: the classes of the training set."""
-        base = self.known or Encoding(Column(""), ())
+    @property
+    def base(self) -> Encoding:
+        """The rules where nothing is said."""
+        return self.known or Encoding(Column(""), ())
+
+    @property
+    def names_on_top(self) -> bool:
+        """Whether line 1 holds the names of the columns."""
+        return self.base.header if self.header is None else self.header
+
+    @property
+    def form(self) -> Form:
+        """How numbers are written."""
         spelling = {k: v for k in ("decimal", "thousands") if (v := getattr(self, k)) is not None}
-        form, rule = replace(base.form, **spelling), self.missing or base.missing
-        lines = read_lines(file, delimiter, base.header if self.header is None else self.header)
-        label, used = self._places(lines)
+        return replace(self.base.form, **spelling)
+
+    def read(self, lines: Lines, name: str) -> Labelled:
+        """The set that these lines hold."""
+        form, rule = self.form, self.missing or self.base.missing
+        label, used = self.places(lines)
         coded = {lines.column(c, "categorical"): words for c, words in (self.categorical or {}).items()}
         if not coded.keys() <= set(used):
             raise InputError(f"categorical={list(self.categorical or ())}; needed: some of the columns that are used.")
-        order = self.classes if order is None else order
+        order = self.classes if self.order is None else self.order
         if self.known:
             words = {k: frozenset(c.words or ()) for k, c in zip(used, self.known.columns, strict=True)}
         else:
@@ -149,13 +184,13 @@ class _Wish:
             Column(lines.names[label], missing=gaps[label]),
             tuple(replace(c, missing=gaps[k]) for k, c in zip(used, columns, strict=True)),
             tuple(name for k, name in enumerate(lines.names) if k not in (*used, label)),
-            self.columns is None if self.known is None else base.every, lines.header, form, rule, lines.left_out,
+            self.columns is None if self.known is None else self.known.every, lines.header, form, rule, lines.left_out,
         )  # fmt: skip
-        _once(encoding.names, file)
+        _once(encoding.names, lines)
         x, show = torch.from_numpy(values.astype(np.float32)), torch.from_numpy(values)
-        return Labelled(x, torch.tensor(y), names, show, encoding.names, title(file), encoding)
+        return Labelled(x, torch.tensor(y), names, show, encoding.names, name, encoding)
 
-    def _places(self, lines: Lines) -> tuple[int, list[int]]:
+    def places(self, lines: Lines) -> tuple[int, list[int]]:
         """Where the target is, and the columns to use."""
         if self.known:
             return _matched(lines, self.known, self.target)
@@ -173,9 +208,10 @@ class _Wish:
         for k in used:
             if not lines.names[k]:
                 raise InputError(
-                    f"{lines.file}: column {k} has no name (an index?). Name it in line 1, or say which columns to "
-                    "use: columns=."
+                    f"{lines.file}: column {k} has no name (an index?). Name it{lines.on_top}, or say which columns "
+                    "to use: columns=."
                 )
+        _once([lines.names[k] for k in used], lines)
         return label, used
 
 
@@ -186,12 +222,12 @@ def _named(given: object) -> dict[Which, frozenset[str]] | None:
     return {c: frozenset(map(str, _several(words, f"categorical[{c!r}]") or ())) for c, words in given.items()}
 
 
-def _once(names: Sequence[str], file: Path) -> None:
+def _once(names: Sequence[str], lines: Lines) -> None:
     """Refuse two columns of one name."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise InputError(
-            f"{file} has two columns that would be called {twice[0]!r}; needed: different names. Rename one in line 1, "
-            "or leave it out with columns=."
+            f"{lines.file} has two columns that would be called {twice[0]!r}; needed: different names. Rename one"
+            f"{lines.on_top}, or leave it out with columns=."
         )
 
 
@@ -210,10 +246,13 @@ def _encoding(like: object) -> Encoding:
     """How the training set was read."""
     if not isinstance(like, Labelled):
         raise InputError(
-            f"like is a {type(like).__name__}; needed: the training set, as tangency.datasets.csv read it."
+            f"like is a {type(like).__name__}; needed: the training set, as tangency.datasets.csv read it (or frame, "
+            "or parquet)."
         )
     if like.encoding is None:
-        raise InputError(f"like={like!r} was not read from a table; needed: what tangency.datasets.csv returned.")
+        raise InputError(
+            f"like={like!r} was not read from a table; needed: what tangency.datasets.csv, frame or parquet returned."
+        )
     x, rows = like.x, like.show
     both = isinstance(x, Tensor) and isinstance(rows, Tensor) and x.shape == rows.shape
     if not both or not torch.equal(x.detach().cpu(), rows.float()):  # type: ignore[union-attr]
@@ -257,18 +296,20 @@ def _complete(
     if lacking and rule == "refuse":
         i = min(lacking)
         k, cell = lacking[i], lines.rows[i][lacking[i]]
-        many = f" Values are missing in {len(lacking)} lines." if len(lacking) > 1 else ""
+        many = f" Values are missing in {len(lacking)} {lines.kind}s." if len(lacking) > 1 else ""
         fix = "" if k == needed[-1] else ", or leave the column out with columns="
         if cell:
             way = "classes=" if k == needed[-1] else f"categorical={{{lines.names[k]!r}: [{cell!r}]}}"
             fix += f"; if {cell!r} is a {'class' if k == needed[-1] else 'category'}, name it: {way}"
         raise InputError(
-            f"{lines.where(i, k)}: the value is missing ({cell!r}). Fill it in, or leave the line out "
+            f"{lines.where(i, k)}: the value is missing ({cell!r}). Fill it in, or leave the {lines.kind} out "
             f"(missing='leave out' does it){fix}.{many}"
         )
     if len(lacking) == len(lines.rows):
         some = ", ".join(f"{lines.names[k]!r} {count}" for k, count in gaps.items() if count)
-        raise InputError(f"{lines.file}: every line lacks a value ({some}); needed: at least one that is complete.")
+        raise InputError(
+            f"{lines.file}: every {lines.kind} lacks a value ({some}); needed: at least one that is complete."
+        )
     return lines.without(lacking), gaps
 
 
@@ -311,7 +352,7 @@ class _Found:
                 raise InputError(
                     f"{where(i, k)}: {cells[i]!r} is not in this column of the training set, which has "
                     f"{checks.some(shown(column.words), 10)}.{checks.suggest(cells[i], column.words)} Correct it, or "
-                    "leave the line out, or leave the column out of both sets."
+                    f"leave the {self.lines.kind} out, or leave the column out of both sets."
                 )
             return column.encoded(labels)
         numbers = [self.form.number(cell) for cell in cells]
@@ -367,7 +408,8 @@ class _Found:
             number = place.get(cell, place.get(self.form.label(cell)))
             if number is None:
                 which = "the training set's classes" if self.asked else "the classes"
-                fix = " Leave the line out, or read it like a set that has this class." if self.asked else ""
+                leave = f" Leave the {self.lines.kind} out, or read it like a set that has this class."
+                fix = leave if self.asked else ""
                 raise InputError(
                     f"{self.lines.where(i, k)}: {cell!r} is none of {which} {checks.some(shown(names), 10)}."
                     f"{checks.suggest(cell, names)}{fix}"
@@ -401,8 +443,9 @@ class _Found:
             first, at = seen.setdefault(label if value is None else value, (label, i))
             if first != label:
                 raise InputError(
-                    f"{self.lines.where(i, k)}: {cell!r}, and {self.lines.rows[at][k]!r} in line {self.lines.lines[at]}"
-                    ", are one number. Write them alike if they mean the same; if not, give them names that are words."
+                    f"{self.lines.where(i, k)}: {cell!r}, and {self.lines.rows[at][k]!r} in {self.lines.kind} "
+                    f"{self.lines.lines[at]}, are one number. Write them alike if they mean the same; if not, give "
+                    "them names that are words."
                 )
         labels = [label for label, _ in seen.values()]
         numbers = {label: value for value, (label, _) in seen.items() if isinstance(value, Decimal)}
