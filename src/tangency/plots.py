@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ._base.drawable import (
     DrawnAttribution,
+    DrawnAudit,
+    DrawnCleaning,
     DrawnConvergence,
     DrawnExplanation,
     DrawnFaithfulness,
@@ -27,6 +29,7 @@ from ._base.types import Float
 from .errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -408,3 +411,58 @@ def draw_training(training: DrawnTraining) -> "Figure":
     for axis in axes:
         axis.grid(alpha=0.25, lw=0.4)
     return figure
+
+
+def draw_audit(audit: DrawnAudit) -> "Figure":
+    """A figure: margins without each sample, which classes are mixed up, and what cleaning would do, where known."""
+    with needed("matplotlib", "a picture"):
+        from matplotlib.figure import Figure
+
+    panels = 2 + (audit.cleaning is not None)
+    figure = Figure(figsize=(5.2 * panels, 4.2), layout="constrained")
+    axes = figure.subplots(1, panels)
+    margin, wrong = audit.suspects.margin.cpu(), audit.suspects.wrong.cpu() > 0.5
+    edges = torch.linspace(float(margin.min()), float(margin.max()) + 1e-12, 50).numpy()
+    parts = [margin[~wrong].numpy(), margin[wrong].numpy()]
+    axes[0].hist(parts, edges, stacked=True, color=["#3b528b", "#d1495b"], label=["right", "suspicious"])
+    axes[0].set(yscale="log", xlabel="margin without the sample", ylabel="samples", title="Does the rest agree?")
+    axes[0].legend(frameon=False)
+    pairs = [] if audit.real else audit.noise.pairs(12)[::-1]
+    if audit.real:
+        given, suggested = (
+            v.reshape(len(v), -1)[:, 0].cpu().numpy() for v in (audit.suspects.given, audit.suspects.suggested)
+        )
+        axes[1].scatter(given, suggested, s=6, c=["#d1495b" if w else "#3b528b" for w in wrong.tolist()])
+        axes[1].set(xlabel="given", ylabel="predicted without it", title="Targets")
+    elif pairs:
+        counts = [float(audit.noise.counts[a, b]) for a, b, _, _ in pairs]
+        reach = [[c - low for c, (_, _, low, _) in zip(counts, pairs, strict=True)],
+                 [high - c for c, (_, _, _, high) in zip(counts, pairs, strict=True)]]  # fmt: skip
+        names = [f"{audit.train.classes[a]} → {audit.train.classes[b]}" for a, b, _, _ in pairs]
+        axes[1].barh(names, counts, xerr=torch.tensor(reach).clamp_min(0).numpy(), color="#d1495b", ecolor="#888888")
+        axes[1].set(xlabel="wrong labels expected", title="Given → should be")
+    else:
+        axes[1].text(0.5, 0.5, "no classes are mixed up", ha="center", va="center")
+        axes[1].set_axis_off()
+    if audit.cleaning is not None:
+        _cleaning_axis(axes[2], audit.cleaning)
+    return figure
+
+
+def draw_cleaning(cleaning: DrawnCleaning) -> "Figure":
+    """A figure: the test score by how many of the most suspicious samples are dropped, or their labels mended."""
+    with needed("matplotlib", "a picture"):
+        from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4.2), layout="constrained")
+    _cleaning_axis(figure.subplots(), cleaning)
+    return figure
+
+
+def _cleaning_axis(axis: "Axes", cleaning: DrawnCleaning) -> None:
+    for name, values in (("dropped", cleaning.dropped), ("mended", cleaning.mended)):
+        axis.plot(cleaning.removed.tolist(), values.tolist(), "o-", ms=4, label=name)
+    axis.axvline(cleaning.suspects, color="#888888", lw=0.8, ls="--")
+    axis.set(xlabel="most suspicious samples", ylabel=f"test {cleaning.score}", title="What cleaning would do")
+    axis.grid(alpha=0.25, lw=0.4)
+    axis.legend(frameon=False)

@@ -261,3 +261,90 @@ class DrawnTraining(Protocol):
     def test_accuracy(self) -> Tensor | None:
         """The test accuracy after each epoch, if there is a test set."""
         ...
+
+
+class DrawnClasses(Protocol):
+    """Samples with classes."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Their names."""
+
+
+class DrawnSuspects(Protocol):
+    """What is said of each training sample's label."""
+
+    @property
+    def given(self) -> Tensor:
+        """Labels or targets."""
+
+    @property
+    def suggested(self) -> Tensor:
+        """What they should be."""
+
+    @property
+    def wrong(self) -> Tensor:
+        """Probabilities, [n]."""
+
+    @property
+    def margin(self) -> Tensor:
+        """How far the others agree, [n]."""
+
+
+class DrawnNoise(Protocol):
+    """How many labels are wrong."""
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples by the class given and the class that is expected, [c, c]."""
+
+    def pairs(self, most: int = 10) -> list[tuple[int, int, float, float]]:
+        """Given class, suggested class and the interval of their number, the most frequent first."""
+
+
+class DrawnCleaning(Protocol):
+    """Test scores without the most suspicious samples."""
+
+    @property
+    def removed(self) -> Tensor:
+        """How many, [r]."""
+
+    @property
+    def dropped(self) -> Tensor:
+        """Scores without them."""
+
+    @property
+    def mended(self) -> Tensor:
+        """Scores with the suggested labels."""
+
+    @property
+    def suspects(self) -> int:
+        """How many are more likely wrong than right."""
+
+    @property
+    def score(self) -> str:
+        """What the scores are."""
+
+
+class DrawnAudit(Protocol):
+    """What `tg.audit` found."""
+
+    @property
+    def train(self) -> DrawnClasses:
+        """The samples."""
+
+    @property
+    def suspects(self) -> DrawnSuspects:
+        """Of each sample."""
+
+    @property
+    def noise(self) -> DrawnNoise:
+        """Of all."""
+
+    @property
+    def cleaning(self) -> DrawnCleaning | None:
+        """Where there is a test set."""
+
+    @property
+    def real(self) -> bool:
+        """Whether targets are real numbers."""

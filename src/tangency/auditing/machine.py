@@ -1,0 +1,244 @@
+"""Samples as a kernel sees them, from Gram matrices or from features: what is needed to audit them, and no more."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._base.progress import bar
+from ..errors import InputError
+from ..gram.gram import Gram
+from ..linalg.eigen import Spectrum, spectrum, top
+from ..regress import LeftOut, gaussian_process, least_squares, leave_out, leave_out_features, ridge
+
+# Up to this many samples one eigendecomposition serves all regs; of more, a Cholesky factor for each is quicker
+# (heuristic: the first costs about as much as fourteen of the second).
+DECOMPOSED = 6000
+# Rows of a Gram that are looked at together take about so many numbers.
+BAND = 2**25
+
+
+class Nearest(NamedTuple):
+    """Of each sample the most similar others: their cosines, largest first, and their numbers."""
+
+    similarity: Tensor  # [n, k]
+    places: Tensor  # [n, k]
+
+
+class Seen(NamedTuple):
+    """What a fit says of the test samples, and the part of k(z, z) that the training samples leave open."""
+
+    predictions: Tensor  # [m, q]
+    unexplained: Tensor  # [m], from 0 to 1
+
+
+class Machine(ABC):
+    """Training samples, and test samples if there are any, under one kernel."""
+
+    n: int
+    m: int  # test samples; 0 if there are none
+
+    @property
+    @abstractmethod
+    def squares(self) -> Tensor:
+        """k(x, x) of the training samples, [n]."""
+
+    @abstractmethod
+    def left_out(
+        self, targets: Tensor, reg: float, groups: Tensor | None = None, kept: Tensor | None = None
+    ) -> LeftOut:
+        """What the fit without each sample (or its group) says of it; samples not in the mask `kept` are in no fit."""
+
+    @abstractmethod
+    def see(self, targets: Tensor, reg: float) -> Seen:
+        """What the fit says of the test samples."""
+
+    @abstractmethod
+    def without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
+        """Predictions [m, q] of the test samples by the fit to the samples in the mask `kept` alone."""
+
+    @abstractmethod
+    def nearest(self, k: int, progress: bool) -> Nearest:
+        """Of each training sample the k most similar others."""
+
+    @abstractmethod
+    def nearest_to_test(self, k: int, progress: bool) -> Nearest:
+        """Of each test sample the k most similar training samples."""
+
+    @abstractmethod
+    def coordinates(self, r: int, test: bool) -> Tensor:
+        """At most r leading kernel principal components of the test (or the training) samples, [·, r]."""
+
+    def unexplained(self, left: LeftOut) -> Tensor:
+        """The part of k(x, x) that all other samples leave open, [n]: reg·h/(1 − h) of it, h the leverage."""
+        rest = (1 - left.leverage).clamp_min(torch.finfo(left.leverage.dtype).eps)
+        return (left.reg * left.leverage / rest / self.squares.to(rest)).clamp(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class GramMachine(Machine):
+    """By the Gram [n, n], and for test samples by theirs with the training samples [m, n] and k(z, z) [m]."""
+
+    gram: Gram
+    cross: Gram | None = None
+    prior: Tensor | None = None
+
+    @property
+    def n(self) -> int:  # type: ignore[override]
+        """Training samples."""
+        return self.gram.shape[0]
+
+    @property
+    def m(self) -> int:  # type: ignore[override]
+        """Test samples."""
+        return 0 if self.cross is None else self.cross.shape[0]
+
+    @cached_property
+    def squares(self) -> Tensor:
+        """The diagonal."""
+        return self.gram.diag().double()
+
+    @cached_property
+    def spectrum(self) -> Spectrum | None:
+        """Of few samples; None of many."""
+        return spectrum(self.gram) if self.n <= DECOMPOSED else None
+
+    def left_out(
+        self, targets: Tensor, reg: float, groups: Tensor | None = None, kept: Tensor | None = None
+    ) -> LeftOut:
+        """By the spectrum, or by a factor."""
+        if kept is None:
+            return leave_out(self.spectrum or self.gram, targets, reg=reg, groups=groups, progress=False)
+        return leave_out(self.gram, targets, reg=reg, groups=groups, sample_weights=kept.to(targets), progress=False)
+
+    def see(self, targets: Tensor, reg: float) -> Seen:
+        """The mean and the variance of the Gaussian process with this noise."""
+        cross, prior = self._test()
+        found = gaussian_process(self.gram, targets, noise=reg).predict(cross, prior)
+        return Seen(found.mean, (found.covariance / prior.to(found.covariance)).clamp(0, 1))
+
+    def without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
+        """A fit in which the others weigh nothing."""
+        return ridge(self.gram, targets, reg=reg, sample_weights=kept.to(targets)).predict(self._test()[0])
+
+    def nearest(self, k: int, progress: bool) -> Nearest:
+        """Bands of rows, one after the other."""
+        return _nearest(self.gram, self.squares, self.squares, k, True, progress)
+
+    def nearest_to_test(self, k: int, progress: bool) -> Nearest:
+        """Bands of rows, one after the other."""
+        cross, prior = self._test()
+        return _nearest(cross, prior.double(), self.squares, k, False, progress)
+
+    def coordinates(self, r: int, test: bool) -> Tensor:
+        """V Λ^½ of the training samples, C V Λ^-½ of the test samples."""
+        pairs = self.spectrum or top(self.gram, min(r, self.n - 1), tol=1e-2, progress=False)
+        keep = int((pairs.values > 0).sum())
+        values, vectors = pairs.values[: min(r, keep)], pairs.vectors[:, : min(r, keep)]
+        return self._test()[0] @ (vectors / values.sqrt()) if test else vectors * values.sqrt()
+
+    def _test(self) -> tuple[Gram, Tensor]:
+        if self.cross is None or self.prior is None:
+            raise InputError("there are no test samples; give their Gram with the training samples, and k(z, z).")
+        return self.cross, self.prior
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureMachine(Machine):
+    """By features [n, p], and [m, p] of the test samples: the cost grows with n·p², not with n²·p."""
+
+    features: Tensor
+    test: Tensor | None = None
+
+    @property
+    def n(self) -> int:  # type: ignore[override]
+        """Training samples."""
+        return len(self.features)
+
+    @property
+    def m(self) -> int:  # type: ignore[override]
+        """Test samples."""
+        return 0 if self.test is None else len(self.test)
+
+    @cached_property
+    def squares(self) -> Tensor:
+        """‖φ‖²."""
+        return self.features.double().square().sum(1)
+
+    @cached_property
+    def moments(self) -> Tensor:
+        """ΦᵀΦ [p, p], in double precision."""
+        height = max(1, BAND // self.features.shape[1])
+        return sum((part.double().T @ part.double() for part in self.features.split(height)), torch.zeros(()))
+
+    def left_out(
+        self, targets: Tensor, reg: float, groups: Tensor | None = None, kept: Tensor | None = None
+    ) -> LeftOut:
+        """Exactly, in the space of the features."""
+        weights = None if kept is None else kept.to(targets)
+        return leave_out_features(self.features, targets, reg=reg, groups=groups, sample_weights=weights)
+
+    def see(self, targets: Tensor, reg: float) -> Seen:
+        """reg·φᵀ(ΦᵀΦ + reg)⁻¹φ of ‖φ‖² is open."""
+        z = self._test()
+        fit = least_squares(self.features, targets, reg=reg)
+        lower = torch.linalg.cholesky(self.moments + reg * torch.eye(len(self.moments)).to(self.moments))
+        open_ = reg * torch.linalg.solve_triangular(lower, z.double().T, upper=False).square().sum(0)
+        return Seen(fit.predict(z), (open_ / z.double().square().sum(1)).clamp(0, 1))
+
+    def without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
+        """A fit to the features of these."""
+        return least_squares(self.features[kept], targets[kept], reg=reg).predict(self._test())
+
+    def nearest(self, k: int, progress: bool) -> Nearest:
+        """Bands of rows, one after the other."""
+        return self._nearest_of(self.features, k, True, progress)
+
+    def nearest_to_test(self, k: int, progress: bool) -> Nearest:
+        """Bands of rows, one after the other."""
+        return self._nearest_of(self._test(), k, False, progress)
+
+    def coordinates(self, r: int, test: bool) -> Tensor:
+        """On the leading right singular vectors."""
+        _, vectors = torch.linalg.eigh(self.moments)
+        x = self._test() if test else self.features
+        return x @ vectors.flip(1)[:, :r].to(x)
+
+    def _nearest_of(self, rows: Tensor, k: int, same: bool, progress: bool) -> Nearest:
+        unit, others = (torch.nn.functional.normalize(v, dim=1) for v in (rows, self.features))
+        parts: list[Nearest] = []
+        height = max(1, BAND // len(others))
+        with bar(len(unit), "neighbours", "sample", show=progress) as step:
+            for start in range(0, len(unit), height):
+                parts.append(_largest(unit[start : start + height] @ others.T, start, k, same))
+                step(len(parts[-1].places))
+        return Nearest(*(torch.cat(p) for p in zip(*parts, strict=True)))
+
+    def _test(self) -> Tensor:
+        if self.test is None:
+            raise InputError("there are no test samples; give their features.")
+        return self.test
+
+
+def _nearest(gram: Gram, rows: Tensor, columns: Tensor, k: int, same: bool, progress: bool) -> Nearest:
+    """By the cosines of a Gram, whose samples have these k(x, x)."""
+    parts: list[Nearest] = []
+    height = max(1, BAND // gram.shape[1])
+    with bar(gram.shape[0], "neighbours", "sample", show=progress) as step:
+        for start in range(0, gram.shape[0], height):
+            band = gram[start : start + height].double()
+            band = band / (rows[start : start + height, None].to(band) * columns.to(band)).sqrt()
+            parts.append(_largest(band, start, k, same))
+            step(len(band))
+    return Nearest(*(torch.cat(p) for p in zip(*parts, strict=True)))
+
+
+def _largest(band: Tensor, start: int, k: int, same: bool) -> Nearest:
+    """Of each row its k largest entries; where rows and columns are the same samples, not the sample itself."""
+    if same:
+        here = torch.arange(len(band), device=band.device)
+        band[here, start + here] = -torch.inf
+    return Nearest(*band.topk(k, 1))

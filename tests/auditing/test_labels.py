@@ -1,0 +1,154 @@
+"""Wrong labels: planted ones are found, probabilities and rates mean what they say, bad input is refused."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import tangency as tg
+from tangency.auditing import audit_gram
+from tangency.auditing.labels import estimate_noise, suspect_labels
+from tangency.auditing.machine import FeatureMachine, GramMachine
+from tangency.auditing.mixture import tell_apart
+from tangency.errors import InputError
+
+
+def blobs(n: int, classes: int, apart: float = 4.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Normal points around as many corners."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % classes
+    return torch.randn(n, 8, generator=g).double() + apart * torch.eye(8).double()[y], y
+
+
+def flipped(y: Tensor, classes: int, rate: float, seed: int = 0) -> Tensor:
+    """Labels of which a part is wrong."""
+    g = torch.Generator().manual_seed(seed)
+    wrong = torch.rand(len(y), generator=g) < rate
+    return torch.where(wrong, (y + torch.randint(1, classes, y.shape, generator=g)) % classes, y)
+
+
+def rbf(a: Tensor, b: Tensor) -> Tensor:
+    return (-torch.cdist(a, b).square() / 32).exp()
+
+
+def test_planted_labels_are_found_with_their_class() -> None:
+    x, y = blobs(300, 4, apart=6.0)
+    given = flipped(y, 4, 0.1)
+    found = audit_gram(rbf(x, x), given, progress=False)
+    wrong = given != y
+    assert set(found.suspects.first(int(wrong.sum())).tolist()) == set(wrong.nonzero()[:, 0].tolist())
+    assert torch.equal(found.suspects.suggested[wrong], y[wrong])
+    assert found.noise.low <= float(wrong.double().mean()) <= found.noise.high
+
+
+def test_margins_are_those_of_refits_without_each_sample() -> None:
+    x, y = blobs(40, 3, apart=1.5)
+    found = audit_gram(rbf(x, x), y, progress=False)
+    targets = torch.nn.functional.one_hot(y).double()
+    mean = targets.mean(0)
+    for i in (0, 7, 39):
+        rest = torch.arange(40) != i
+        solved = torch.linalg.solve(rbf(x[rest], x[rest]) + found.choice.reg * torch.eye(39), targets[rest] - mean)
+        said = (rbf(x[i : i + 1], x[rest]) @ solved)[0] + mean
+        others = said.clone()
+        others[y[i]] = -math.inf
+        assert float(found.suspects.margin[i]) == pytest.approx(float(said[y[i]] - others.max()), abs=1e-8)
+
+
+def test_without_wrong_labels_almost_none_is_suspected() -> None:
+    x, y = blobs(400, 4)
+    found = audit_gram(rbf(x, x), y, progress=False)
+    assert found.suspects.count <= 4
+    assert found.noise.low == 0
+
+
+def test_rates_of_kinds_that_are_drawn_are_found() -> None:
+    """Margins drawn as two normal distributions: the probabilities add up to how many are wrong."""
+    g = torch.Generator().manual_seed(0)
+    right, wrong = 0.6 + 0.15 * torch.randn(1800, generator=g), -0.5 + 0.12 * torch.randn(200, generator=g)
+    kinds = tell_apart(torch.cat([right, wrong]))
+    assert float(kinds.wrong.sum()) == pytest.approx(200, rel=0.05)
+    assert float(kinds.wrong[1800:].min()) > 0.9
+    assert tell_apart(right).single
+
+
+def test_a_smaller_margin_is_never_less_suspicious() -> None:
+    x, y = blobs(300, 3, apart=2.0)
+    wrong = audit_gram(rbf(x, x), flipped(y, 3, 0.2), progress=False).suspects
+    assert bool((wrong.wrong[wrong.order].diff() <= 0).all())
+
+
+def test_test_mistakes_lower_the_rate() -> None:
+    """What the machine also gets wrong on clean samples is no sign of wrong labels."""
+    x, y = blobs(200, 3, apart=2.0)
+    left = tg.regress.leave_out(rbf(x, x), torch.nn.functional.one_hot(y).double(), reg=1.0, progress=False)
+    found = suspect_labels(left, y)
+    none, many = (estimate_noise(found, 3, (k, 100)) for k in (0, 60))
+    assert many.low <= none.low
+
+
+def test_features_and_their_gram_give_the_same_audit() -> None:
+    x, y = blobs(120, 3)
+    z, _ = blobs(30, 3, seed=1)
+    targets = torch.nn.functional.one_hot(y).double()
+    one, other = FeatureMachine(x, z), GramMachine(tg.linalg.matrix.square(x @ x.T), None, None)
+    a, b = one.left_out(targets, 2.0), other.left_out(targets, 2.0)
+    torch.testing.assert_close(a.predictions, b.predictions, rtol=1e-9, atol=1e-9)
+    seen = one.see(targets, 2.0)
+    solved = torch.linalg.solve(x @ x.T + 2.0 * torch.eye(120), x @ z.T)
+    torch.testing.assert_close(seen.predictions, solved.T @ targets, rtol=1e-8, atol=1e-8)
+    squares = z.square().sum(1)
+    torch.testing.assert_close(seen.unexplained, 1 - ((z @ x.T) * solved.T).sum(1) / squares, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_wrong_targets_are_found_and_their_neighbours_are_not(seed: int) -> None:
+    """A target that is a hundred times the noise off moves what is said of its neighbours."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(200, 2, generator=g).double()
+    y = torch.sin(x[:, 0]) + 0.02 * torch.randn(200, generator=g).double()
+    y[[3, 50, 120]] += torch.tensor([1.5, -2.0, 1.0]).double()
+    found = audit_gram((-torch.cdist(x, x).square() / 2).exp(), y, progress=False)
+    assert set(found.suspects.first(3).tolist()) == {3, 50, 120}
+    assert found.suspects.count <= 8
+    assert found.noise.low <= 3 / 200 <= found.noise.high
+    with pytest.raises(InputError, match="real numbers"):
+        found.cleaned()
+
+
+def test_cleaning_is_what_refits_say() -> None:
+    x, y = blobs(150, 3, apart=2.0)
+    z, y_test = blobs(60, 3, apart=2.0, seed=1)
+    given = flipped(y, 3, 0.3)
+    found = audit_gram(rbf(x, x), given, cross=rbf(z, x), prior=torch.ones(60), test_labels=y_test, progress=False)
+    assert found.cleaning is not None
+    targets = torch.nn.functional.one_hot(given).double()
+    for size, score in zip(found.cleaning.removed.tolist(), found.cleaning.dropped.tolist(), strict=True):
+        kept = torch.ones(150, dtype=torch.bool)
+        kept[found.suspects.order[:size]] = False
+        K = rbf(x[kept], x[kept]) + found.choice.reg * torch.eye(int(kept.sum()))
+        said = rbf(z, x[kept]) @ torch.linalg.solve(K, targets[kept] - targets.mean(0)) + targets.mean(0)
+        assert score == pytest.approx(float((said.argmax(1) == y_test).double().mean()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": torch.zeros(20).long()}, "at least two classes"),
+        ({"labels": torch.arange(19) % 2}, "one for each"),
+        ({"samples": 0}, "whole numbers from 1"),
+        ({"neighbours": True}, "whole numbers from 1"),
+        ({"prior": torch.ones(3)}, "together"),
+        ({"labels": torch.ones(20)}, "all targets are equal"),
+    ],
+)
+def test_bad_input_is_refused(options: dict[str, object], message: str) -> None:
+    x, y = blobs(20, 2)
+    with pytest.raises(InputError, match=message):
+        audit_gram(x @ x.T, **({"labels": y, "progress": False} | options))  # type: ignore[arg-type]
+
+
+def test_few_samples_are_refused() -> None:
+    with pytest.raises(InputError, match="at least 10"):
+        audit_gram(torch.eye(4), [0, 1, 0, 1], progress=False)
