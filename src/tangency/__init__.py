@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from . import (
+    auditing,
     datasets,
     decisions,
     dynamics,
@@ -26,7 +27,7 @@ from . import (
     testing,
 )
 from ._version import __version__
-from .decisions import explain
+from .decisions import audit, explain
 from .doctor import doctor
 from .dynamics.linearized import Linearized, linearize
 from .errors import (
@@ -86,6 +87,8 @@ __all__ = [
     "WorkerLost",
     "Workers",
     "__version__",
+    "audit",
+    "auditing",
     "compute",
     "conjugate_kernel",
     "cosine",

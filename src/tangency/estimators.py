@@ -8,7 +8,6 @@ A fit is fixed: it keeps a copy of its samples, and predicting is refused once t
 was, because its network went on training, say.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
@@ -21,8 +20,9 @@ from ._base import checks, tree
 from ._base.extras import needed
 from ._base.misfit import misfit
 from ._base.types import Inputs, Memory, Spec
+from .auditing import Audit, audit_gram
 from .engine.network import Network
-from .errors import InputError, ModelError, NotPositiveDefinite
+from .errors import InputError, NotPositiveDefinite
 from .gram.compute import compute
 from .gram.gram import DenseGram, Gram
 from .gram.manifest import differences
@@ -32,11 +32,12 @@ from .kernels.kernel import Kernel
 from .linalg.matrix import square
 from .linalg.systems import Solver
 from .regress import KernelModel, LogisticModel, cross_validate, logistic, ridge, ridgeless
+from .regress.fixed import close, moved, unchanged
 from .regress.model import Problem
 from .regress.samples import checked_weights
 
 with needed("sklearn", "tangency.estimators"):
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
     from sklearn.svm import SVC
     from sklearn.utils.metaestimators import available_if
     from sklearn.utils.multiclass import check_classification_targets
@@ -52,9 +53,8 @@ Reg: TypeAlias = float | Literal["loo", "gcv"]
 Samples: TypeAlias = Inputs | Source | np.ndarray | Gram
 CHOICES_OF_REG = ("loo", "gcv")
 CLASSIFIER_LOSSES = ("square", "logistic", "svm")
-# Training samples whose kernel is computed again for predicting, and how far it may be from what it was, relative to
-# its largest entry, beyond which it is another kernel (heuristics: rounding on another machine, with margin).
-FEW, ROUNDED = 4, 2e-2
+# Training samples whose kernel is computed again for predicting (heuristic).
+FEW = 4
 # Up to so many new samples one training sample goes along with them; for more a pass of its own costs little.
 ALONG = 1024
 
@@ -178,12 +178,12 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
             return self._gram(x, self.X_fit_)
         spec, samples, first = self.fixed_
         now, same = self._described()
-        _unchanged(list(differences(spec, now)) + ["the training samples"] * (samples != same))
-        close = _close(spec, first.dtype)
+        unchanged(list(differences(spec, now)) + ["the training samples"] * (samples != same))
+        limit = close(spec, first.dtype)
         kept = self.X_fit_
         if not self._goes_along(x, kept):
             few = self._few()
-            _unchanged(_moved(few, first.narrow(first.dim() // 2, 0, len(few)), close))
+            unchanged(moved(few, first.narrow(first.dim() // 2, 0, len(few)), limit))
             return self._gram(x, self.X_fit_)
         i = int(first.abs().flatten(1).amax(1).argmax())  # the row that shows most
         # As the last row of the Gram of the new samples, it costs no pass of its own.
@@ -191,7 +191,7 @@ class _KernelEstimator(BaseEstimator):  # type: ignore[misc]
         sample = [v[i : i + 1] for _, v in tree.leaves(trained)]
         more = [torch.cat([v, w]) for (_, v), w in zip(tree.leaves(new), sample, strict=True)]
         matrix = self._gram(tree.rebuild(new, more), kept).dense()
-        _unchanged(_moved(matrix[-1:].cpu(), first[i : i + 1], close))
+        unchanged(moved(matrix[-1:].cpu(), first[i : i + 1], limit))
         return DenseGram(matrix[:-1], symmetric=False)
 
     def _goes_along(self, x: Samples, kept: Samples | None) -> bool:
@@ -382,6 +382,20 @@ class KernelClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
         cross = self._cross(X)
         return _numpy(cast(LogisticModel, self.model_).probabilities(cross), cross)
 
+    def audit(self, X: object, y: object, *, samples: int = 200, neighbours: int = 8, progress: bool = True) -> Audit:
+        """Which of the labels y [n] are wrong, by leave-one-out with this kernel: `tg.audit` for arrays, without a fit.
+
+        X as for `fit`; nothing of the estimator changes. The loss is the square one, reg the best by leave-one-out.
+        """
+        targets = column_or_1d(_targets(y), warn=True)
+        check_classification_targets(targets)
+        classes, index = np.unique(targets, return_inverse=True)
+        work = clone(self)
+        x, _ = work._begin(X, len(targets), None)
+        K = work._trained(x)
+        names = [str(c) for c in classes]
+        return audit_gram(K, index, classes=names, samples=samples, neighbours=neighbours, progress=progress)
+
     def _reg(self) -> Reg:
         """`reg`, checked together with the loss."""
         reg = super()._reg()
@@ -395,28 +409,6 @@ class KernelClassifier(ClassifierMixin, _KernelEstimator):  # type: ignore[misc]
         if reg == 0 and self.loss == "svm":
             raise InputError("reg=0 with loss='svm'; needed: a positive number (C = 1/reg).")
         return reg
-
-
-def _close(spec: Spec, dtype: torch.dtype) -> float:
-    """How far entries of one kernel may be apart, relative to the largest."""
-    coarse = any(f'"{name}"' in json.dumps(spec) for name in ("tf32", "float16", "float8"))
-    return ROUNDED if coarse else float(torch.finfo(dtype).eps ** 0.5)
-
-
-def _moved(now: Tensor, then: Tensor, close: float) -> list[str]:
-    """What is to be said of entries that are others than in `fit`; nothing if they are the same."""
-    gap = float((now - then).abs().max() / then.abs().max().clamp_min(torch.finfo(then.dtype).tiny))
-    return [] if gap <= close else [f"k of the first training samples, by {gap:.2g} of its largest entry"]
-
-
-def _unchanged(changed: Sequence[str]) -> None:
-    """Refuse to predict with a kernel that is another than it was in `fit`."""
-    if changed:
-        raise ModelError(
-            "the kernel has changed since fit, and the coefficients belong to what it was. Other than then: "
-            f"{checks.some(list(changed))}. Fit again; or, to go on with the network as it was, fit with a copy of it: "
-            "tg.trace_ntk(copy.deepcopy(model))."
-        )
 
 
 def _best(K: Gram, y: Tensor, weights: Tensor | None, regs: Sequence[float] | None, by: Literal["loo", "gcv"]) -> float:

@@ -172,13 +172,21 @@ def test_the_whole_says_what_it_is(found: Decisions) -> None:
     assert found.accuracy == float((trained()(z).argmax(1) == y_z).double().mean())
     assert found.accuracy == found.explanations[0].faithfulness.network_accuracy
     assert 0.5 < found.accuracy < 1
-    facts = {"train": N, "test": M, "classes": 3, "explained": M, "model": "Sequential", "parameters": 211}
+    facts = {"train": N, "test": M, "classes": 3, "explained": M, "parameters": 211}
+    facts["model"] = "MLP of 3 layers with 211 parameters"
     assert {k: found.facts[k] for k in facts} == facts
     assert found.poisoned_train is None
     assert found.explanations[0].flagged is None
-    *lines, last = found.table().splitlines()
+    *lines, accuracies, sentence, against, rule, last = found.table().splitlines()
     assert last == found.outputs_said == "The network's outputs are taken for logits."
     assert len(lines) == 6
+    best = max(found.explanations, key=lambda e: e.faithfulness.tau)
+    said = found.verdict()
+    assert (sentence, (against,), rule) == (f"{best.name}: {said.sentence}", said.against, said.rule)
+    assert accuracies == (
+        f"The network's accuracy is {found.accuracy:.2%}, balanced over classes {found.balanced_accuracy:.2%}; "
+        f"always saying {found.majority[0]} has {found.majority[1]:.2%}."
+    )
     for line, view in zip(lines[1:], found.explanations, strict=True):
         assert line.startswith(view.name)
         assert f"{view.faithfulness.tau:.3f}" in line
@@ -199,7 +207,8 @@ def test_the_whole_says_what_it_is(found: Decisions) -> None:
 
 def test_at_the_prompt_it_is_a_line(found: Decisions) -> None:
     assert repr(found).startswith(
-        f"Decisions(Sequential: 40 test samples, 60 to train, 3 classes, accuracy {found.accuracy:.1%}"
+        "Decisions(MLP of 3 layers with 211 parameters: 40 test samples, 60 to train, 3 classes, "
+        f"accuracy {found.accuracy:.1%}"
     )
     assert f"CK τ_K {found.explanations[-1].faithfulness.tau:.3f}" in repr(found)
     assert max(len(repr(v)) for v in (found, *found.explanations)) < 300

@@ -5,9 +5,8 @@ import io
 import json
 import os
 import re
-import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_decisions import (
+    ANIMALS,
+    NASTY,
+    check_numbers,
+    decide,
+    faithfulness,
+    labels,
+    listed,
+    neighbours,
+    opening,
+    pictured,
+    place,
+    sample,
+    smooth,
+    tabled,
+    values,
+    written,
+)
 from torch import Tensor
-from torch.nn import functional as F
 
 import tangency as tg
 from tangency import report
@@ -24,268 +40,17 @@ from tangency.datasets import Labelled
 from tangency.decisions import Decisions, Explanation
 from tangency.decisions.attribution import Attribution
 from tangency.report import pack, pictures
-from tangency.surrogate import Faithfulness, Interval, MonotoneMap, Surrogate
+from tangency.surrogate import MonotoneMap, Surrogate
 
-ANIMALS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SCREENSHOTS = Path(__file__).parents[2] / "runs" / "screenshots"
-
-
-# ---- decisions, made up but consistent ------------------------------------------------------------------------------
-
-
-def attribution(
-    kernel: Tensor, weights: Tensor, bias: Tensor, outputs: Tensor, y: Tensor, c: int, k: int
-) -> Attribution:
-    """The definition, slowly: A = W κ + b / N, its boxes and its extremes."""
-    n = len(y)
-    a = torch.stack([kernel * weights[:, o].T + bias[o, None] / n for o in outputs.T], 1)  # [s, q, n]
-    boxes, outliers = torch.full((*a.shape[:2], c, 6), torch.nan), torch.zeros(*a.shape[:2], c, dtype=torch.long)
-    fliers = torch.full((*a.shape[:2], c, 6), torch.nan)
-    for t in range(c):
-        part = a[..., y == t]
-        if not part.shape[-1]:
-            continue
-        low, mid, high = torch.quantile(part, torch.tensor([0.25, 0.5, 0.75]), dim=-1)
-        reach = 1.5 * (high - low)
-        inside = (part >= (low - reach)[..., None]) & (part <= (high + reach)[..., None])
-        ends = part.masked_fill(~inside, torch.inf).amin(-1), part.masked_fill(~inside, -torch.inf).amax(-1)
-        boxes[:, :, t] = torch.stack([ends[0], low, mid, high, ends[1], part.mean(-1)], -1)
-        outliers[:, :, t] = (~inside).sum(-1)
-        far = (part - mid[..., None]).abs().masked_fill(inside, -1).topk(min(6, part.shape[-1]), -1)
-        fliers[:, :, t, : far.indices.shape[-1]] = part.gather(-1, far.indices).masked_fill(far.values < 0, torch.nan)
-    similar, best, worst = kernel.topk(k, 1), a.topk(k, -1), a.topk(k, -1, largest=False)
-    return Attribution(
-        outputs, a.sum(-1), boxes, outliers, fliers, similar.indices, similar.values, best.indices, best.values,
-        worst.indices, worst.values,
-    )  # fmt: skip
-
-
-def faithfulness(logits: Tensor, network: Tensor, y: Tensor, tau: float) -> Faithfulness:
-    accuracy, theirs = (float((v.argmax(1) == y).double().mean()) for v in (logits, network))
-    ends = {key: Interval(v - 0.03, v + 0.03) for key, v in (("tau", tau), ("tad", accuracy - theirs), ("r2", 0.8))}
-    line = MonotoneMap(torch.tensor([-6.0, -1.0, 2.0, 8.0]), torch.tensor([-9.0, -1.5, 3.0, 14.0]))
-    return Faithfulness(tau, accuracy - theirs, 0.9, 0.8, line, accuracy, theirs, ends, 0.95, len(y))
-
-
-def picture_of(kernel: Tensor, y: Tensor, c: int, g: int = 60) -> tuple[Tensor, Tensor]:
-    order = y.argsort(stable=True)
-    picture = F.interpolate(kernel[order][:, order][None, None], (g, g), mode="area")[0, 0]
-    ends = (torch.bincount(y, minlength=c).cumsum(0) * g / len(y)).round().long()
-    return picture, ends.diff(prepend=torch.zeros(1, dtype=torch.long))
-
-
-def decide(
-    train: Labelled,
-    test: Labelled,
-    *,
-    kernels: int = 3,
-    shown: int = 24,
-    k: int = 6,
-    noise: float = 1.0,
-    poison: bool = False,
-) -> Decisions:
-    """Decisions of a made-up network, with kernels that follow it more or less."""
-    c, n, m = len(train.classes), len(train), len(test)
-    make = torch.Generator().manual_seed(7)
-    random = lambda *shape: torch.randn(*shape, generator=make)  # noqa: E731
-    centres = random(c, 24)
-    both = torch.cat([train.y, test.y])
-    base = centres[both] + noise * random(n + m, 24)
-    network = (F.normalize(base[n:], dim=1) @ F.normalize(centres, dim=1).T) * 9
-    rows = torch.arange(m)[:: max(1, m // shown)][:shown]
-    names = ["trNTK", "CK", "pNTK", "Em", "embedding NTK", "a", "b", "d"]
-    views = []
-    for i in range(kernels):
-        features = F.normalize(base + 0.35 * (i + 1) * random(n + m, 24), dim=1)
-        gram, cross = features[:n] @ features[:n].T, features[n:] @ features[:n].T
-        target = F.one_hot(train.y, c).float() - 1 / c
-        weights, bias = 12 * torch.linalg.solve(gram + 2 * torch.eye(n), target), 0.1 * random(c)
-        logits = cross @ weights + bias
-        outputs = network[rows].topk(min(2, c), 1).indices
-        picture, spans = picture_of(gram, train.y, c)
-        flagged = (torch.arange(m) % (4 + i) == 0) if poison else None
-        machine = Surrogate(weights, bias, 1e-3, "l2", "newton", 7, 3e-9 * 7**i, 0.1)
-        faith = faithfulness(logits, network, test.y, 0.8 - 0.1 * i)
-        found = attribution(cross[rows], weights, bias, outputs, train.y, c, k)
-        title, spectrum = f"a made-up kernel, number {i + 1}", torch.linalg.eigvalsh(gram).flip(0)
-        seconds = 1.5 + 60 * i
-        views.append(
-            Explanation(names[i], title, machine, faith, logits, found, picture, spans, spectrum, seconds, flagged)
-        )
-    facts = {
-        "model": "made-up network",
-        "data": test.name,
-        "parameters": 1234567,
-        "seconds": 12.5,
-        "device": "cpu",
-        "kernels": names[:kernels],
-    }
-    dirty = (torch.arange(n) % 9 == 0, torch.arange(m) % 5 == 0) if poison else (None, None)
-    return Decisions(train, test, network, tuple(views), rows, facts, *dirty)
-
-
-def smooth(n: int, channels: int, side: int, seed: int = 0) -> Tensor:
-    """Pictures without noise, roughly as photographs are."""
-    coarse = torch.rand(n, channels, 5, 5, generator=torch.Generator().manual_seed(seed))
-    return (F.interpolate(coarse, (side, side), mode="bicubic").clamp(0, 1) * 255).byte()
-
-
-def labels(n: int, c: int, seed: int = 0) -> Tensor:
-    return torch.randint(c, (n,), generator=torch.Generator().manual_seed(seed))
-
-
-def pictured(channels: int = 3, side: int = 32, c: int = 10, **options: Any) -> Decisions:
-    classes = ANIMALS if c == 10 else tuple(f"kind {k}" for k in range(c))
-    train = Labelled(
-        torch.zeros(160, 1), labels(160, c), classes, show=smooth(160, channels, side), name="smooth pictures"
-    )
-    test = Labelled(
-        torch.zeros(90, 1), labels(90, c, 1), classes, show=smooth(90, channels, side, 1), name="smooth pictures"
-    )
-    return decide(train, test, **options)
-
-
-NASTY = "<script>window.hacked = 1</script>"
-
-
-def written(c: int = 2, **options: Any) -> Decisions:
-    words = ["slow", "great", "music", "a", "the", "plot", "was", "never", "again"]
-    pick = torch.Generator().manual_seed(3)
-    text = lambda i: f"text {i} {NASTY} " + " ".join(words[int(k)] for k in torch.randint(9, (40,), generator=pick))  # noqa: E731
-    classes = (f"<img src=x onerror='window.hacked = 2'>{NASTY}", "good & fine")[:c]
-    train = Labelled(
-        torch.zeros(80, 1), labels(80, c), classes, show=[text(i) for i in range(80)], name=f"reviews {NASTY}"
-    )
-    test = Labelled(
-        torch.zeros(40, 1), labels(40, c, 1), classes, show=[text(1000 + i) for i in range(40)], name=f"reviews {NASTY}"
-    )
-    made = decide(train, test, noise=2.5, **options)
-    facts = {**made.facts, "model": f"</script>{NASTY}", "note": NASTY}
-    views = tuple(replace(v, title=f"{v.title} {NASTY}") for v in made.explanations)
-    return replace(made, facts=facts, explanations=views)
-
-
-def tabled(**options: Any) -> Decisions:
-    make = torch.Generator().manual_seed(5)
-    columns = tuple(f"measurement {k}" for k in range(30))
-    classes = ("setosa", "versicolor", "virginica with a very long name that goes on and on")
-    train = Labelled(torch.randn(90, 30, generator=make), labels(90, 3), classes, columns=columns, name="flowers")
-    test = Labelled(torch.randn(40, 30, generator=make), labels(40, 3, 1), classes, columns=columns, name="flowers")
-    return decide(train, test, **options)
-
-
-# ---- a browser ------------------------------------------------------------------------------------------------------
-
-
-def lacking(what: str) -> None:
-    if os.environ.get("CI") or os.environ.get("TANGENCY_NEED_BROWSER") == "1":
-        pytest.fail(f"{what}; CI and TANGENCY_NEED_BROWSER=1 need it")
-    pytest.skip(f"{what}, so the page was not opened")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    try:
-        from playwright.sync_api import Error, sync_playwright
-    except ImportError:
-        lacking("playwright is not installed")
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    with sync_playwright() as play:
-        try:
-            chromium = play.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        except Error as e:
-            lacking(f"Chromium does not start ({str(e).splitlines()[0]})")
-        yield chromium
-        chromium.close()
-
-
 Opener = Callable[..., Any]
-
-
-@pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Opener]:
-    """Opens decisions, or a written page, in a fresh window; at the end nothing may have gone wrong in any."""
-    wrong: list[str] = []
-    pages = []
-
-    def opened(what: Decisions | Path, *, width: int = 1280, scheme: str = "light", hash: str = "") -> Any:
-        path = what if isinstance(what, Path) else report.write(what, tmp_path / f"{len(pages)}.html")
-        page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
-        page.set_default_timeout(120_000)  # a busy machine
-        page.on("console", lambda m: wrong.append(f"console: {m.text}"))
-        page.on("pageerror", lambda e: wrong.append(f"error: {e}"))
-        page.on("dialog", lambda d: (wrong.append(f"dialog: {d.message}"), d.dismiss()))
-        page.on(
-            "request", lambda r: None if r.url.split("#")[0] == path.as_uri() else wrong.append(f"request: {r.url}")
-        )
-        page.goto(path.as_uri() + hash)
-        page.wait_for_selector("html[data-ready]")
-        pages.append(page)
-        return page
-
-    yield opened
-    for page in pages:
-        page.close()
-    assert not wrong
-
-
-@pytest.fixture(scope="module")
-def poisoned() -> Decisions:
-    return pictured(noise=1.4, poison=True)
-
-
-@pytest.fixture(scope="module")
-def poisoned_page(poisoned: Decisions, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report.write(poisoned, tmp_path_factory.mktemp("report"))
-
-
-def sample(page: Any) -> int:
-    return int(re.fullmatch(r"Test sample #(\d+)", page.inner_text("#sample-title"))[1])  # type: ignore[index]
-
-
-def listed(page: Any) -> list[int]:
-    return page.eval_on_selector_all("#strip .entry", "nodes => nodes.map((n) => Number(n.dataset.sample))")
-
-
-def neighbours(page: Any, kind: str) -> list[tuple[int, float]]:
-    read = "nodes => nodes.map((n) => [Number(n.dataset.index), Number(n.dataset.value)])"
-    return [tuple(pair) for pair in page.eval_on_selector_all(f"[data-list={kind}] .tile", read)]
-
-
-def values(page: Any, selector: str) -> Tensor:
-    return torch.tensor(page.eval_on_selector_all(selector, "nodes => nodes.map((n) => Number(n.dataset.value))"))
-
-
-def check_numbers(page: Any, d: Decisions, at: int, view: int, output: int) -> None:
-    """What the page shows of one sample is what the decisions hold."""
-    v, a = d.explanations[view], d.explanations[view].attribution
-    assert sample(page) == int(d.shown[at])
-    for kind, index, amount in (
-        ("similar", a.similar[at], a.similarity[at]),
-        ("helpful", a.helpful[at, output], a.help[at, output]),
-        ("harmful", a.harmful[at, output], a.harm[at, output]),
-    ):
-        seen = neighbours(page, kind)
-        assert [i for i, _ in seen] == index.tolist()
-        torch.testing.assert_close(torch.tensor([x for _, x in seen]), amount)
-    for column, logits in (("network", d.logits), ("surrogate", v.logits)):
-        shown = values(page, f".probabilities td.{column}")
-        torch.testing.assert_close(shown, logits[d.shown[at]].softmax(0), atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(values(page, "#total"), a.totals[at, output][None])
-    # The means lie on the axis where they belong: one straight line leads from numbers to pixels.
-    read = "nodes => nodes.map((n) => Number(n.getAttribute('x1')))"
-    x = np.array(page.eval_on_selector_all("#boxes .mean", read))
-    mean = a.boxes[at, output, :, 5].double().numpy()
-    slope, start = np.polyfit(mean, x, 1)
-    assert slope > 0
-    np.testing.assert_allclose(slope * mean + start, x, atol=0.2)
 
 
 # ---- what is shown --------------------------------------------------------------------------------------------------
 
 
 def test_numbers_are_those_of_the_decisions(show: Opener, poisoned: Decisions, poisoned_page: Path) -> None:
-    page, d = show(poisoned_page), poisoned
+    page, d = show(poisoned_page, hash=place(poisoned)), poisoned
     check_numbers(page, d, 0, 0, 0)
     page.keyboard.press("2")
     page.keyboard.press("ArrowRight")
@@ -307,7 +72,7 @@ def test_numbers_are_those_of_the_decisions(show: Opener, poisoned: Decisions, p
 
 def test_small_pictures_are_exact(show: Opener) -> None:
     d = pictured(1, 8, kernels=1)
-    page = show(d)
+    page = show(d, hash=place(d))
     read = """nodes => nodes.map((n) => [...n.getContext("2d").getImageData(0, 0, 8, 8).data])
         .map((bytes) => bytes.filter((_, k) => k % 4 == 0))"""
     seen = torch.tensor(page.eval_on_selector_all("[data-list=similar] canvas", read), dtype=torch.uint8)
@@ -319,7 +84,7 @@ def test_small_pictures_are_exact(show: Opener) -> None:
 
 
 def test_wrong_class_and_poisoned_neighbours_are_marked(show: Opener, poisoned: Decisions, poisoned_page: Path) -> None:
-    page, d = show(poisoned_page), poisoned
+    page, d = show(poisoned_page, hash=place(poisoned)), poisoned
     dirty, truth = d.poisoned_train, int(d.test.y[d.shown[0]])
     assert dirty is not None
     tiles = page.eval_on_selector_all(
@@ -337,7 +102,7 @@ def test_wrong_class_and_poisoned_neighbours_are_marked(show: Opener, poisoned: 
 
 
 def test_keys(show: Opener, poisoned: Decisions, poisoned_page: Path) -> None:
-    page, shown = show(poisoned_page), poisoned.shown.tolist()
+    page, shown = show(poisoned_page, hash=place(poisoned)), poisoned.shown.tolist()
     for key, at in (("ArrowRight", 1), ("j", 2), ("k", 1), ("ArrowLeft", 0), ("ArrowLeft", 0)):
         page.keyboard.press(key)
         assert sample(page) == shown[at]
@@ -446,7 +211,7 @@ def test_address_restores_and_follows(show: Opener, poisoned: Decisions, poisone
     page.locator("#sample-title", has_text=re.compile(f"#{shown[2]}$")).wait_for()
     check_numbers(page, poisoned, 2, 0, 0)
     page = show(poisoned_page, hash="#sample=99999&kernel=none")  # says nothing that exists
-    assert sample(page) == shown[0]
+    assert sample(page) == opening(poisoned)
 
 
 def test_a_step_draws_little(show: Opener, poisoned_page: Path) -> None:
@@ -552,7 +317,7 @@ def test_everything_has_a_name(show: Opener, poisoned_page: Path) -> None:
 
 def test_texts_stay_texts(show: Opener) -> None:
     d = written()
-    page = show(d)
+    page = show(d, hash=place(d))
     assert page.evaluate("window.hacked") is None
     check_numbers(page, d, 0, 0, 0)
     assert page.inner_text(".subject .text") == d.test.show[int(d.shown[0])]
@@ -608,14 +373,14 @@ def test_marks_and_control_characters_are_shown_and_do_nothing() -> None:
 
 def test_hostile_names_are_read_in_their_order(show: Opener) -> None:
     d = hostile()
-    page = show(d)
+    page = show(d, hash=place(d))
     check_numbers(page, d, 0, 0, 0)
     assert page.inner_text("h1").startswith("net⟨U+DC80⟩⟨U+2067⟩ on reviews⟨U+202E⟩")
 
 
 def test_rows_of_a_table(show: Opener) -> None:
     d = tabled(kernels=2)
-    page = show(d)
+    page = show(d, hash=place(d))
     check_numbers(page, d, 0, 0, 0)
     row = d.test.show[d.shown[0]]
     cells = page.eval_on_selector_all(".subject td", "nodes => nodes.map((n) => Number(n.innerText.replace('−', '-')))")
@@ -628,7 +393,7 @@ def test_rows_of_a_table(show: Opener) -> None:
 
 def test_many_classes(show: Opener) -> None:
     d = pictured(c=200, noise=0.6, shown=10)
-    page = show(d, width=390)
+    page = show(d, width=390, hash=place(d))
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert "20 of 200 classes" in page.inner_text("#faithful")
     assert page.locator(".probabilities tbody tr").count() == 13  # twelve, and the rest
@@ -710,7 +475,7 @@ def test_a_large_page_stays_below_its_limit(show: Opener, tmp_path: Path) -> Non
     path = report.write(d, tmp_path / "large")
     assert path == tmp_path / "large" / "report.html"
     assert path.stat().st_size <= 8_000_000
-    page = show(path)
+    page = show(path, hash=place(d))
     assert "2,000 of 10,000 test samples" in page.inner_text("#faithful")
     similar = d.explanations[0].attribution.similar[0].tolist()
     seen = [i for i, _ in neighbours(page, "similar")]

@@ -1,9 +1,12 @@
 """Why did the network say that: `explain`, the kernels that it compares, attributions, and poisoned samples found."""
 
 from .attribution import Attribution, attributions, summarize
+from .audited import audit
 from .compared import TITLES, GramPair, Grams, kernels
-from .explained import Decisions, Explanation, explain, logits_of
+from .explained import explain, logits_of
 from .forensics import Flags, Forensics, Patch, Poisoned, detect, flag, poison
+from .result import Decisions, Explanation
+from .verdict import Verdict, verdict
 
 __all__ = [
     "TITLES",
@@ -16,7 +19,9 @@ __all__ = [
     "Grams",
     "Patch",
     "Poisoned",
+    "Verdict",
     "attributions",
+    "audit",
     "detect",
     "explain",
     "flag",
@@ -24,4 +29,5 @@ __all__ = [
     "logits_of",
     "poison",
     "summarize",
+    "verdict",
 ]

@@ -65,11 +65,15 @@ class Attribution(Result):
 
         return draw_attribution(self, decision, names)
 
-    def words(self, decision: int, output: int, y: Tensor, classes: Sequence[str]) -> str:
+    def words(
+        self, decision: int, output: int, y: Tensor, classes: Sequence[str], *, similarity: Tensor | None = None
+    ) -> str:
         """The training samples behind one decision, by number with their class, a line each for and against it.
 
-        `output`: which logit; `y`, `classes`: the training samples' labels and their names.
+        `output`: which logit; `y`, `classes`: the training samples' labels and their names. `similarity`: what is said
+        of the `similar` ones, [m, k] (default: κ).
         """
+        alike = self.similarity if similarity is None else similarity
         (logit,) = (self.outputs[decision] == output).nonzero()[:, 0].tolist()
 
         def listed(who: Tensor, values: Tensor, form: str) -> str:
@@ -80,7 +84,7 @@ class Attribution(Result):
         lines = {
             f"for {classes[output]}": listed(self.helpful[decision, logit], self.help[decision, logit], "+.2f"),
             f"against {classes[output]}": listed(self.harmful[decision, logit], self.harm[decision, logit], "+.2f"),
-            "most like it": listed(self.similar[decision], self.similarity[decision], ".2f"),
+            "most like it": listed(self.similar[decision], alike[decision], ".2f"),
         }
         width = max(map(len, lines))
         return "\n".join(f"  {what:>{width}}: {who}" for what, who in lines.items())

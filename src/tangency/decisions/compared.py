@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .._base import checks, tree
 from .._base.fingerprint import without_words
-from .._base.types import Inputs, Memory, StorePlace
+from .._base.types import FeatureBatch, Inputs, Memory, StorePlace
 from ..engine.hidden import default_layers
 from ..engine.network import unwrapped
-from ..engine.outputs import WITHOUT, Outputs
+from ..engine.outputs import WITHOUT, LogitsOf, Outputs
 from ..errors import InputError, ModelError
 from ..gram.compute import compute
 from ..gram.gram import DenseGram, Gram
@@ -128,6 +128,11 @@ def take_given(kernels: Mapping[str, Kernel], outputs: Outputs) -> Chosen:
     return Chosen(dict(kernels), TITLES, "" if outputs.kind == "logits" else AS_THEY_ARE)
 
 
+def with_logits(model: nn.Module, read: Outputs) -> nn.Module:
+    """What named kernels are of: the model, or its logits; of two classes there is one log-odds, not two logits."""
+    return model if read.kind == "logits" and read.columns != 2 else LogitsOf(model, read)
+
+
 def choose_named(network: nn.Module, names: Names, outputs: Outputs, x: Inputs) -> Chosen:
     """The named kernels of a network of logits, tried on some samples; refuses those that it has none of.
 
@@ -203,61 +208,98 @@ class Grams:
     """
 
     def __init__(
-        self, x: Inputs, z: Inputs, memory: Memory = None, progress: bool = True, store: StorePlace | None = None
+        self,
+        x: Inputs,
+        z: Inputs | None = None,
+        memory: Memory = None,
+        progress: bool = True,
+        store: StorePlace | None = None,
     ) -> None:
         self.x, self.z, self.memory, self.progress = x, z, memory, progress
         self.folder = None if store is None else _folder(store)
         # By the kernel's id, which stays its own as long as the caller holds the kernel.
-        self.done: dict[int, GramPair] = {}
-        self.asked: dict[int, Inputs] = {}  # z, as each kernel takes it best
+        self.done: dict[tuple[int, str], Gram] = {}
+        self.taken: dict[tuple[int, str], FeatureBatch] = {}  # of x and z, for projected kernels
+        self.norms: dict[int, Tensor] = {}  # k(z, z)
 
     def __call__(self, kernel: Kernel) -> GramPair:
-        if isinstance(kernel, CosineKernel):
-            return self._cosine(kernel.kernel)
-        if id(kernel) not in self.done:
-            x, z = self.x, self.z
-            if isinstance(kernel, Projected):  # both Grams need the features of x: make them once
-                x = kernel.embedded(x, memory=self.memory, progress=self.progress)
-                z = kernel.embedded(z, memory=self.memory, progress=self.progress)
-            stores = (None, None) if self.folder is None else _stores(self.folder, kernel)
-            train = compute(kernel, x, store=stores[0], memory=self.memory, progress=self.progress)
-            cross = compute(kernel, z, x, store=stores[1], memory=self.memory, progress=self.progress)
-            self.done[id(kernel)], self.asked[id(kernel)] = GramPair(train, cross), z
-        return self.done[id(kernel)]
+        return GramPair(self.train(kernel), self.cross(kernel))
 
-    def _cosine(self, kernel: Kernel) -> GramPair:
-        """The cosines of a kernel's Grams; refuses samples with k(x, x) = 0."""
-        train, cross = self(kernel)
-        # k(x, x) of the training samples is in their Gram; of the test samples it is not, and costs one pass.
-        norms = {"training": train.diag(), "test": kernel.diag(self.asked[id(kernel)])}
-        for which, squares in norms.items():
-            if not bool((squares > 0).all()):
-                zero = (~(squares > 0)).nonzero()[:, 0]
-                raise InputError(
-                    f"k(x, x) is not positive for {len(zero)} of {len(squares)} {which} samples (the first is sample "
-                    f"{int(zero[0])}), so their cosine is undefined: the network's parameters do not move its "
-                    "outputs there (clamped, rounded, or no unit is active). Leave these samples out, or use a "
-                    "kernel without cosine (trNTK⁰)."
-                )
+    def train(self, kernel: Kernel) -> Gram:
+        """The Gram of x [n, n]; refuses a cosine where some k(x, x) = 0."""
+        if not isinstance(kernel, CosineKernel):
+            return self._computed(kernel, "train")
+        train = self._computed(kernel.kernel, "train")
+        _check_norms(train.diag(), "training")
         cosines: Gram = train.cosine()
-        if train._in_memory:  # else it would divide at every product
-            cosines = DenseGram(cosines.dense(), symmetric=True)
-        return GramPair(cosines, cross.cosine(norms["test"], norms["training"]))
+        # Else it would divide at every product.
+        return DenseGram(cosines.dense(), symmetric=True) if train._in_memory else cosines
+
+    def cross(self, kernel: Kernel) -> Gram:
+        """The Gram of z with x [m, n]; refuses a cosine where some k(z, z) = 0."""
+        if not isinstance(kernel, CosineKernel):
+            return self._computed(kernel, "test")
+        cross, squares = self._computed(kernel.kernel, "test"), self.squares(kernel.kernel)
+        _check_norms(squares, "test")
+        return cross.cosine(squares, self._computed(kernel.kernel, "train").diag())
+
+    def _computed(self, kernel: Kernel, which: str) -> Gram:
+        key = (id(kernel), which)
+        if key not in self.done:
+            sides = [self._side(kernel, side) for side in dict.fromkeys((which, "train"))]
+            store = None if self.folder is None else _stores(self.folder, kernel)[which]
+            self.done[key] = compute(kernel, *sides, store=store, memory=self.memory, progress=self.progress)
+        return self.done[key]
+
+    def _side(self, kernel: Kernel, which: str) -> Inputs:
+        """x or z; of a projected kernel its features, which several Grams need, made once."""
+        value = self.x if which == "train" or self.z is None else self.z
+        return self._embedded(kernel, which) if isinstance(kernel, Projected) else value
+
+    def features(self, kernel: Projected, which: str) -> Tensor:
+        """Of a projected kernel, [n, k] or [n, c, k], for "train" or "test" samples."""
+        return self._embedded(kernel, which).value
+
+    def _embedded(self, kernel: Projected, which: str) -> FeatureBatch:
+        key, value = (id(kernel), which), self.x if which == "train" or self.z is None else self.z
+        if key not in self.taken:
+            self.taken[key] = kernel.embedded(value, memory=self.memory, progress=self.progress)
+        return self.taken[key]
+
+    def squares(self, kernel: Kernel) -> Tensor:
+        """k(z, z) of every z, [m]; it is not in the Grams: one pass over the samples, made once."""
+        if id(kernel) not in self.norms:
+            self.norms[id(kernel)] = kernel.diag(self._side(kernel, "test"))
+        return self.norms[id(kernel)]
 
     def forget(self, later: Sequence[Kernel]) -> None:
         """Drop what no later kernel needs."""
         needed = {id(k.kernel if isinstance(k, CosineKernel) else k) for k in later}
-        for key in set(self.done) - needed:
-            del self.done[key], self.asked[key]
+        self.done = {key: gram for key, gram in self.done.items() if key[0] in needed}
+        self.taken = {key: batch for key, batch in self.taken.items() if key[0] in needed}
+        for number in set(self.norms) - needed:
+            del self.norms[number]
 
 
-def _stores(folder: Path, kernel: Kernel) -> tuple[Path, Path]:
+def _check_norms(squares: Tensor, which: str) -> None:
+    """Refuse samples with k(x, x) = 0."""
+    if not bool((squares > 0).all()):
+        zero = (~(squares > 0)).nonzero()[:, 0]
+        raise InputError(
+            f"k(x, x) is not positive for {len(zero)} of {len(squares)} {which} samples (the first is sample "
+            f"{int(zero[0])}), so their cosine is undefined: the network's parameters do not move its "
+            "outputs there (clamped, rounded, or no unit is active). Leave these samples out, or use a "
+            "kernel without cosine (trNTK⁰)."
+        )
+
+
+def _stores(folder: Path, kernel: Kernel) -> dict[str, Path]:
     """A folder of its own for each kernel and each of its two Grams."""
     spec = kernel.spec()
     # Eight digits tell a handful of kernels apart; `compute` compares the whole spec with what is in a store.
     number = hashlib.sha256(json.dumps(without_words(spec), sort_keys=True).encode()).hexdigest()[:8]
     name = f"{str(spec['kernel']).replace(' ', '-')}-{number}"
-    return folder / f"{name}-train", folder / f"{name}-test"
+    return {which: folder / f"{name}-{which}" for which in ("train", "test")}
 
 
 def _folder(store: StorePlace) -> Path:

@@ -1,193 +1,37 @@
 """Why did the network say that: kernels, surrogates, faithfulness and attributions of one model on one data set."""
 
-import itertools
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
-from .._base import checks, tree
-from .._base.results import Result, environment
-from .._base.types import Array, Float, Inputs, Int, Json, Memory, StorePlace
+from .._base.types import Json, Memory, StorePlace
 from .._version import __version__
-from ..datasets import Labelled, labelled, same_columns
-from ..datasets.from_torch import class_names
+from ..datasets import Labelled, labelled
 from ..engine import outputs as heads
 from ..engine.network import check_evaluation_mode, unwrapped
-from ..errors import DidNotConverge, InputError, MissingLibrary
+from ..errors import DidNotConverge, InputError, MissingLibrary, ModelError
 from ..gram.gram import Gram
+from ..kernels.combine import CosineKernel
 from ..kernels.kernel import Kernel
 from ..linalg.eigen import Spectrum, top
 from ..models import outputs
-from ..surrogate import Faithfulness, Kind, LogitsOf, Surrogate, default_reg, faithfulness, fit, log_odds
+from ..surrogate import Faithfulness, Kind, LogitsOf, default_reg, faithfulness, fit, log_odds
 from ..surrogate.faithful import levelled, rounding
 from .attribution import Attribution, summarize
-from .compared import Grams, Names, choose_named, take_given
+from .chance import shuffled
+from .compared import Grams, Names, choose_named, take_given, with_logits
+from .data import Samples, checked_pair, common_name, placed
+from .described import described
 from .forensics import flag
+from .result import Decisions, Explanation
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Samples = Labelled | tuple[Inputs, Array | Sequence[int]] | Dataset[Any] | DataLoader[Any]
 # Up to this many samples all eigenvalues are shown, above it the largest LARGEST (heuristic: seconds of work).
 EVERY, LARGEST = 2500, 256
 # Rows of the picture of a Gram, at most: more than a page has pixels for are of no use.
 PICTURE_ROWS = 240
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Explanation(Result):
-    """What one kernel says about the decisions of a network on m test samples, s of which are explained one by one."""
-
-    name: str  # short: trNTK, CK, …
-    title: str  # in words: cosine of the trace of the tangent kernel
-    surrogate: Surrogate
-    faithfulness: Faithfulness  # over all m test samples
-    logits: Float[Tensor, "m c"]
-    attribution: Attribution  # of the s samples in `Decisions.shown`
-    picture: Float[Tensor, "g g"]  # the Gram of some training samples, an equal part of each class, sorted by class
-    spans: Int[Tensor, " t"]  # rows of the picture that each class takes
-    values: Float[Tensor, " r"]  # eigenvalues of the Gram, largest first
-    seconds: float
-    flagged: Tensor | None = None  # [m] bool: test samples whose neighbours are mostly poisoned
-
-    UNITS: ClassVar[Mapping[str, str]] = {"seconds": "s"}
-
-    def plot(self) -> "Figure":
-        """A figure: the Gram of some training samples, sorted by class, beside the spectrum."""
-        from ..plots import draw_gram
-
-        classes = torch.arange(len(self.spans)).repeat_interleave(self.spans)
-        return draw_gram(self.picture, classes, values=self.values)
-
-    def __repr__(self) -> str:
-        return f"Explanation({self.name}: {self.faithfulness!r}, {self.attribution!r})"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Decisions(Result):
-    """A network's decisions on test data, each traced to the training data through one or more kernels.
-
-    `logits`: the network's, whose softmax are its probabilities, in whatever form it gives them; of two classes −f/2
-    and f/2, f the log-odds. `outputs_are`: what its outputs are, and `outputs_said` how that is known, in a sentence.
-    """
-
-    train: Labelled
-    test: Labelled
-    logits: Float[Tensor, "m c"]
-    explanations: tuple[Explanation, ...]
-    shown: Int[Tensor, " s"]  # test samples that are explained one by one
-    facts: dict[str, Json]  # model, parameters, seconds, version, …
-    poisoned_train: Tensor | None = None  # [n] bool, where known
-    poisoned_test: Tensor | None = None  # [m] bool
-    outputs_are: Kind = "logits"
-    outputs_said: str = ""
-
-    UNITS: ClassVar[Mapping[str, str]] = {"seconds": "s", "network_accuracy": "fraction", "tad": "fraction"}
-
-    def __repr__(self) -> str:
-        taus = ", ".join(f"{e.name} τ_K {e.faithfulness.tau:.3f}" for e in self.explanations)
-        return (
-            f"Decisions({self.facts.get('model', 'network')}: {len(self.test)} test samples, "
-            f"{len(self.train)} to train, {len(self.train.classes)} classes, accuracy {self.accuracy:.1%}; {taus})"
-        )
-
-    @property
-    def accuracy(self) -> float:
-        """The network's, on the test data."""
-        return float((self.logits.argmax(1) == self.test.y.to(self.logits.device)).double().mean())
-
-    @property
-    def _best(self) -> Explanation:
-        """The most faithful one; last comes a τ_K that is NaN, of a surrogate that says the same of every sample."""
-        return max(self.explanations, key=lambda e: -2 if math.isnan(e.faithfulness.tau) else e.faithfulness.tau)
-
-    def table(self) -> str:
-        """A line for each kernel; then what the network's outputs are."""
-        lines = [f"{'kernel':10s}{'τ_K':>8s}{'95% interval':>18s}{'TAD':>9s}{'Pearson':>9s}{'R²':>7s}{'seconds':>9s}"]
-        for e in self.explanations:
-            f, ends = e.faithfulness, e.faithfulness.intervals["tau"]
-            between = f"[{ends.low:.3f}, {ends.high:.3f}]"
-            lines.append(
-                f"{e.name:10s}{f.tau:8.3f}{between:>18s}{f.tad:+9.2%}{f.pearson:9.3f}{f.r2:7.3f}{e.seconds:9.1f}"
-            )
-        return "\n".join([*lines, *filter(None, (self.outputs_said, self.warning))])
-
-    @property
-    def warning(self) -> str:
-        """A sentence where not even the most faithful surrogate follows the network, else nothing."""
-        best = self._best.faithfulness
-        if "tau" not in best.intervals or best.intervals["tau"].low > 0:  # NaN is not
-            return ""
-        return (
-            f"None of these surrogates follows the network (the best τ_K, {best.tau:.2f}, may as well be 0): what they "
-            "say of its decisions explains them, not it."
-        )
-
-    def why(self, sample: int, *, kernel: str | None = None) -> str:
-        """One decision in words: what the network says of a test sample, and the training samples behind it.
-
-        `sample`: its number in the test data, one of those in `shown`. `kernel`: default: the most faithful one. The
-        numbers are A(x, x_i), a training sample's part in the logit, and for those most like it κ(x, x_i).
-        """
-        names = {e.name: e for e in self.explanations}
-        if kernel is not None and kernel not in names:
-            raise InputError(f"kernel={kernel!r}; needed: one of those compared, {checks.some(list(names))}.")
-        rows = (self.shown == sample).nonzero()[:, 0] if isinstance(sample, int) else self.shown[:0]
-        if not len(rows):
-            raise InputError(
-                f"sample={sample!r} is none of the {len(self.shown)} test samples that were looked into (`shown`: "
-                f"{checks.some([str(k) for k in self.shown.tolist()])}); explain(…, samples=…) says how many."
-            )
-        by = names[kernel] if kernel else self._best
-        says, truth = int(self.logits[sample].argmax()), int(self.test.y[sample])
-        sure = float(self.logits[sample].double().softmax(0)[says])
-        right = "which is right" if says == truth else f"it is {self.test.classes[truth]}"
-        return (
-            f"test sample {sample}: {self.train.classes[says]}, with probability {sure:.2f}; {right}.\n"
-            f"By {by.name} (τ_K {by.faithfulness.tau:.2f}), of the training samples\n"
-            + by.attribution.words(int(rows[0]), says, self.train.y, self.train.classes)
-        )
-
-    def plot(self) -> "Figure":
-        """A figure: how faithful each kernel is, with its interval, and its spectrum. Samples: `tg.report.write`."""
-        from ..plots import draw_decisions
-
-        return draw_decisions(self.explanations)
-
-    def summary(self) -> dict[str, Json]:
-        """The figures, for JSON."""
-        return {
-            **self.facts,
-            "outputs_are": self.outputs_are,
-            "outputs_said": self.outputs_said,
-            "network_accuracy": self.accuracy,
-            "kernels": {
-                e.name: {
-                    "tau": e.faithfulness.tau,
-                    "intervals": {k: [i.low, i.high] for k, i in e.faithfulness.intervals.items()},
-                    "tad": e.faithfulness.tad,
-                    "pearson": e.faithfulness.pearson,
-                    "r2": e.faithfulness.r2,
-                    "accuracy": e.faithfulness.accuracy,
-                    "ties": e.faithfulness.ties,
-                    "reg": e.surrogate.reg,
-                    "gradient": e.surrogate.gradient,
-                    "seconds": e.seconds,
-                }
-                for e in self.explanations
-            },
-        }
-
-    def to_dict(self) -> dict[str, Json]:
-        """The figures, with units and the environment; neither data nor what is said of single samples."""
-        # `Result.to_dict` would write out both data sets.
-        return {"result": "Decisions", **self.summary(), "units": dict(self.UNITS), "environment": environment()}
 
 
 def explain(
@@ -203,6 +47,7 @@ def explain(
     poisoned_train: Tensor | None = None,
     poisoned_test: Tensor | None = None,
     name: str | None = None,
+    second: nn.Module | None = None,
     memory: Memory = None,
     store: StorePlace | None = None,
     progress: bool = True,
@@ -217,8 +62,10 @@ def explain(
     whatever form the network has them; kernels that are given are taken as they are (`logits_of` makes logits for
     them). `reg_factor`: times `tg.surrogate.default_reg`. `samples`: how many test samples are explained one by one;
     all are in the figures. `neighbours`: training samples that are listed for each. `poisoned_*`: masks, where known.
-    `name`: what to call the model (default: its class). `store`: a folder for the Grams, which then need not fit in
-    memory, and are there when the same is asked again. `tg.report.write(…)` makes a page of it.
+    `name`: what to call the model (default: what it is). `second`: another network for the same classes, trained from
+    another seed, say: how it follows the first is about the most that one may expect of a surrogate. What chance gives
+    is found by 9 surrogates a kernel of 200 training samples with shuffled labels. `store`: a folder for the Grams,
+    which then need not fit in memory, and are there when the same is asked again. `tg.report.write(…)` makes a page.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> x = torch.randn(60, 3)
@@ -228,28 +75,25 @@ def explain(
     Attribution(20 decisions, 2 logits each, 2 classes, 8 nearest)
     """
     begin = time.perf_counter()
-    model, known, asked = _checked_data(model, train, test, progress)
+    model, known, asked = _checked(model, train, test, progress)
     poisoned_train, poisoned_test = _mask(poisoned_train, known, "train"), _mask(poisoned_test, asked, "test")
     _check_options(samples, neighbours, reg_factor, None if isinstance(kernels, Mapping) else model)
-    x, z = _placed(model, known.x), _placed(model, asked.x)
+    x, z = placed(model, known.x), placed(model, asked.x)
     read = heads.learn(outputs, model, x, known.y, len(known.classes), outputs_are)
     logits = heads.logits(outputs, model, z, read)
-    # Of two classes there is one log-odds to take kernels of, not two logits.
-    network = model if read.kind == "logits" and read.columns != 2 else LogitsOf(model, read)
-    grams = Grams(x, z, memory, progress, store)
+    ceiling = None if second is None else _compare_second(second, known, asked, logits, read, outputs_are)
+    network = with_logits(model, read)
     chosen = take_given(kernels, read) if isinstance(kernels, Mapping) else choose_named(network, kernels, read, x)
     facts = _facts(model, name, known, asked, samples, logits.device)
     task = _Task(
-        train=known, test=asked, logits=logits, asked=_asked_logits(logits, asked.y.to(logits.device)), grams=grams,
-        titles=chosen.titles, reg_factor=reg_factor, samples=samples, neighbours=min(neighbours, len(known)),
-        poisoned=poisoned_train, dtype=read.dtype, progress=progress,
+        train=known, test=asked, logits=logits, asked=_asked_logits(logits, asked.y.to(logits.device)),
+        grams=Grams(x, z, memory, progress, store), titles=chosen.titles, reg_factor=reg_factor, samples=samples,
+        neighbours=min(neighbours, len(known)), poisoned=poisoned_train, dtype=read.dtype, progress=progress,
     )  # fmt: skip
     explanations, shown = task.explain_all(chosen.kernels)
     facts["seconds"] = time.perf_counter() - begin
-    said = " ".join(filter(None, [read.said, chosen.said]))
-    return Decisions(
-        known, asked, logits.cpu(), explanations, shown, facts, poisoned_train, poisoned_test, read.kind, said
-    )
+    masks, said = (poisoned_train, poisoned_test), " ".join(filter(None, [read.said, chosen.said]))
+    return Decisions(known, asked, logits.cpu(), explanations, shown, facts, *masks, read.kind, said, ceiling)
 
 
 def logits_of(model: nn.Module, train: Samples, *, outputs_are: Kind | None = None) -> nn.Module:
@@ -263,57 +107,39 @@ def logits_of(model: nn.Module, train: Samples, *, outputs_are: Kind | None = No
     True
     """
     model, known = unwrapped(model)[0], labelled(train, name="train")
-    x = _placed(model, known.x)
+    x = placed(model, known.x)
     return LogitsOf(model, heads.learn(outputs, model, x, known.y, len(known.classes), outputs_are))
 
 
-def _checked_data(
-    model: nn.Module, train: Samples, test: Samples, progress: bool
-) -> tuple[nn.Module, Labelled, Labelled]:
+def _checked(model: nn.Module, train: Samples, test: Samples, progress: bool) -> tuple[nn.Module, Labelled, Labelled]:
     """The model itself, and both sets, checked against each other."""
     if not isinstance(model, nn.Module):
         raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
     model = unwrapped(model)[0]
     check_evaluation_mode(model)
-    known = labelled(train, name="train", progress=progress)
-    # A test set without names takes the training set's: it need not have samples of every class.
-    named = isinstance(test, Labelled) or class_names(test) is not None
-    asked = labelled(test, classes=None if named else known.classes, name="test", progress=progress)
+    known, asked = checked_pair(model, train, test, progress)
     if len(asked) < 2:
         raise InputError("there is one test sample; needed: two or more, since faithfulness compares their order.")
-    if asked.classes != known.classes:
-        raise InputError(
-            f"the test set's classes are {checks.some(list(asked.classes))}, the training set's "
-            f"{checks.some(list(known.classes))}. Give both the same classes, in the same order."
-        )
-    if len(known.classes) < 2:
-        raise InputError(f"there is one class only ({known.classes[0]!r}); a classifier needs two or more.")
-    _check_labels(model, known)
-    counts = known.counts()
-    if not bool(counts.all()):
-        empty = [known.classes[c] for c in (counts == 0).nonzero()[:, 0].tolist()]
-        raise InputError(
-            f"the training set has no sample of {checks.some(empty)}. Leave the class out of both sets "
-            "(Labelled.only), or add samples of it."
-        )
-    same_columns(known, asked)
-    left, right = ({k: v.shape[1:] for k, v in tree.leaves(data.x)} for data in (known, asked))
-    if left != right:
-        shapes = [", ".join(f"{k} {list(s)}" for k, s in side.items()) for side in (left, right)]
-        raise InputError(f"a training sample has the shape {shapes[0]}, a test sample {shapes[1]}; needed: the same.")
     return model, known, asked
 
 
-def _check_labels(model: nn.Module, train: Labelled) -> None:
-    """Refuse labels for which the model has no output, by its first two samples."""
-    out = outputs(model, _placed(model, tree.take(train.x, slice(0, 2))))
-    count = 1 if out.dim() == 1 else out.shape[1]
-    most = int(train.y.max())
-    if out.dim() <= 2 and most >= max(2, count):
-        raise InputError(
-            f"the labels of the training set go to {most} and the model has {count} output{'s' * (count > 1)}; needed: "
-            f"labels from 0 to {max(2, count) - 1}. Number the classes from 0, or mend the labels that are too large."
-        )
+def _compare_second(
+    second: nn.Module, train: Labelled, test: Labelled, logits: Tensor, read: heads.Outputs, outputs_are: Kind | None
+) -> Faithfulness:
+    """How a second network's log-odds follow the first's, whose `logits` of the test samples are given."""
+    if not isinstance(second, nn.Module):
+        raise InputError(f"second is a {type(second).__name__}; needed: a torch.nn.Module, or None.")
+    second = unwrapped(second)[0]
+    try:
+        check_evaluation_mode(second)
+        own = heads.learn(outputs, second, placed(second, train.x), train.y, len(train.classes), outputs_are)
+        theirs = heads.logits(outputs, second, placed(second, test.x), own)
+    except (InputError, ModelError) as e:
+        raise type(e)(f"second: {e}") from e
+    return faithfulness(
+        logits, theirs.to(logits.device), test.y.to(logits.device), outputs_are="logits",
+        ties=rounding(read.dtype, own.dtype),
+    )  # fmt: skip
 
 
 def _mask(mask: Tensor | None, data: Labelled, name: str) -> Tensor | None:
@@ -347,26 +173,14 @@ def _check_options(samples: int, neighbours: int, reg_factor: float, model: nn.M
             )
 
 
-def _placed(model: nn.Module, x: Inputs) -> Inputs:
-    """The inputs where the model is, without their graph, in the type of its parameters, if that is one."""
-    parameters = [p for p in model.parameters() if p.is_floating_point()]
-    device = parameters[0].device if parameters else torch.device("cpu")
-    dtypes = list(dict.fromkeys(p.dtype for p in parameters))
-    placed = tree.to(tree.transform(Tensor.detach, x), device)
-    placed = tree.suited(placed, model)
-    if dtypes:
-        tree.check_place(placed, device, dtypes)
-    return placed
-
-
 def _facts(
     model: nn.Module, name: str | None, train: Labelled, test: Labelled, samples: int, device: torch.device
 ) -> dict[str, Json]:
     """What the page says of where its numbers come from."""
     return {
-        "model": name or type(model).__name__,
+        "model": name or described(model),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "data": _common_name(train.name, test.name),
+        "data": common_name(train.name, test.name),
         "train": len(train),
         "test": len(test),
         "classes": len(train.classes),
@@ -375,12 +189,6 @@ def _facts(
         "torch": torch.__version__,
         "tangency": __version__,
     }
-
-
-def _common_name(train: str, test: str) -> str:
-    """What both sets are of: "digits" of "digits train" and "digits test"; nothing if they say no more than that."""
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(train.split(), test.split(), strict=False))
-    return " ".join(a for a, _ in same) or ("" if test == "test" else test)
 
 
 @dataclass(frozen=True, eq=False)
@@ -441,10 +249,20 @@ class _Task:
             # 3 of 5, as published (Engel et al. 2024, Table 3); of fewer samples, of as many as there are.
             nearest = min(5, len(self.train))
             flagged = flag(cross, self.poisoned, neighbours=nearest, threshold=min(3, nearest)).flagged.cpu()
+        chance = shuffled(gram, cross, self.logits, y, y_test, reg_factor=self.reg_factor, ties=ties)
+        cosines = self._cosines(kernel, gram, attribution, shown)
         return Explanation(
             name, self.titles.get(name, name), surrogate, faithful, logits.cpu(), attribution, picture, spans, values,
-            time.perf_counter() - begin, flagged,
+            time.perf_counter() - begin, flagged, chance, cosines,
         ), shown  # fmt: skip
+
+    def _cosines(self, kernel: Kernel, gram: Gram, attribution: Attribution, shown: Tensor) -> Tensor:
+        """κ(x, x_i)/√(κ(x, x) κ(x_i, x_i)) of the most similar training samples; NaN where a κ(x, x) is 0."""
+        if isinstance(kernel, CosineKernel):
+            return attribution.similarity
+        asked, known = self.grams.squares(kernel).cpu().double()[shown], gram.diag().cpu().double()
+        lengths = (asked[:, None] * known[attribution.similar]).sqrt()
+        return attribution.similarity.double() / torch.where(lengths > 0, lengths, torch.nan)
 
 
 def _asked_logits(logits: Tensor, y: Tensor) -> Tensor:

@@ -18,11 +18,16 @@ from ..datasets.files import path as usable_path
 from ..decisions import Decisions
 from ..errors import InputError
 from . import pack
-from .content import CHOSEN, CLASSES, CONFUSED, FLIERS, content, listed_samples
+from .content import CHOSEN, CLASSES, CONFUSED, FLIERS, MATRIX, content, listed_samples
 from .looks import Look, looks
 
 # Joined in this order into one script: each may use what those before it define.
-SCRIPTS = ("dom", "data", "charts", "overview", "faithful", "sample", "explorer", "kernel", "foot", "page")
+SCRIPTS = (
+    "dom", "data", "state", "touch", "charts", "trust", "overview", "faithful", "confusion", "neighbours",
+    "attribution", "sample", "explorer", "kernel", "foot", "keys", "theme", "page",
+)  # fmt: skip
+# Likewise: later rules outdo those before them, so that the last is for narrow windows.
+STYLES = ("base", "overview", "charts", "decisions", "narrow")
 
 
 def write(decisions: Decisions, path: FilePath, *, limit: Memory = "8MB") -> Path:
@@ -129,8 +134,10 @@ def _page(d: Decisions, look: Look, length: int, longest: int, refer: Tensor, te
         notes.append("Characters that cannot be seen, or that turn the direction of writing, are shown as ⟨U+…⟩.")
     about = {"model": model, "data": data, "facts": plain(d.facts), "version": __version__, "notes": notes}
     data = f'{{"about":{_json(about)},"look":{samples},"numbers":{text}}}'
-    script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
-    parts = {"title": html.escape(title), "style": _asset("style.css"), "data": data, "script": script}
+    script, style = (
+        "\n".join(_asset(f"{n}.{end}") for n in names) for names, end in ((SCRIPTS, "js"), (STYLES, "css"))
+    )
+    parts = {"title": html.escape(title), "style": style, "data": data, "script": script}
     # No part can hold a mark itself: the title is escaped, and JSON has no "<" left.
     page = _asset("page.html")
     for name, value in parts.items():
@@ -154,7 +161,8 @@ def _notes(d: Decisions, length: int, longest: int) -> list[str]:
     if max(t, d.logits.shape[1]) > CLASSES:
         notes.append(
             f"There are more than {CLASSES} classes: for each sample the {CHOSEN} with the largest probability, or the "
-            f"largest sum of attributions, are shown; the confusion matrix has the {CONFUSED} with most mistakes."
+            "largest sum of attributions, are shown."
+            + (f" The confusion matrix has the {CONFUSED} with most mistakes." if d.logits.shape[1] > MATRIX else "")
         )
     outliers = max(e.attribution.fliers.shape[3] for e in d.explanations)
     if outliers > FLIERS:

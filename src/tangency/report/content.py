@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .._base.strict_json import plain, plain_dict
 from ..decisions import Decisions, Explanation
+from ..decisions.verdict import CLOSELY, IN_PART, RULE
 from ..surrogate import Faithfulness, MonotoneMap, log_odds
 from . import pack
 from .pack import Content
@@ -16,8 +17,10 @@ from .pack import Content
 POINTS, VALUES = 2000, 240
 # Up to this many classes everything is shown of each; of more, the so many that matter most for a sample.
 CLASSES, CHOSEN = 24, 12
-# Classes in the confusion matrix, rows of the picture of a Gram, outliers of a box that are drawn.
-CONFUSED, ROWS, FLIERS = 20, 200, 8
+# The confusion matrix, which scrolls, has all of up to so many classes; of more, so many with most mistakes.
+MATRIX, CONFUSED = 100, 20
+# Rows of the picture of a Gram, outliers of a box that are drawn.
+ROWS, FLIERS = 200, 8
 # Log-odds beyond this are drawn at it: a double cannot tell such probabilities from 0 and 1.
 LIMIT = 60.0
 
@@ -50,6 +53,9 @@ def content(decisions: Decisions, length: int, refer: Tensor) -> Content:
         "counts": {"train": len(d.train.y), "test": len(y), "by_class": frame.counts.tolist()},
         "wrong": int((said != y).sum()),
         "warning": d.warning,
+        "accuracy": _accuracy(d),
+        "second": None if d.second is None else _faithful(d.second),
+        "words": {"closely": CLOSELY, "in part": IN_PART, "rule": RULE},
         "shown": pack.integers(shown),
         "truth": pack.integers(y[shown]),
         "said": pack.integers(said[shown]),
@@ -108,6 +114,8 @@ def _view(d: Decisions, view: Explanation, frame: Frame) -> Content:
         "name": view.name,
         "title": view.title,
         "faithful": _faithful(f),
+        "chance": None if view.chance is None else plain([view.chance.low, view.chance.high]),
+        "verdict": _verdict(d, view),
         "fit": plain(
             {
                 "gradient": s.gradient,
@@ -135,8 +143,23 @@ def _view(d: Decisions, view: Explanation, frame: Frame) -> Content:
 def _faithful(f: Faithfulness) -> Content:
     """The figures and their intervals."""
     intervals = {key: [v.low, v.high] for key, v in f.intervals.items()}
-    numbers = {key: getattr(f, key) for key in ("tau", "tad", "pearson", "r2", "accuracy", "network_accuracy")}
+    names = ("tau", "tad", "pearson", "r2", "accuracy", "balanced_accuracy", "network_accuracy")
+    numbers = {key: getattr(f, key) for key in names}
     return plain_dict({**numbers, "intervals": intervals, "level": f.level, "samples": f.samples})
+
+
+def _accuracy(d: Decisions) -> Content:
+    """The network's, and what it is to be held against."""
+    often, majority = d.majority
+    return plain_dict(
+        {"network": d.accuracy, "balanced": d.balanced_accuracy, "majority": majority, "most frequent": often}
+    )
+
+
+def _verdict(d: Decisions, view: Explanation) -> Content:
+    """What τ_K means, in words."""
+    said = d.verdict(view.name)
+    return {"word": said.word, "sentence": said.sentence, "against": list(said.against)}
 
 
 def _attribution(view: Explanation, frame: Frame) -> Content:
@@ -174,7 +197,11 @@ def _attribution(view: Explanation, frame: Frame) -> Content:
             "outliers": pack.integers(chosen(outliers)),
         },
         "lists": {
-            "similar": [places(a.similar), pack.floats(a.similarity[..., :k])],
+            "similar": [
+                places(a.similar),
+                pack.floats(a.similarity[..., :k]),
+                None if view.cosines is None else pack.floats(view.cosines[..., :k]),
+            ],
             "helpful": [places(a.helpful), pack.floats(a.help[..., :k])],
             "harmful": [places(a.harmful), pack.floats(a.harm[..., :k])],
         },
@@ -211,7 +238,7 @@ def _kept(d: Decisions, shown: Tensor) -> Tensor:
 
 def _confused(d: Decisions, c: int) -> Tensor:
     """All classes, or those with most mistakes of the network."""
-    if c <= CLASSES:
+    if c <= MATRIX:
         return torch.arange(c)
     y, said = d.test.y.cpu(), d.logits.argmax(1).cpu()
     wrong = y != said

@@ -73,12 +73,17 @@ function probability(at, view, k, who) {
   return found ? found[who] : null;
 }
 
-// Training samples for a sample: [{place, index, truth, poisoned, value}]; `kind`: similar, helpful, harmful.
+// Training samples for a sample: [{place, index, truth, poisoned, value, cosine}]; `kind`: similar, helpful, harmful.
 function neighbours(at, view, kind, output) {
-  const [places, values] = VIEWS[view].lists[kind];
+  const [places, values, cosines] = VIEWS[view].lists[kind];
   const leading = kind === "similar" ? [at] : [at, output];
   const numbers = row(values, ...leading);
-  return Array.from(row(places, ...leading), (place, k) => ({ ...training(place), value: numbers[k] }));
+  const cosine = cosines ? row(cosines, ...leading) : null;
+  return Array.from(row(places, ...leading), (place, k) => ({
+    ...training(place),
+    value: numbers[k],
+    cosine: cosine ? cosine[k] : null,
+  }));
 }
 
 function training(place) {

@@ -282,28 +282,13 @@ function explorer() {
     place();
   });
   watch(["at", "view", "output", "range"], () => detail.replaceChildren(...sample(state.at)));
-  const keys =
-    VIEWS.length > 1 ? [el("kbd", {}, "1"), "–", el("kbd", {}, String(Math.min(9, VIEWS.length))), " kernel "] : [];
+  swiped(detail, step);
   return section(
     "why",
     "Why did the network say that?",
     `Choose one of ${plural(SHOWN.length, "test sample")}. Beside it: what the network and its stand-in ` +
       `said, and the training ${thing} that the answer rests on.`,
-    el(
-      "p",
-      { class: "keys" },
-      el("kbd", {}, "←"),
-      el("kbd", {}, "→"),
-      " or ",
-      el("kbd", {}, "k"),
-      el("kbd", {}, "j"),
-      " sample ",
-      keys,
-      el("kbd", {}, "/"),
-      " search ",
-      el("kbd", {}, "Esc"),
-      " leave"
-    ),
+    hints(),
     el(
       "div",
       { class: "explorer" },

@@ -1,4 +1,4 @@
-// How well the surrogate of the chosen kernel follows the network: sample by sample, and class by class.
+// How well the surrogate of the chosen kernel follows the network: sample by sample.
 
 const key = (kind, words) => el("span", {}, el("i", { class: `swatch ${kind}` }), words);
 
@@ -48,7 +48,7 @@ function faithful() {
           "explained below, the others at random. "
         : "";
     said.textContent =
-      `${drawn}Each mark is a test sample; strong ones open below on a click. On the line the surrogate says ` +
+      `${drawn}Each mark is a test sample; strong ones open below on a ${PRESS}. On the line the surrogate says ` +
       "just what the network says, up to an increasing map. Both axes are in log-odds, so that 99% and 99.9% " +
       "are far apart.";
   };
@@ -78,103 +78,6 @@ function faithful() {
         said
       ),
       confusion()
-    )
-  );
-}
-
-function confusion() {
-  const room = el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Confusion matrix" });
-  const classes = N.confusion.classes;
-  const part = classes.length < CLASSES.length;
-  const who = choice(
-    "Whose decisions",
-    [
-      { key: "network", label: "Network" },
-      { key: "surrogate", label: "Surrogate" },
-    ],
-    (key) => change({ who: key })
-  );
-  const long = Math.max(...classes.map((k) => name(k).length)) > 3 || classes.length > 12;
-  const draw = () => {
-    who.press(state.who);
-    const counts = array(state.who === "network" ? N.confusion.network : VIEWS[state.view].confusion);
-    const k = classes.length;
-    const rows = classes.map((truth, i) => {
-      const numbers = counts.subarray(i * (k + 1), (i + 1) * (k + 1));
-      const all = Math.max(
-        1,
-        numbers.reduce((a, b) => a + b, 0)
-      );
-      const cell = (said, j) => {
-        const value = numbers[j];
-        const kind = said === truth ? "hit" : value ? "miss" : "none";
-        const words =
-          `${count(value)} of true class ${name(truth)} taken for ` +
-          `${said === null ? "a class not shown" : name(said)}`;
-        const style = { "--part": `${Math.round(100 * (value ? 0.12 + 0.88 * Math.sqrt(value / all) : 0))}%` };
-        const open =
-          value && said !== null
-            ? el(
-                "button",
-                {
-                  type: "button",
-                  title: words,
-                  "aria-label": words,
-                  onclick: () =>
-                    explore({
-                      filter: "all",
-                      truth,
-                      said: state.who === "network" ? said : null,
-                      surrogate: state.who === "network" ? null : said,
-                    }),
-                },
-                count(value)
-              )
-            : el("span", { title: words }, value ? count(value) : "·");
-        return el("td", { class: kind, style }, open);
-      };
-      return el(
-        "tr",
-        {},
-        el("th", { scope: "row", title: name(truth) }, el("span", {}, name(truth))),
-        classes.map(cell),
-        part && cell(null, k)
-      );
-    });
-    const head = classes.map((c) => el("th", { scope: "col", title: name(c) }, el("span", {}, name(c))));
-    room.replaceChildren(
-      el(
-        "table",
-        { class: `confusion ${long ? "long" : ""}` },
-        el(
-          "thead",
-          {},
-          el(
-            "tr",
-            {},
-            el("th", { class: "corner" }, "true ↓ said →"),
-            head,
-            part && el("th", { scope: "col" }, el("span", {}, "other"))
-          )
-        ),
-        el("tbody", {}, rows)
-      )
-    );
-  };
-  watch(["view", "who"], draw);
-  return el(
-    "div",
-    { class: "card" },
-    el("div", { class: "row" }, el("h3", {}, "Who is taken for whom"), who),
-    room,
-    el(
-      "p",
-      { class: "caption" },
-      part
-        ? `The ${classes.length} of ${CLASSES.length} classes that the network confuses most; “other” are all ` +
-            "not shown. "
-        : "",
-      "Counts over all test samples. A click on a number shows those of them that are explained below."
     )
   );
 }

@@ -68,7 +68,7 @@ function gramPicture(g, kernel) {
   const readout = el(
     "p",
     { class: "caption", "aria-live": "off" },
-    "Point at the picture to read a pair of classes."
+    `${TOUCH ? "Tap" : "Point at"} the picture to read a pair of classes.`
   );
   const canvas = heat(
     shades,
@@ -76,14 +76,15 @@ function gramPicture(g, kernel) {
     `${kernel} kernel between training samples sorted by class, from ${num(g.low)} (dark) to ${num(g.high)} (bright)`
   );
   const where = (part) => spans.find((s) => part < s.to) || spans[spans.length - 1];
-  canvas.addEventListener("pointermove", (event) => {
+  const read = (event) => {
     const room = canvas.getBoundingClientRect();
     const [x, y] = [(event.clientX - room.left) / room.width, (event.clientY - room.top) / room.height].map((v) =>
       Math.min(0.9999, Math.max(0, v))
     );
     const value = g.low + (shades[Math.floor(y * side) * side + Math.floor(x * side)] / 255) * (g.high - g.low);
     readout.textContent = `${name(where(y).k)} with ${name(where(x).k)}: about ${num(value, 2)}`;
-  });
+  };
+  for (const kind of ["pointermove", "pointerdown"]) canvas.addEventListener(kind, read);
   const bar = el("div", {
     class: "colours",
     "aria-hidden": "true",

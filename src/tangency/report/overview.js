@@ -9,7 +9,7 @@ const COLUMNS = [
     words:
       "Kendall’s rank correlation between the network’s and the surrogate’s probability of the true class, " +
       "over the test samples. 1: both rank all samples alike; 0: they have nothing to do with each other. " +
-      "The bar is a bootstrap interval.",
+      "The bar is a bootstrap interval; the word under it says how well the surrogate follows the network.",
   },
   {
     key: "tad",
@@ -30,7 +30,13 @@ const COLUMNS = [
       "Part of the variance of the network’s log-odds that the best increasing map of the surrogate’s " +
       "log-odds explains.",
   },
-  { key: "accuracy", head: "Accuracy", words: "Test accuracy of the surrogate." },
+  {
+    key: "accuracy",
+    head: "Accuracy",
+    words:
+      "Test accuracy of the surrogate; under it the balanced accuracy, in which each class counts alike, however many " +
+      "samples it has.",
+  },
   {
     key: "gradient",
     head: "Certificate",
@@ -91,7 +97,13 @@ function hero() {
     el(
       "div",
       { class: "cards" },
-      card("Network’s test accuracy", percent(f.network_accuracy), `on ${plural(N.counts.test, "test sample")}`),
+      card(
+        "Network’s test accuracy",
+        percent(N.accuracy.network),
+        `balanced over classes ${percent(N.accuracy.balanced)}; always saying “${N.accuracy["most frequent"]}”: ` +
+          percent(N.accuracy.majority),
+        { id: "accuracy" }
+      ),
       card(
         N.warning ? "Least unfaithful kernel" : "Most faithful kernel",
         VIEWS[best].name,
@@ -111,6 +123,7 @@ function hero() {
         onclick: () => explore({}),
       })
     ),
+    trust(),
     kernels()
   );
 }
@@ -158,7 +171,8 @@ function kernels() {
         { class: "tau", "data-value": f.tau },
         el("span", { class: "number" }, num(f.tau)),
         bar(f),
-        el("small", {}, interval(f, "tau"))
+        el("small", {}, interval(f, "tau")),
+        word(v)
       ),
       el("td", {}, two(f, "tad", points)),
       el(
@@ -171,7 +185,12 @@ function kernels() {
         {},
         two(f, "r2", (x) => num(x, 3))
       ),
-      el("td", {}, percent(f.accuracy)),
+      el(
+        "td",
+        {},
+        percent(f.accuracy),
+        !missing(f.balanced_accuracy) && el("small", {}, `balanced ${percent(f.balanced_accuracy)}`)
+      ),
       el(
         "td",
         { title: `${v.fit.solver}, ${v.fit.penalty} penalty, reg ${num(v.fit.reg)}, ${plural(v.fit.steps, "step")}` },

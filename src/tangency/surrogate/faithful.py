@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._base import checks, tree
 from .._base.results import Result
-from .._base.types import Array, Float, Numbers
+from .._base.types import Array, Float, Int, Numbers
 from ..engine.outputs import NEARLY, Kind, check_kind, sums_to_one
 from ..errors import InputError, TangencyWarning
 
@@ -237,18 +237,22 @@ class Faithfulness(Result):
     level: float
     samples: int
     ties: float = 0.0
+    balanced_accuracy: float = float("nan")  # the surrogate's: the mean over classes of the part that is right
+    network_balanced_accuracy: float = float("nan")
 
     UNITS: ClassVar[Mapping[str, str]] = {
         "tad": "fraction", "accuracy": "fraction", "network_accuracy": "fraction", "level": "fraction",
+        "balanced_accuracy": "fraction", "network_balanced_accuracy": "fraction",
     }  # fmt: skip
 
     def table(self) -> str:
         """A line for each figure, with its interval where there is one."""
-        lines = [f"{'':20s}{'value':>9s}{f'{self.level:.0%} interval':>20s}"]
-        for name in ("tau", "tad", "pearson", "r2", "accuracy", "network_accuracy"):
+        lines = [f"{'':27s}{'value':>9s}{f'{self.level:.0%} interval':>20s}"]
+        accuracies = ("accuracy", "balanced_accuracy", "network_accuracy", "network_balanced_accuracy")
+        for name in ("tau", "tad", "pearson", "r2", *accuracies):
             ends = self.intervals.get(name)
             between = "" if ends is None else f"[{ends.low:.3f}, {ends.high:.3f}]"
-            lines.append(f"{name.replace('_', ' '):20s}{getattr(self, name):9.3f}{between:>20s}".rstrip())
+            lines.append(f"{name.replace('_', ' '):27s}{getattr(self, name):9.3f}{between:>20s}".rstrip())
         return "\n".join(lines)
 
     def plot(self) -> "Figure":
@@ -336,7 +340,22 @@ def faithfulness(
     return Faithfulness(
         float(kendall(odds[0], odds[1])), float((right[1] - right[0]).mean()), float(_pearson(correct[0], correct[1])),
         r2, increasing, float(right[1].mean()), float(right[0].mean()), intervals, level, len(y), near,
+        *(balanced_accuracy(logits, y) for logits in (v, u)),
     )  # fmt: skip
+
+
+def balanced_accuracy(logits: Float[Tensor, "m c"], y: Int[Tensor, " m"]) -> float:
+    """(1/C) Σ_c (samples of class c that are taken for c)/(samples of class c), over the C classes that y has.
+
+    Each class counts alike, so that always saying the most frequent one gives 1/C. Equal to scikit-learn's
+    balanced_accuracy_score.
+
+    >>> balanced_accuracy(torch.tensor([[1.0, 0.0]]).expand(4, 2), torch.tensor([0, 0, 0, 1]))
+    0.5
+    """
+    counts = torch.bincount(y, minlength=logits.shape[1])
+    right = torch.bincount(y[logits.argmax(1) == y], minlength=logits.shape[1])
+    return float((right[counts > 0].double() / counts[counts > 0]).mean())
 
 
 def rounding(*kinds: torch.dtype) -> float:

@@ -1,0 +1,316 @@
+"""Which labels are wrong, what leaks, what is not known: the data of a trained network, by its own kernels."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from .._base import checks, tree
+from .._base.types import Array, Inputs, Json, Memory, StorePlace
+from .._version import __version__
+from ..auditing.audit import check, examine
+from ..auditing.cleaning import Cleaning
+from ..auditing.data import Data
+from ..auditing.machine import FeatureMachine, GramMachine, Machine
+from ..auditing.result import Audit
+from ..datasets import Labelled
+from ..engine import outputs as heads
+from ..engine.network import check_evaluation_mode, unwrapped
+from ..errors import InputError, MissingLibrary
+from ..kernels.combine import CosineKernel
+from ..kernels.kernel import Kernel
+from ..models import outputs
+from ..projection import Projected
+from ..regress.groups import GroupLabels, checked_groups
+from ..surrogate import Kind
+from .compared import TITLES, Grams, Names, choose_named, kernels, with_logits
+from .data import Samples, checked_pair, checked_train, common_name, placed
+from .described import described
+
+# Kernels that are tried by default: what the whole network sees, and what its last hidden layer sees.
+OF_CLASSES, OF_TARGETS = ("trNTK", "CK"), ("trNTK", "trNTK⁰", "CK")
+
+Retrain = Callable[[Labelled], nn.Module]
+
+
+def audit(
+    model: nn.Module,
+    train: Samples,
+    test: Samples | None = None,
+    *,
+    kernel: Kernel | Mapping[str, Kernel] | Names = None,
+    labels: Array | Sequence[int] | Sequence[str] | None = None,
+    groups: GroupLabels = None,
+    outputs_are: Kind | None = None,
+    retrain: Retrain | None = None,
+    samples: int = 200,
+    neighbours: int = 8,
+    name: str | None = None,
+    memory: Memory = None,
+    store: StorePlace | None = None,
+    progress: bool = True,
+) -> Audit:
+    """Which labels are wrong: margins of f₋ᵢ(xᵢ), what the network's kernel machine says of xᵢ without xᵢ, of all i.
+
+    From one trained network: its kernels' leave-one-out predictions are closed forms, so nothing is trained again. Also
+    copies within the training set and between it and the test set, samples that nothing supports, classes that are
+    mixed up, regions where the network is wrong, and what cleaning would do.
+
+    `train`, `test`: as for `explain`; or (x, y) with real y, which audits targets. `kernel`: names of
+    `tg.decisions.kernels`, a kernel, or kernels by name (default: trNTK and CK; of real targets trNTK⁰ too); the one
+    with the least leave-one-out loss is taken, and the result says which. A projected kernel (tg.projected) of
+    fewer dimensions than there are samples makes no Gram: leave-one-out in the space of its features, exact for it, at
+    a cost that grows with n and not n². `labels`: in place of the training set's, numbers or names of classes.
+    `groups`: which samples belong together (one subject, one source): without a sample then means without its group.
+    `retrain`: a function from a `Labelled` to a trained network, to check by training what dropping the suspects does
+    (three trainings). `samples`: how many suspects are listed one by one, each with its `neighbours`. `memory` and
+    `store`: as for `explain`. `tg.report.write(…)` makes a page of it. A network that has memorised its labels gets a
+    warning.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> x = torch.randn(60, 3)
+    >>> y = (x[:, 0] > 0).long()
+    >>> worst = int(x[:, 0].argmax())
+    >>> y[worst] = 0  # wrong
+    >>> found = audit(model, (x, y), progress=False)
+    >>> int(found.suspects.order[0]) == worst
+    True
+    """
+    begin = time.perf_counter()
+    model = _module(model)
+    data = _data(model, train, test, labels, retrain, progress)
+    check(data, samples, neighbours)
+    checked_groups(groups, len(data.train), torch.device("cpu"))
+    x = placed(model, data.train.x)
+    z = None if data.test is None else placed(model, data.test.x)
+    data, chosen, titles, said = _kernels(model, data, x, z, kernel, outputs_are)
+    machines = _machines(chosen, Grams(x, z, memory, progress, store))
+    facts = _facts(model, name, data, {k: titles.get(k, k) for k in chosen}, said)
+    found = examine(machines, data, groups, samples, neighbours, progress, facts, (data.train.x, _x(data.test)))
+    if retrain is not None:
+        found = replace(found, cleaning=_retrained(found, retrain, outputs_are))
+    found.facts["seconds"] = time.perf_counter() - begin
+    return found
+
+
+def _module(model: nn.Module) -> nn.Module:
+    """The model itself, without wrappers; refuses what is none, or not in evaluation mode."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
+    model = unwrapped(model)[0]
+    check_evaluation_mode(model)
+    return model
+
+
+def _data(
+    model: nn.Module, train: Samples, test: Samples | None, labels: object, retrain: Retrain | None, progress: bool
+) -> Data:
+    """What is audited: classes, or real targets."""
+    data = _real_data(model, train, test, labels)
+    if retrain is not None and data is not None:
+        raise InputError("retrain= takes Labelled data, which has classes, and the targets are real; leave it out.")
+    if retrain is not None and test is None:
+        raise InputError("retrain= is there to compare test scores; give a test set, too.")
+    return data or _class_data(model, train, test, labels, progress)
+
+
+def _facts(model: nn.Module, name: str | None, data: Data, titles: dict[str, Json], said: str) -> dict[str, Json]:
+    """What the result says of where its numbers come from."""
+    return {
+        "model": name or described(model),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "data": common_name(data.train.name, "test" if data.test is None else data.test.name),
+        "titles": titles,
+        "said": said,
+        "torch": torch.__version__,
+        "tangency": __version__,
+    }
+
+
+def _x(data: Labelled | None) -> Inputs | None:
+    return None if data is None else data.x
+
+
+def _class_data(model: nn.Module, train: Samples, test: Samples | None, labels: object, progress: bool) -> Data:
+    """Both sets checked, with the labels that are to be audited."""
+    if test is None:
+        known, asked = checked_train(model, train, progress), None
+    else:
+        known, asked = checked_pair(model, train, test, progress)
+    if labels is not None:
+        known = replace(known, y=_numbered(labels, known))
+    return Data(known, asked)
+
+
+def _numbered(labels: object, known: Labelled) -> Tensor:
+    """Labels as numbers of classes, which may be given by name."""
+    names = {c: i for i, c in enumerate(known.classes)}
+    if isinstance(labels, Sequence) and not isinstance(labels, str) and all(isinstance(v, str) for v in labels):
+        unknown = [v for v in labels if v not in names]
+        if unknown:
+            raise InputError(f"labels has {unknown[0]!r}; the classes are {checks.some(list(known.classes))}.")
+        labels = [names[v] for v in labels]
+    y = tree.numbers(labels, "labels").cpu()  # type: ignore[arg-type]  # it says what cannot be one
+    if y.is_floating_point() or y.dtype == torch.bool or y.shape != (len(known),):
+        raise InputError(
+            f"labels has shape {tuple(y.shape)}, {y.dtype}; needed: one whole number (or name of a class) for each of "
+            f"the {len(known)} training samples."
+        )
+    return y.long()
+
+
+def _real_data(model: nn.Module, train: object, test: object, labels: object) -> Data | None:
+    """Samples with real targets; None if they have classes."""
+    y = labels if labels is not None else train[1] if isinstance(train, (tuple, list)) and len(train) == 2 else None
+    if not _real(y):
+        return None
+    x, targets = _pair(train, y, "train")
+    z, test_targets = (None, None) if test is None else _pair(test, None, "test")
+    width = outputs(model, placed(model, tree.take(x.x, slice(0, 2)))).reshape(2, -1).shape[1]
+    for which, t in (("train", targets), ("test", test_targets)):
+        if t is not None and t.shape[1] != width:
+            raise InputError(
+                f"a target of {which} has {t.shape[1]} numbers, an output of the model {width}; needed: as many."
+            )
+    return Data(x, z, targets, test_targets)
+
+
+def _real(y: object) -> bool:
+    if isinstance(y, (list, tuple)):
+        return any(isinstance(v, float) for v in y)
+    kind = getattr(y, "dtype", None)
+    return kind is not None and (kind.is_floating_point if isinstance(kind, torch.dtype) else kind.kind == "f")
+
+
+def _pair(samples: object, y: object, which: str) -> tuple[Labelled, Tensor]:
+    """Samples without classes, and their targets [n, q]."""
+    if isinstance(samples, Labelled):
+        x: object = samples.x
+    elif isinstance(samples, (tuple, list)) and len(samples) == 2:
+        x, y = samples[0], samples[1] if y is None else y
+    else:
+        raise InputError(f"{which} is a {type(samples).__name__}; needed with real targets: (x, y).")
+    targets = tree.numbers(y, f"the targets of {which}").cpu().double()  # type: ignore[arg-type]
+    checks.finite(targets, f"the targets of {which}")
+    n = len(targets)
+    data = Labelled(x, torch.zeros(n, dtype=torch.long), ("all",), name=which)  # type: ignore[arg-type]
+    return data, targets.reshape(n, -1)
+
+
+def _kernels(
+    model: nn.Module,
+    data: Data,
+    x: Inputs,
+    z: Inputs | None,
+    kernel: Kernel | Mapping[str, Kernel] | Names,
+    outputs_are: Kind | None,
+) -> tuple[Data, dict[str, Kernel], Mapping[str, str], str]:
+    """The data with what the network says of them, the kernels that are tried, their titles, and what is to be said."""
+    given = {"kernel": kernel} if isinstance(kernel, Kernel) else kernel if isinstance(kernel, Mapping) else None
+    if given is not None:
+        wrong = next((n for n, k in given.items() if not isinstance(k, Kernel)), None)
+        if wrong is not None or not given:
+            raise InputError(
+                f"kernel={kernel!r}; needed: a name ({', '.join(TITLES)}), a kernel (tg.trace_ntk(model)), or kernels "
+                "by name."
+            )
+    titles: Mapping[str, str] = TITLES
+    said = ""
+    names: Names = None if given is not None else kernel  # type: ignore[assignment]  # no kernel: names
+    if data.real:
+        if given is None:
+            given = _present(model, OF_TARGETS, x) if names is None else kernels(model, names)
+        return data, dict(given), titles, said
+    read = heads.learn(outputs, model, x, data.train.y, len(data.train.classes), outputs_are)
+    data = replace(data, said=_said(model, x, read), test_said=None if z is None else _said(model, z, read))
+    if given is None:
+        network = with_logits(model, read)
+        wanted = _has(network, OF_CLASSES, x) if names is None else names
+        given, titles, said = choose_named(network, wanted, read, x)
+    return data, dict(given), titles, " ".join(filter(None, [read.said, said]))
+
+
+def _said(model: nn.Module, x: Inputs, read: heads.Outputs) -> Tensor:
+    """The class that the network says, of each sample."""
+    logits = heads.logits(outputs, model, x, read)
+    return logits.argmax(1).cpu() if logits.shape[1] > 1 else (logits[:, 0] > 0).long().cpu()
+
+
+def _has(network: nn.Module, names: Sequence[str], x: Inputs) -> list[str]:
+    """Those of the kernels that the network has."""
+    return list(_present(network, names, x))
+
+
+def _present(network: nn.Module, names: Sequence[str], x: Inputs) -> dict[str, Kernel]:
+    """Those of the kernels that the network has: one without a hidden layer has no CK."""
+    found = dict[str, Kernel]()
+    for name in names:
+        try:
+            made = kernels(network, [name])
+            made[name].diag(tree.take(x, slice(0, 2)))
+        except MissingLibrary:
+            raise
+        except InputError:
+            if name == names[0]:
+                raise
+            continue
+        found |= made
+    return found
+
+
+def _machines(chosen: Mapping[str, Kernel], grams: Grams) -> dict[str, Machine]:
+    """What each kernel makes of the samples: features where it has them, else Grams."""
+    machines = dict[str, Machine]()
+    for name, kernel in chosen.items():
+        base = kernel.kernel if isinstance(kernel, CosineKernel) else kernel
+        try:
+            if isinstance(base, Projected) and (featured := _of_features(base, grams, base is not kernel)):
+                machines[name] = featured
+                continue
+            train = grams.train(kernel)
+            if len(train.shape) != 2:
+                raise InputError(
+                    f"its Gram has shape {tuple(train.shape)}; needed: [n, n], one similarity for each pair of samples "
+                    "(tg.trace_ntk, not tg.ntk)."
+                )
+            if grams.z is None:
+                machines[name] = GramMachine(train)
+                continue
+            cross = grams.cross(kernel)
+            own = torch.ones(cross.shape[0], dtype=cross.dtype) if base is not kernel else grams.squares(kernel)
+            machines[name] = GramMachine(train, cross, own)
+        except InputError as e:
+            raise InputError(f"kernel {name}: {e}") from e
+    return machines
+
+
+def _of_features(kernel: Projected, grams: Grams, unit: bool) -> FeatureMachine | None:
+    """Features [n, p], of length 1 for a cosine; None where a Gram is smaller (p ≥ n), or is of several outputs."""
+    features = grams.features(kernel, "train").flatten(1)
+    if features.shape[1] >= len(features) or not kernel.base.trace:
+        return None
+    made = [features.float()]
+    if grams.z is not None:
+        made.append(grams.features(kernel, "test").flatten(1).float())
+    if unit:
+        made = [torch.nn.functional.normalize(phi, dim=1) for phi in made]
+    return FeatureMachine(*made)
+
+
+def _retrained(found: Audit, retrain: Retrain, outputs_are: Kind | None) -> Cleaning | None:
+    """Test accuracies of networks trained on the data as they are, without the suspects, and with mended labels."""
+    assert found.cleaning is not None
+    assert found.test is not None
+    sets = {"as given": found.train, "dropped": found.cleaned("drop"), "mended": found.cleaned("fix")}
+    scores = {}
+    for name, data in sets.items():
+        model = retrain(data)
+        if not isinstance(model, nn.Module):
+            raise InputError(f"retrain returned a {type(model).__name__}; needed: the network that it trained.")
+        check_evaluation_mode(model)
+        read = heads.learn(outputs, model, placed(model, data.x), data.y, len(data.classes), outputs_are)
+        said = _said(model, placed(model, found.test.x), read)
+        scores[name] = float((said == found.test.y.cpu()).double().mean())
+    return replace(found.cleaning, retrained=scores)
