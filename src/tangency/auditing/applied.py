@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from .._base import checks
+from .._base.types import FilePath
 from ..datasets import Labelled
+from ..datasets.files import path, read_bytes
 from ..errors import InputError
 
 ACTIONS = ("keep", "fix", "drop")
@@ -33,7 +35,7 @@ def digest(y: Tensor) -> str:
     return hashlib.sha256(y.detach().cpu().long().contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
-def apply(data: Labelled, decisions: str | Path | Mapping[str, object]) -> Labelled:
+def apply(data: Labelled, decisions: FilePath | Mapping[str, object]) -> Labelled:
     """The samples that were kept, with the labels that were fixed: by the page's export, a .json or .csv, or a dict.
 
     `data` are the samples that were audited, with the labels they had then: decisions about others are refused (a CSV
@@ -45,9 +47,14 @@ def apply(data: Labelled, decisions: str | Path | Mapping[str, object]) -> Label
     >>> apply(data, decided).y.tolist()
     [0, 0]
     """
-    found = _read(data, decisions)
+    y, kept = decided(data, decisions)
+    return replace(data, y=y).select(kept)
+
+
+def decided(data: Labelled, decisions: FilePath | Mapping[str, object]) -> tuple[Tensor, Tensor]:
+    """The labels of all samples after the decisions, and a mask of those that are kept."""
     y, kept = data.y.clone(), torch.ones(len(data), dtype=torch.bool)
-    for one in found:
+    for one in _read(data, decisions):
         if one.action == "drop":
             kept[one.sample] = False
         elif one.action == "fix":
@@ -55,14 +62,14 @@ def apply(data: Labelled, decisions: str | Path | Mapping[str, object]) -> Label
             y[one.sample] = data.classes.index(one.label)
     if not bool(kept.any()):
         raise InputError("every sample is dropped; needed: decisions that keep some.")
-    return replace(data, y=y).select(kept)
+    return y, kept
 
 
-def _read(data: Labelled, decisions: str | Path | Mapping[str, object]) -> list[Decided]:
+def _read(data: Labelled, decisions: FilePath | Mapping[str, object]) -> list[Decided]:
     """Checked against the data."""
     where = "the decisions" if isinstance(decisions, Mapping) else str(decisions)
     try:
-        rows = _rows(data, decisions if isinstance(decisions, Mapping) else Path(decisions))
+        rows = _rows(data, decisions if isinstance(decisions, Mapping) else path(decisions, "decisions"))
         found = [_one(data, row) for row in rows]
         twice = [d.sample for i, d in enumerate(found) if any(d.sample == e.sample for e in found[:i])]
         if twice:
@@ -75,7 +82,10 @@ def _read(data: Labelled, decisions: str | Path | Mapping[str, object]) -> list[
 def _rows(data: Labelled, decisions: Path | Mapping[str, object]) -> Sequence[Mapping[str, object]]:
     """One for each decision, unchecked."""
     if isinstance(decisions, Path):
-        text = decisions.read_text(encoding="utf-8-sig")
+        try:
+            text = read_bytes(decisions, "the page's export").decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise InputError("no text (UTF-8); needed: the page's export as it is.") from None
         if decisions.suffix.lower() == ".csv":
             return _csv_rows(text)
         try:

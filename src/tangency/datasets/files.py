@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -26,6 +27,22 @@ def path(given: object, what: str) -> Path:
     if not encodable:
         raise InputError(f"{what} is {expanded!r}, which no file can be called; needed: a path.")
     return Path(expanded)
+
+
+def writable(given: object, what: str) -> Path:
+    """A file that can be written, its folder made; refused where it cannot be."""
+    to = path(given, what)
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if to.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        if to.exists() and not os.access(to, os.W_OK):
+            raise PermissionError(None, "permission denied")
+        with tempfile.TemporaryFile(dir=to.parent):  # tells more than permissions do
+            pass
+    except OSError as e:
+        raise InputError(f"{to} cannot be written: {e.strerror or e}. Give a file where you may write.") from None
+    return to
 
 
 def title(file: Path) -> str:

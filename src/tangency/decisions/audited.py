@@ -139,13 +139,11 @@ def _class_data(model: nn.Module, train: Samples, test: Samples | None, labels: 
         known, asked = checked_train(model, train, progress), None
     else:
         known, asked = checked_pair(model, train, test, progress)
-    if labels is not None:
-        known = replace(known, y=_numbered(labels, known))
-    return Data(known, asked)
+    return Data(known if labels is None else with_labels(known, labels), asked)
 
 
-def _numbered(labels: object, known: Labelled) -> Tensor:
-    """Labels as numbers of classes, which may be given by name."""
+def with_labels(known: Labelled, labels: object) -> Labelled:
+    """The samples with other labels, numbers or names of classes."""
     names = {c: i for i, c in enumerate(known.classes)}
     if isinstance(labels, Sequence) and not isinstance(labels, str) and all(isinstance(v, str) for v in labels):
         unknown = [v for v in labels if v not in names]
@@ -158,7 +156,7 @@ def _numbered(labels: object, known: Labelled) -> Tensor:
             f"labels has shape {tuple(y.shape)}, {y.dtype}; needed: one whole number (or name of a class) for each of "
             f"the {len(known)} training samples."
         )
-    return y.long()
+    return replace(known, y=y.long())
 
 
 def _real_data(model: nn.Module, train: object, test: object, labels: object) -> Data | None:

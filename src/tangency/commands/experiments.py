@@ -1,0 +1,84 @@
+"""`tangency reproduce`: published tables, measured again."""
+
+import argparse
+import shlex
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .._base import strict_json
+from ..errors import InputError
+from ..experiments import EXPERIMENTS
+from ..experiments.cntk import NETWORKS
+from ..experiments.table import Options, Regression
+from .options import add_output, device, names, positive
+
+if TYPE_CHECKING:
+    from .options import Commands
+
+
+def add(commands: "Commands") -> None:
+    """Enter this command."""
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="a published table, measured again: " + ", ".join(EXPERIMENTS),
+        description="Measure a published table again and print ours beside it.\n\n"
+        + "\n".join(f"  {e.name}\n    {e.title}\n    {e.needs}" for e in EXPERIMENTS.values()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    reproduce.add_argument("name", choices=list(EXPERIMENTS), metavar="NAME", help="which (see above)")
+    reproduce.add_argument("--data", type=Path, help="the folder with the official files of the data sets")
+    reproduce.add_argument(
+        "--out", type=Path, help="folder for what is finished: the same command goes on where it was stopped"
+    )
+    reproduce.add_argument("--quick", action="store_true", help="small, on bundled data, under a minute: does it run?")
+    reproduce.add_argument(
+        "--seeds",
+        type=positive,
+        default=3,
+        help="networks to train (surrogate-table1), repeats of the folds (uci); default: 3",
+    )
+    reproduce.add_argument(
+        "--kernels", type=names, default=(), help="some of the kernels, with commas (tables 2, 3; cntk: ntk, nngp)"
+    )
+    _cntk_options(reproduce)
+    add_output(reproduce)
+    reproduce.set_defaults(run=_reproduce, long=True)
+
+
+def _cntk_options(reproduce: argparse.ArgumentParser) -> None:
+    """None where they are not given: for another experiment they are refused."""
+    cntk = reproduce.add_argument_group("cntk alone")
+    cntk.add_argument("--network", choices=list(NETWORKS), help="(default: cntk, 11 convolutions and a global average)")
+    cntk.add_argument("--samples", type=positive, help="training images (default: 5000)")
+    cntk.add_argument("--test", type=positive, help="test images (default: 2000)")
+    cntk.add_argument("--flips", action="store_true", default=None, help="add the mirror image of every training image")
+    cntk.add_argument("--whiten", action="store_true", default=None, help="ZCA, by the training images (as for Myrtle)")
+    cntk.add_argument("--dtype", choices=["float32", "float64"], help="(default: float32)")
+    cntk.add_argument("--store", type=Path, help="a folder for the Grams, to go on with (default: one in --out)")
+    cntk.add_argument(
+        "--device", dest="where", type=device, help="cpu, cuda, cuda:1 (default: a GPU where there is one)"
+    )
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    own = [f.name for f in fields(Regression)]
+    given = {name: value for name in (*own, "where") if (value := getattr(args, name)) is not None}
+    if given and args.name != "cntk":
+        name = next(iter(given)).replace("where", "device")
+        raise InputError(f"--{name} is for cntk; {args.name} does not take it.")
+    if args.quick and args.data is not None:
+        raise InputError(f"--data {args.data} and --quick, which runs on bundled data; give one of the two.")
+    basic = (args.data, args.out, args.quick, args.seeds, args.kernels, not args.quiet)
+    options = Options(*basic, given.pop("where", None), Regression(**given))
+    begin = time.perf_counter()
+    table = EXPERIMENTS[args.name].run(options)
+    command = shlex.join(["tangency", *sys.argv[1:]])
+    record = {**table.to_dict(), "command": command, "seconds": time.perf_counter() - begin}
+    if args.out is not None:
+        name = f"{args.name}{'-quick' if args.quick else ''}-table.json"
+        (args.out / name).write_text(strict_json.text(record, 1) + "\n")
+    print(strict_json.text(record, 2) if args.json else table.table())
+    return 0

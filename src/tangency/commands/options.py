@@ -1,0 +1,104 @@
+"""What several commands have: kinds of arguments, and a model with its data from a function of the user's."""
+
+import argparse
+import contextlib
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from .. import job
+from .._base import checks
+from ..datasets import Labelled
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}; needed: at least 1")
+    return value
+
+
+def device(text: str) -> str:
+    """A device that torch has here."""
+    try:
+        torch.zeros(1, device=text).item()  # "meta" is a device, too, and has no numbers
+    except (RuntimeError, AssertionError) as e:  # no such device, or a torch without it
+        raise argparse.ArgumentTypeError(f"{text}: {str(e).partition(chr(10))[0]}") from e
+    return text
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Each once, in the order given."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def plain(text: str) -> str:
+    """Somebody's words for a terminal: control characters are shown, not obeyed."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def quoted(text: str) -> str:
+    """For a command that somebody copies."""
+    return shlex.quote(plain(text))
+
+
+def add_output(command: argparse.ArgumentParser) -> None:
+    """How results are told."""
+    command.add_argument("--json", action="store_true", help="figures for machines, on standard output")
+    command.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def add_memory(command: argparse.ArgumentParser) -> None:
+    """What Grams may take, and where they are kept."""
+    command.add_argument("--store", help="a folder for the Grams: they need not fit in memory, and are kept")
+    command.add_argument("--memory", help="what Gram tiles may take, e.g. 8GiB (default: 4GiB; on a GPU, what is free)")
+
+
+def add_outputs_are(command: argparse.ArgumentParser) -> None:
+    """What the network's outputs are."""
+    command.add_argument(
+        "--outputs-are", choices=["logits", "probabilities", "log-probabilities"],
+        help="what the network's outputs are (default: found from the training data, and said)",
+    )  # fmt: skip
+
+
+def made_by(args: argparse.Namespace, needed: str) -> object:
+    """What MODULE:FUNCTION returns; what it prints does not come between figures for machines."""
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        return job.call(args.function, needed)
+
+
+def model_and_data(
+    args: argparse.Namespace,
+    function: Callable[..., object],
+    parts: Sequence[str],
+    least: int,
+    options: dict[str, object],
+) -> dict[str, Any]:
+    """Arguments for `function`: MODULE:FUNCTION's (a tuple of the first of `parts`, or a dict), and `options`."""
+    shapes = [f"({', '.join(parts[:k])})" for k in range(least, len(parts) + 1)]
+    needed = " or ".join(shapes)
+    made = made_by(args, needed)
+    if isinstance(made, tuple) and least <= len(made) <= len(parts):
+        made = dict(zip(parts, made, strict=False))
+    if not isinstance(made, dict) or not set(parts[:least]) <= set(made):
+        kinds = [type(v).__name__ for v in made] if isinstance(made, tuple) else type(made).__name__
+        raise InputError(f"{args.function} returned {kinds}; needed: {needed}, or a dict with these.")
+    made |= {name: value for name, value in options.items() if value is not None}
+    unknown = set(made) - set(inspect.signature(function).parameters)
+    if unknown:
+        name = f"tangency.{function.__name__}"
+        raise InputError(f"{args.function} returned {checks.some(sorted(unknown))}, which {name} does not take.")
+    for part in parts:
+        if isinstance(made.get(part), Labelled) and not args.json:
+            print(made[part].summary())
+    return made
