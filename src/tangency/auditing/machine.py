@@ -80,11 +80,15 @@ class Machine(ABC):
 
 @dataclass(frozen=True, eq=False)
 class GramMachine(Machine):
-    """By the Gram [n, n], and for test samples by theirs with the training samples [m, n] and k(z, z) [m]."""
+    """By the Gram [n, n], and for test samples by theirs with the training samples [m, n] and k(z, z) [m].
+
+    `device`: where Grams on disk are worked on (default: the CPU).
+    """
 
     gram: Gram
     cross: Gram | None = None
     prior: Tensor | None = None
+    device: torch.device | None = None
 
     @property
     def n(self) -> int:  # type: ignore[override]
@@ -110,6 +114,7 @@ class GramMachine(Machine):
         self, targets: Tensor, reg: float, groups: Tensor | None = None, kept: Tensor | None = None
     ) -> LeftOut:
         """By the spectrum, or by a factor."""
+        targets = self._there(targets)
         if kept is None:
             return leave_out(self.spectrum or self.gram, targets, reg=reg, groups=groups, progress=False)
         return leave_out(self.gram, targets, reg=reg, groups=groups, sample_weights=kept.to(targets), progress=False)
@@ -117,11 +122,12 @@ class GramMachine(Machine):
     def see(self, targets: Tensor, reg: float) -> Seen:
         """The mean and the variance of the Gaussian process with this noise."""
         cross, prior = self._test()
-        found = gaussian_process(self.gram, targets, noise=reg).predict(cross, prior)
+        found = gaussian_process(self.gram, self._there(targets), noise=reg).predict(cross, self._there(prior))
         return Seen(found.mean, (found.covariance / prior.to(found.covariance)).clamp(0, 1))
 
     def without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
         """A fit in which the others weigh nothing."""
+        targets = self._there(targets)
         return ridge(self.gram, targets, reg=reg, sample_weights=kept.to(targets)).predict(self._test()[0])
 
     def nearest(self, k: int, progress: bool) -> Nearest:
@@ -139,6 +145,10 @@ class GramMachine(Machine):
         keep = int((pairs.values > 0).sum())
         values, vectors = pairs.values[: min(r, keep)], pairs.vectors[:, : min(r, keep)]
         return self._test()[0] @ (vectors / values.sqrt()) if test else vectors * values.sqrt()
+
+    def _there(self, values: Tensor) -> Tensor:
+        """On the device of the Gram; of one on disk, where it is worked on."""
+        return values.to(self.gram.device or self.device or values.device)
 
     def _test(self) -> tuple[Gram, Tensor]:
         if self.cross is None or self.prior is None:
@@ -178,20 +188,22 @@ class FeatureMachine(Machine):
         self, targets: Tensor, reg: float, groups: Tensor | None = None, kept: Tensor | None = None
     ) -> LeftOut:
         """Exactly, in the space of the features."""
+        targets = targets.to(self.features.device)
         weights = None if kept is None else kept.to(targets)
         return leave_out_features(self.features, targets, reg=reg, groups=groups, sample_weights=weights)
 
     def see(self, targets: Tensor, reg: float) -> Seen:
         """reg·φᵀ(ΦᵀΦ + reg)⁻¹φ of ‖φ‖² is open."""
         z = self._test()
-        fit = least_squares(self.features, targets, reg=reg)
+        fit = least_squares(self.features, targets.to(z.device), reg=reg)
         lower = torch.linalg.cholesky(self.moments + reg * torch.eye(len(self.moments)).to(self.moments))
         open_ = reg * torch.linalg.solve_triangular(lower, z.double().T, upper=False).square().sum(0)
         return Seen(fit.predict(z), (open_ / z.double().square().sum(1)).clamp(0, 1))
 
     def without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
         """A fit to the features of these."""
-        return least_squares(self.features[kept], targets[kept], reg=reg).predict(self._test())
+        phi = self.features[kept.to(self.features.device)]
+        return least_squares(phi, targets[kept].to(phi.device), reg=reg).predict(self._test())
 
     def nearest(self, k: int, progress: bool) -> Nearest:
         """Bands of rows, one after the other."""

@@ -273,12 +273,13 @@ def _machines(chosen: Mapping[str, Kernel], grams: Grams) -> dict[str, Machine]:
                     f"its Gram has shape {tuple(train.shape)}; needed: [n, n], one similarity for each pair of samples "
                     "(tg.trace_ntk, not tg.ntk)."
                 )
+            device = next(iter(tree.leaves(grams.x)))[1].device
             if grams.z is None:
-                machines[name] = GramMachine(train)
+                machines[name] = GramMachine(train, device=device)
                 continue
             cross = grams.cross(kernel)
             own = torch.ones(cross.shape[0], dtype=cross.dtype) if base is not kernel else grams.squares(kernel)
-            machines[name] = GramMachine(train, cross, own)
+            machines[name] = GramMachine(train, cross, own, device)
         except InputError as e:
             raise InputError(f"kernel {name}: {e}") from e
     return machines
