@@ -581,7 +581,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         (replace(d, logits=d.logits * float("nan")), "logits of the network"),
         (replace(d, logits=d.logits[:5]), "logits of 5 samples"),
         (replace(d, test=replace(d.test, show=["a text"] * 90)), "show texts, the training data pictures"),
-        ("nothing", "decisions is a str"),
+        ("nothing", "result is a str"),
     ):
         with pytest.raises(tg.InputError, match=words):
             report.build(broken)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,7 +72,7 @@ def _read(data: Labelled, decisions: FilePath | Mapping[str, object]) -> list[De
     try:
         rows = _rows(data, decisions if isinstance(decisions, Mapping) else path(decisions, "decisions"))
         found = [_one(data, row) for row in rows]
-        twice = [d.sample for i, d in enumerate(found) if any(d.sample == e.sample for e in found[:i])]
+        twice = [sample for sample, many in Counter(d.sample for d in found).items() if many > 1]
         if twice:
             raise InputError(f"sample {twice[0]} is there twice; needed: one decision for each sample.")
     except InputError as e:
@@ -87,7 +88,7 @@ def _rows(data: Labelled, decisions: Path | Mapping[str, object]) -> Sequence[Ma
         except UnicodeDecodeError:
             raise InputError("no text (UTF-8); needed: the page's export as it is.") from None
         if decisions.suffix.lower() == ".csv":
-            return _csv_rows(text)
+            return _csv_rows(text, data.classes)
         try:
             decisions = json.loads(text)
         except json.JSONDecodeError as e:
@@ -105,17 +106,24 @@ def _rows(data: Labelled, decisions: Path | Mapping[str, object]) -> Sequence[Ma
     return rows
 
 
-def _csv_rows(text: str) -> list[dict[str, object]]:
-    reader = csv.DictReader(io.StringIO(text))
+def _csv_rows(text: str, classes: Sequence[str]) -> list[dict[str, object]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""))
     missing = {"sample", "action", "given", "label"} - set(reader.fieldnames or ())
     if missing:
         raise InputError(f"no column {checks.some(sorted(missing))}; needed: the page's export as it is.")
-    return [{k: v for k, v in row.items() if k is not None} for row in reader]
+    names = set(classes)
+
+    def named(key: str, value: str | None) -> str | None:
+        # The page puts a ' before what a spreadsheet would take for a formula, and before a '.
+        ours = key in ("given", "label") and value is not None and value.startswith("'") and value[1:] in names
+        return value[1:] if ours and value is not None else value
+
+    return [{k: named(k, v) for k, v in row.items() if k is not None} for row in reader]
 
 
 def _one(data: Labelled, row: Mapping[str, object]) -> Decided:
     """One decision, checked."""
-    sample, action, label = row.get("sample"), row.get("action"), row.get("label") or None
+    sample, action, label = row.get("sample"), row.get("action"), row.get("label")
     try:
         number = int(str(sample))
     except ValueError:
@@ -132,4 +140,4 @@ def _one(data: Labelled, row: Mapping[str, object]) -> Decided:
         )
     if action == "fix" and label not in data.classes:
         raise InputError(f"sample {number}: label {label!r}; the classes are {checks.some(list(data.classes))}.")
-    return Decided(number, str(action), None if label is None else str(label))
+    return Decided(number, str(action), str(label) if action == "fix" else None)

@@ -1,4 +1,4 @@
-"""The numbers of a page: what `Decisions` holds, cut to what is shown. The names are those that data.js reads."""
+"""The numbers of a page: what `Decisions` holds, cut to what is shown. The names are those that numbers.js reads."""
 
 import math
 from dataclasses import dataclass

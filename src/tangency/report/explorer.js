@@ -1,6 +1,5 @@
 // Choosing a decision: search, filters, order, and the strip of samples.
 
-const BATCH = 150; // entries that are made at once; more as the strip is scrolled
 const WORST = 0.1; // the part of the samples that "least faithful" shows
 
 const offBy = (at) => Math.abs(array(VIEWS[state.view].off)[at]);
@@ -48,13 +47,13 @@ const ORDERS = {
   truth: { label: "true class", compare: (a, b) => TRUTH[a] - TRUTH[b] },
 };
 
-const PLACES = Array.from(SHOWN, (_, at) => at);
+const ALL = Array.from(SHOWN, (_, at) => at);
 let worstOf = { view: -1, places: new Set() };
 
 function worst() {
   if (worstOf.view !== state.view) {
     const many = Math.max(Math.min(10, SHOWN.length), Math.round(WORST * SHOWN.length));
-    worstOf = { view: state.view, places: new Set([...PLACES].sort((a, b) => offBy(b) - offBy(a)).slice(0, many)) };
+    worstOf = { view: state.view, places: new Set([...ALL].sort((a, b) => offBy(b) - offBy(a)).slice(0, many)) };
   }
   return worstOf.places;
 }
@@ -77,7 +76,7 @@ function listed() {
   const filter = FILTERS.find((f) => f.key === state.filter);
   const words = state.query.trim().toLowerCase().split(/\s+/).filter(Boolean);
   const stand = array(VIEWS[state.view].said);
-  const found = PLACES.filter(
+  const found = ALL.filter(
     (at) =>
       filter.test(at) &&
       (state.truth === null || TRUTH[at] === state.truth) &&
@@ -139,49 +138,6 @@ function entry(at) {
   );
 }
 
-function strip() {
-  const made = new Map();
-  const node = el("div", { class: `strip ${LOOK.kind}`, id: "strip", role: "group", "aria-label": "Test samples" });
-  const get = (at) => made.get(at) || made.set(at, entry(at)).get(at);
-  let many = BATCH;
-  const fill = () => node.replaceChildren(...(current.length ? current.slice(0, many).map(get) : [nothing()]));
-  const mark = () => {
-    const place = current.indexOf(state.at);
-    if (place >= many) {
-      many = place + BATCH;
-      fill();
-    }
-    for (const old of node.querySelectorAll("[aria-current]")) {
-      old.removeAttribute("aria-current");
-      old.tabIndex = -1;
-    }
-    if (place < 0) return;
-    const button = get(state.at);
-    button.setAttribute("aria-current", "true");
-    button.tabIndex = 0;
-    // Not scrollIntoView: that would scroll the page as well.
-    const [a, b] = [node.getBoundingClientRect(), button.getBoundingClientRect()];
-    if (b.top < a.top || b.bottom > a.bottom) node.scrollTop += b.top - a.top - (a.height - b.height) / 2;
-    if (b.left < a.left || b.right > a.right) node.scrollLeft += b.left - a.left - (a.width - b.width) / 2;
-  };
-  node.addEventListener("scroll", () => {
-    const near =
-      node.scrollHeight - node.scrollTop - node.clientHeight < 300 &&
-      node.scrollWidth - node.scrollLeft - node.clientWidth < 300;
-    if (near && many < current.length) {
-      many += BATCH;
-      fill();
-    }
-  });
-  node.renew = () => {
-    many = BATCH;
-    fill();
-    mark();
-  };
-  node.mark = mark;
-  return node;
-}
-
 const nothing = () =>
   el(
     "div",
@@ -236,7 +192,7 @@ function controls() {
   );
   const show = () => {
     chips.press(state.filter);
-    known.forEach((f, k) => (tallies[k].textContent = count(PLACES.filter((at) => f.test(at)).length)));
+    known.forEach((f, k) => (tallies[k].textContent = count(ALL.filter((at) => f.test(at)).length)));
     if (search.value !== state.query) search.value = state.query;
     selects.forEach((s) => s.node.show());
     order.value = state.order;
@@ -254,8 +210,39 @@ function controls() {
   ];
 }
 
+// How to get about, in words for what is at hand.
+function hints() {
+  const keys = (...names) => names.map((k) => el("kbd", {}, k));
+  if (TOUCH)
+    return el(
+      "p",
+      { class: "hints", id: "hints" },
+      "Swipe a decision left or right for the next sample, tap a training sample to see it by itself, and drag " +
+        "tables sideways."
+    );
+  const many = Math.min(9, VIEWS.length);
+  return el(
+    "p",
+    { class: "hints", id: "hints" },
+    keys("←", "→"),
+    " or ",
+    keys("k", "j"),
+    " sample ",
+    many > 1 && [keys("1"), "–", keys(String(many)), " kernel "],
+    keys("/"),
+    " search ",
+    keys("Esc"),
+    " leave"
+  );
+}
+
 function explorer() {
-  const samples = strip();
+  const samples = strip("strip", "Test samples", {
+    found: () => current,
+    at: () => state.at,
+    entry,
+    nothing,
+  });
   const where = el("span", { class: "where", "aria-live": "polite" });
   const detail = el("div", { class: "detail", id: "detail" });
   const buttons = [
@@ -303,3 +290,15 @@ function explorer() {
     )
   );
 }
+
+KEYS.push({
+  room: "why",
+  acts: {
+    ArrowRight: () => step(1),
+    ArrowLeft: () => step(-1),
+    j: () => step(1),
+    k: () => step(-1),
+    "/": () => by("search").focus(),
+    ...Object.fromEntries(VIEWS.slice(0, 9).map((_, view) => [view + 1, () => change({ view })])),
+  },
+});

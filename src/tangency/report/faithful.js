@@ -1,7 +1,5 @@
 // How well the surrogate of the chosen kernel follows the network: sample by sample.
 
-const key = (kind, words) => el("span", {}, el("i", { class: `swatch ${kind}` }), words);
-
 function faithful() {
   const room = el("div", { class: "chart", id: "scatter" });
   const tip = el("div", { class: "tip", hidden: true });

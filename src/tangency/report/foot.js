@@ -1,26 +1,7 @@
 // How it was computed, what was left out, and what the words mean.
 
-const WORDS = [
-  [
-    "Kernel",
-    "A number for each pair of samples: how alike they are to the network. Tangent kernels compare the " +
-      "gradients of the network’s outputs with respect to its weights; the conjugate kernel compares its last " +
-      "hidden layer.",
-  ],
-  [
-    "Surrogate",
-    "A kernel generalised linear model, softmax(W κ(x, X) + b), fitted on the training set to stand in for " +
-      "the network.",
-  ],
-  [
-    "Attribution",
-    "A(x, xᵢ) = W_ci κ(x, xᵢ) + b_c / N: the part of training sample i in the surrogate’s logit of class c. " +
-      "Over all N training samples these add up to the logit.",
-  ],
-  ["Helpful, harmful", "The training samples that raise, and those that lower, the chosen logit most."],
-  ["Log-odds", "log p / (1 − p) of the probability p of the true class."],
-  ["Least faithful", "Ordered by how far the network’s log-odds lie from the increasing map of the surrogate’s."],
-];
+const WORDS = []; // [word, what it means]
+const METHODS = []; // what the method is, and where it comes from
 
 // A fact of any kind in words.
 function fact(value) {
@@ -36,7 +17,6 @@ function fact(value) {
 }
 
 function foot() {
-  const paper = "https://arxiv.org/abs/2305.14585";
   by("foot").append(
     el(
       "div",
@@ -71,13 +51,7 @@ function foot() {
     el(
       "p",
       { class: "paper" },
-      "Method: Engel et al. 2024, ",
-      el(
-        "a",
-        { href: paper, rel: "noreferrer" },
-        "Faithful and efficient explanations for neural networks via neural tangent kernel surrogate models"
-      ),
-      ", ICLR 2024, arXiv:2305.14585. ",
+      METHODS.map((said) => [said, " "]),
       `Made by tangency ${ABOUT.version}. This file is complete: it loads nothing.`
     )
   );

@@ -45,21 +45,23 @@ class Look(ABC):
         return len(json.dumps(self.content(test, train)))
 
 
-def looks(test: Labelled, train: Labelled) -> list[Look]:
+def looks(test: Labelled | None, train: Labelled) -> list[Look]:
     """What may be shown of these data sets, which must be of one kind; from the best to the smallest."""
-    if _kind(test.show) != _kind(train.show):
+    if test is not None and _kind(test.show) != _kind(train.show):
         raise InputError(
             f"the test data show {_kind(test.show)}, the training data {_kind(train.show)}; needed: the same. Give "
             "both the same show=."
         )
-    if isinstance(test.show, Tensor) and isinstance(train.show, Tensor):
-        if test.show.dim() != 4:
-            return [TableLook(test.show, train.show, train.columns or test.columns)]
-        rescaled = _is_rescaled(test) or _is_rescaled(train)
-        levels = pictures.levels(min(SMALL, max(train.show.shape[2:])))
-        return [PictureLook(test.show, train.show, rescaled, level) for level in levels]
-    if isinstance(test.show, tuple) and isinstance(train.show, tuple):
-        return [TextLook(test.show, train.show, length) for length in TEXT_LENGTHS]
+    known, asked = train.show, None if test is None else test.show
+    if isinstance(known, Tensor):
+        asked = asked if isinstance(asked, Tensor) else known[:0]
+        if known.dim() != 4:
+            return [TableLook(asked, known, train.columns or (() if test is None else test.columns))]
+        rescaled = _is_rescaled(train) or (test is not None and _is_rescaled(test))
+        levels = pictures.levels(min(SMALL, max(known.shape[2:])))
+        return [PictureLook(asked, known, rescaled, level) for level in levels]
+    if isinstance(known, tuple):
+        return [TextLook(asked if isinstance(asked, tuple) else (), known, length) for length in TEXT_LENGTHS]
     return [NoLook()]
 
 
@@ -92,7 +94,7 @@ class PictureLook(Look):
         size = (self.train.shape[2], self.train.shape[3])
         notes = [f"Pictures of training samples: {self.level.words(kind, size)}."]
         size = (self.test.shape[2], self.test.shape[3])
-        if self._large != self.level or pictures.scaled_size(size, self._large.side) != size:
+        if len(self.test) and (self._large != self.level or pictures.scaled_size(size, self._large.side) != size):
             notes.append(f"Pictures of test samples: {self._large.words(kind, size)}.")
         if self.rescaled:
             notes.append("The inputs do not lie in [0, 1]; the pictures show them scaled to their range.")

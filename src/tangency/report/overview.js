@@ -49,30 +49,10 @@ const COLUMNS = [
 
 const words = (head) => (typeof head === "function" ? head() : head);
 
-const section = (id, title, lead, ...children) =>
-  el(
-    "section",
-    { id, "aria-labelledby": `${id}-title` },
-    el("h2", { id: `${id}-title` }, title),
-    lead && el("p", { class: "lead" }, lead),
-    children
-  );
-
-const card = (title, value, note, attributes) =>
-  el(
-    attributes?.onclick ? "button" : "div",
-    { class: "card figure", type: attributes?.onclick ? "button" : null, ...attributes },
-    el("span", { class: "what" }, title),
-    el("span", { class: "big" }, value),
-    el("span", { class: "note" }, note)
-  );
-
 function interval(f, key, digits = 2) {
   const pair = f.intervals[key];
   return pair ? `${num(pair[0], digits)} to ${num(pair[1], digits)}` : "";
 }
-
-const thing = { pictures: "images", texts: "texts", rows: "rows", nothing: "samples" }[LOOK.kind];
 
 function hero() {
   const f = VIEWS[best].faithful;

@@ -1,33 +1,6 @@
-// The sections of the page in their order, the bar above them, and the start of it all.
-
-// `there`: whether there is something to show; without it, always. A new section is a line here, and a file of its own.
-const SECTIONS = [
-  { id: "overview", words: "Overview", make: hero },
-  { id: "faithful", words: "Faithful?", make: faithful },
-  { id: "why", words: "Decisions", make: explorer },
-  { id: "kernel", words: "Kernel matrix", make: kernelItself },
-].filter((part) => !part.there || part.there());
+// The bar, and the start of it all.
 
 function bar() {
-  const views =
-    VIEWS.length > 1
-      ? choice(
-          "Kernel",
-          VIEWS.map((v, k) => ({
-            key: k,
-            title: v.title,
-            label: [k < 9 && !TOUCH && el("small", { "aria-hidden": "true" }, String(k + 1)), v.name],
-          })),
-          (k) => change({ view: Number(k) })
-        )
-      : el("span", { class: "single", title: VIEWS[0].title }, VIEWS[0].name);
-  views.id = "kernels";
-  if (views.press)
-    watch(["view"], () => {
-      views.press(state.view);
-      const button = views.children[state.view];
-      views.scrollLeft = button.offsetLeft - views.offsetLeft - (views.clientWidth - button.offsetWidth) / 2;
-    });
   const links = [...SECTIONS, { id: "foot", words: "About" }];
   // The address is kept for the sample, so these scroll by themselves.
   const go = (id) => (event) => {
@@ -40,7 +13,7 @@ function bar() {
       { "aria-label": "Sections" },
       links.map(({ id, words }) => el("a", { href: `#${id}`, onclick: go(id) }, words))
     ),
-    el("div", { class: "which" }, el("span", {}, "Kernel"), views),
+    ...TOOLS.map((make) => make()),
     theme()
   );
 }
@@ -50,14 +23,12 @@ async function start() {
   bar();
   by("main").append(...SECTIONS.map((part) => part.make()));
   foot();
-  Object.assign(state, recall());
+  const said = recall();
+  for (const [, next] of said) Object.assign(state, next);
   for (const { draw } of watchers) draw();
-  if (location.hash.includes("sample=")) by("why").scrollIntoView();
+  if (said.length) by(said[0][0].room).scrollIntoView();
   addEventListener("keydown", pressed);
-  addEventListener("hashchange", () => {
-    const next = recall();
-    if (Object.keys(next).length) explore(next);
-  });
+  addEventListener("hashchange", () => recall().forEach(([kept, next]) => kept.open(next)));
   document.documentElement.dataset.ready = "true";
 }
 

@@ -60,7 +60,7 @@ class Sheets:
     files: tuple[tuple[str, str], ...]  # MIME type, and what is in it in base64
 
     def content(self) -> pack.Content:
-        """As data.js reads it."""
+        """As looks.js reads it."""
         files = [{"mime": mime, "data": data} for mime, data in self.files]
         return {"size": self.size, "cell": self.cell, "across": self.across, "per": self.per, "files": files}
 

@@ -1,30 +1,5 @@
 // One decision: the sample, and what was said about it.
 
-const tag = (kind, words, title) => el("span", { class: `tag ${kind}`, title }, words);
-
-// What a sample looks like, large or small.
-function look(set, place, index, large) {
-  if (PICTURES) return picture(set, place, large ? `${set} sample ${index}` : null);
-  if (LOOK.kind === "texts") return el("p", { class: "text" }, text(set, place));
-  if (LOOK.kind === "rows" && large) {
-    const values = cells(set, place);
-    return el(
-      "div",
-      { class: "wide", tabindex: 0, role: "region", "aria-label": "Values of the sample" },
-      el(
-        "table",
-        { class: "cells" },
-        el(
-          "tbody",
-          {},
-          LOOK.columns.map((c, k) => el("tr", {}, el("th", { scope: "row" }, c), el("td", {}, num(values[k], 4))))
-        )
-      )
-    );
-  }
-  return null;
-}
-
 // ---- verdict and probabilities --------------------------------------------------------------------------------------
 
 function verdict(at) {

@@ -1,25 +1,10 @@
-// What is chosen, who draws again when it changes, and the address that keeps it.
+// What is chosen, who draws again when it changes, and the address that keeps it. Each part of the page adds its own.
 
-// The page opens on a decision that needs explaining, where there is one: a sample that the network got wrong.
-const opening = Math.max(
-  0,
-  SAID.findIndex((k, at) => k !== TRUTH[at])
-);
-
-const state = {
-  view: best,
-  at: opening,
-  output: 0,
-  who: "network",
-  range: "whole",
-  filter: "all",
-  truth: null,
-  said: null,
-  surrogate: null,
-  query: "",
-  order: "given",
-};
+const state = {};
 const watchers = [];
+const rules = []; // each sets right what a change has left out of order
+// What the address keeps: {room: its section, say: () => ({key: value}), read: (said) => changes, open: (changes) => …}
+const addresses = [];
 
 // `draw(before)` runs whenever one of these fields has changed, and once at the start (then without `before`).
 function watch(fields, draw) {
@@ -29,7 +14,7 @@ function watch(fields, draw) {
 function change(next) {
   const before = { ...state };
   Object.assign(state, next);
-  state.output = Math.min(state.output, VIEWS[state.view].outputs.shape[1] - 1);
+  for (const rule of rules) rule();
   const changed = Object.keys(state).filter((key) => state[key] !== before[key]);
   if (!changed.length) return;
   for (const { fields, draw } of watchers) if (fields.some((f) => changed.includes(f))) draw(before);
@@ -39,8 +24,8 @@ function change(next) {
 // ---- address --------------------------------------------------------------------------------------------------------
 
 function hash() {
-  const output = state.output ? `&output=${state.output}` : "";
-  return `#sample=${SHOWN[state.at]}&kernel=${encodeURIComponent(VIEWS[state.view].name)}${output}`;
+  const parts = addresses.flatMap((kept) => Object.entries(kept.say()));
+  return `#${parts.map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join("&")}`;
 }
 
 let waiting = 0;
@@ -51,15 +36,8 @@ function remember() {
   waiting = setTimeout(() => history.replaceState(null, "", hash()), 150);
 }
 
-// What the address says, as far as it can be made out.
+// What the address says, as far as it can be made out: [kept, changes] of each part of the page that it names.
 function recall() {
   const said = new URLSearchParams(location.hash.slice(1));
-  const at = PLACE.get(Number(said.get("sample") ?? NaN));
-  const view = VIEWS.findIndex((v) => v.name === said.get("kernel"));
-  const output = Number(said.get("output") ?? 0);
-  return {
-    ...(at !== undefined && { at }),
-    ...(view >= 0 && { view }),
-    ...(at !== undefined && Number.isInteger(output) && output >= 0 && { output }),
-  };
+  return addresses.map((kept) => [kept, kept.read(said)]).filter(([, next]) => Object.keys(next).length);
 }

@@ -28,29 +28,3 @@ function swiped(node, go) {
   );
   node.addEventListener("touchcancel", () => (from = null), { passive: true });
 }
-
-// How to get about, in words for what is at hand.
-function hints() {
-  const keys = (...names) => names.map((k) => el("kbd", {}, k));
-  if (TOUCH)
-    return el(
-      "p",
-      { class: "hints", id: "hints" },
-      "Swipe a decision left or right for the next sample, tap a training sample to see it by itself, and drag " +
-        "tables sideways."
-    );
-  const many = Math.min(9, VIEWS.length);
-  return el(
-    "p",
-    { class: "hints", id: "hints" },
-    keys("←", "→"),
-    " or ",
-    keys("k", "j"),
-    " sample ",
-    many > 1 && [keys("1"), "–", keys(String(many)), " kernel "],
-    keys("/"),
-    " search ",
-    keys("Esc"),
-    " leave"
-  );
-}

@@ -1,0 +1,204 @@
+// Files: decisions as JSON or CSV, as tg.auditing.apply reads them, the labels that come of them, and decisions read back.
+
+// ---- CSV ------------------------------------------------------------------------------------------------------------
+
+const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$/;
+// What a spreadsheet would take for a formula gets a ' in front, and so does what begins with one: then one ' is
+// always ours, and whoever reads it back takes it away.
+const FORMULA = /^['\t\r\n]|^\s*[=+\-@＝＋－＠]/;
+
+const guarded = (text) => (FORMULA.test(text) && !NUMBER.test(text) ? `'${text}` : text);
+
+function csv(rows) {
+  const cell = (value) => {
+    const text = typeof value === "number" ? String(value) : guarded(value);
+    return /[",\r\n]|^\s|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  // The mark at the start tells Excel that it is UTF-8.
+  return `\ufeff${rows.map((cells) => cells.map(cell).join(",")).join("\r\n")}\r\n`;
+}
+
+function parsedCsv(text) {
+  const rows = [[]];
+  let [cell, quoted, closed] = ["", false, false];
+  const end = () => {
+    rows[rows.length - 1].push(cell);
+    [cell, closed] = ["", false];
+  };
+  for (let k = text.startsWith("\ufeff") ? 1 : 0; k < text.length; k++) {
+    const c = text[k];
+    if (quoted) {
+      if (c !== '"') cell += c;
+      else if (text[k + 1] === '"') cell += text[++k];
+      else [quoted, closed] = [false, true];
+    } else if (c === '"' && !cell && !closed) quoted = true;
+    else if (c === ",") end();
+    else if (c === "\n" || c === "\r") {
+      if (c === "\r" && text[k + 1] === "\n") k++;
+      end();
+      rows.push([]);
+    } else cell += c;
+  }
+  end();
+  return rows.filter((cells) => cells.length > 1 || cells[0]);
+}
+
+// ---- written --------------------------------------------------------------------------------------------------------
+
+const inOrder = () => [...decided].sort((a, b) => a[0] - b[0]);
+
+function decisionsJson() {
+  const decisions = inOrder().map(([sample, d]) => ({
+    sample,
+    action: d.action,
+    ...(d.action === "fix" && { label: exactName(d.label) }),
+  }));
+  const whole = { tangency_audit: A.version, samples: A.samples, labels: A.digest, decisions };
+  return `${JSON.stringify(whole, null, 1)}\n`;
+}
+
+const short = (value) => (missing(value) ? "" : Number(value.toPrecision(6)));
+
+function decisionsCsv() {
+  const rows = inOrder().map(([sample, d]) => {
+    const at = RANK.get(sample);
+    const target = A.real && at !== undefined ? Array.from(row(S.targets, at), short).join(" ") : "";
+    return [
+      sample,
+      exactId(sample),
+      A.real ? target : exactName(GIVEN[sample]),
+      d.action,
+      d.action === "fix" ? exactName(d.label) : "",
+      at === undefined ? "" : short(WRONG[at]),
+      at === undefined ? "" : short(MARGIN[at]),
+    ];
+  });
+  return csv([["sample", "id", "given", "action", "label", "probability", "margin"], ...rows]);
+}
+
+// Every training sample that is not dropped, with the label that it has now.
+function cleanedCsv() {
+  const rows = [["sample", "id", "label"]];
+  GIVEN.forEach((k, sample) => {
+    const d = decided.get(sample);
+    if (d?.action !== "drop") rows.push([sample, exactId(sample), exactName(d?.action === "fix" ? d.label : k)]);
+  });
+  return csv(rows);
+}
+
+function download(file, kind, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: `${kind};charset=utf-8` }));
+  const link = el("a", { href: url, download: file, hidden: true });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+// ---- read -----------------------------------------------------------------------------------------------------------
+
+class Refused extends Error {}
+
+const NAMES = new Map(A.classes.map((_, k) => [exactName(k), k]));
+const classOf = (text) => NAMES.get(text.startsWith("'") ? text.slice(1) : text) ?? NAMES.get(text);
+
+function fromJson(text) {
+  let said;
+  try {
+    said = JSON.parse(text);
+  } catch {
+    throw new Refused("it is neither JSON nor CSV that this page has written");
+  }
+  if (said?.tangency_audit !== A.version || !Array.isArray(said.decisions))
+    throw new Refused("it holds no decisions of an audit");
+  if (said.samples !== A.samples || said.labels !== A.digest)
+    throw new Refused(
+      `it is about other data: ${fact(said.samples ?? null)} samples with ${what}s ${said.labels}; this page is about ` +
+        `${count(A.samples)} with ${A.digest}`
+    );
+  return said.decisions.map((d) => ({ sample: d?.sample, action: d?.action, label: NAMES.get(d?.label) }));
+}
+
+function fromCsv(text) {
+  const [head, ...rows] = parsedCsv(text);
+  const column = (key) => head.indexOf(key);
+  const lacking = ["sample", "given", "action", "label"].filter((key) => column(key) < 0);
+  if (lacking.length) throw new Refused(`it has no column ${lacking.join(", ")}`);
+  return rows.map((cells) => {
+    const [sample, before, action, label] = ["sample", "given", "action", "label"].map((key) => cells[column(key)] ?? "");
+    const number = /^\d+$/.test(sample) ? Number(sample) : NaN;
+    if (!A.real && number < A.samples && classOf(before) !== GIVEN[number])
+      throw new Refused(`it is about other data: sample ${number} was “${before}” there and is “${name(GIVEN[number])}” here`);
+    return { sample: number, action, label: classOf(label) };
+  });
+}
+
+// The decisions of a file, [[sample, {action, label}], …]; refuses a file of which one decision does not fit.
+function readDecisions(text) {
+  const found = /^\ufeff?\s*[{[]/.test(text) ? fromJson(text) : fromCsv(text);
+  return found.map(({ sample, action, label }) => {
+    if (!isDecision(sample, action, label))
+      throw new Refused(`a decision in it does not fit: sample ${fact(sample ?? null)}, ${fact(action ?? null)}`);
+    return [sample, action === "fix" ? { action, label } : { action }];
+  });
+}
+
+// ---- the row of buttons ---------------------------------------------------------------------------------------------
+
+function files() {
+  const said = el("p", { class: "caption", id: "file-said", role: "status" });
+  const write = (file, kind, make) => () => {
+    download(file, kind, make());
+    unsaved = false;
+    said.textContent = `${file} was written, with ${plural(decided.size, "decision")}.`;
+  };
+  const read = async () => {
+    const [file] = input.files;
+    if (!file) return;
+    try {
+      const found = readDecisions(await file.text());
+      decide(found);
+      said.textContent = `${plural(found.length, "decision")} read from ${file.name}.`;
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      said.textContent = `${file.name} was refused: ${error.message}.`;
+    }
+    input.value = "";
+    change({ changes: state.changes + 1 });
+  };
+  const input = el("input", { type: "file", accept: ".json,.csv", id: "import", class: "hidden", onchange: read });
+  const button = (id, words, title, go) => el("button", { type: "button", id, title, onclick: go }, words);
+  const memory = el("p", { class: "caption", id: "memory" });
+  watch(["changes"], () => {
+    memory.textContent = kept
+      ? "This browser remembers what you decide. A file takes it elsewhere."
+      : "This browser does not let the page remember: write a file before you close it, and read it back later.";
+    memory.classList.toggle("strong", !kept);
+  });
+  return el(
+    "div",
+    { class: "card files" },
+    el("h3", {}, "Take the decisions with you"),
+    el(
+      "div",
+      { class: "buttons" },
+      button("export-json", "Decisions, JSON", "as tg.auditing.apply reads them", write("decisions.json", "application/json", decisionsJson)),
+      button("export-csv", "Decisions, CSV", "for a spreadsheet; tg.auditing.apply reads it too", write("decisions.csv", "text/csv", decisionsCsv)),
+      !A.real && button("export-labels", "Cleaned labels, CSV", "every training sample that is kept", write("labels.csv", "text/csv", cleanedCsv)),
+      el("label", { class: "button", title: "JSON or CSV that this page has written" }, "Read decisions…", input)
+    ),
+    said,
+    memory,
+    el(
+      "p",
+      { class: "caption" },
+      A.real
+        ? "Targets are real numbers: the files list what is kept and what is dropped, by sample number."
+        : [
+            "In Python: ",
+            el("code", {}, 'clean = tg.auditing.apply(train, "decisions.json")'),
+            ". In CSV, text that a spreadsheet would take for a formula has a ' in front.",
+          ]
+    )
+  );
+}

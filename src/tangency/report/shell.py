@@ -1,0 +1,66 @@
+"""The page around its parts: text, style and code from the files beside this one, put together into one."""
+
+import html
+import json
+from importlib import resources
+
+from .._base.types import Json
+from . import pack
+
+# Joined in this order into one script: each may use what those before it define. What belongs to decisions and what
+# belongs to an audit each has a block of its own, so that their names do not meet.
+FIRST = (
+    "dom", "data", "looks", "state", "touch", "keys", "axes", "parts", "matrix", "strip", "theme", "foot",
+)  # fmt: skip
+DECISIONS = (
+    "numbers", "view", "charts", "trust", "overview", "faithful", "confusion", "neighbours", "attribution", "sample",
+    "explorer", "kernel", "decisions",
+)  # fmt: skip
+AUDIT = tuple(
+    f"audit/{name}"
+    for name in (
+        "data", "decided", "files", "suspect", "suspects", "overview", "margins", "pairs", "unlike", "cleaning",
+        "audit",
+    )
+)  # fmt: skip
+LAST = ("page",)
+# Likewise: later rules outdo those before them, so that the last is for narrow windows.
+STYLES = ("base", "overview", "charts", "decisions", "audit/audit", "narrow")
+
+
+def assembled(title: str, skip: tuple[str, str], data: str, *, decisions: bool, audit: bool) -> str:
+    """The page with this title and these data (JSON); `skip`: which section its first link leads to, and its words."""
+    blocks = [FIRST, *([DECISIONS] if decisions else []), *([AUDIT] if audit else []), LAST]
+    scripts = ["\n".join(_asset(f"{name}.js") for name in names) for names in blocks]
+    inner = [f"{{\n{text}\n}}" for text in scripts[1:-1]]
+    parts = {
+        "title": html.escape(title),
+        "style": "\n".join(_asset(f"{name}.css") for name in STYLES),
+        "skip": f'<a class="skip" href="#{skip[0]}">{html.escape(skip[1])}</a>',
+        "data": data,
+        "script": "\n".join([scripts[0], *inner, scripts[-1]]),
+    }
+    # No part can hold a mark itself: the title is escaped, and JSON has no "<" left.
+    page = _asset("page.html")
+    for name, value in parts.items():
+        before, _, after = page.partition(f"<!--{name}-->")
+        page = before + value + after
+    return page
+
+
+def json_text(value: Json) -> str:
+    """For a script element of the page; every text in it can be shown."""
+    # Inside a script element only "<" could end it; JSON has it in strings alone, where it may be written as \u003c.
+    return json.dumps(pack.visible(value), ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )
+
+
+def exact_json(value: Json) -> str:
+    """Likewise, with every text as it is, for files that the page writes."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _asset(name: str) -> str:
+    """A file that lies beside this one."""
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
