@@ -84,7 +84,7 @@ def _data(n: int, y: Tensor, z: Tensor | None, classes: Sequence[str] | None) ->
         raise InputError(f"labels has {len(y)} entries; K has {n} samples. Give one for each.")
 
     def number(k: int) -> Tensor:
-        return torch.arange(k)[:, None]
+        return torch.arange(k)  # not a row of a table, which a page would show
 
     if y.is_floating_point():
         checks.finite(y, "labels")
