@@ -9,13 +9,14 @@ Data: DIR of shared/tools/fetch_data (cifar10, fashion, uci, minilm, newsgroups)
 come with scikit-learn. cleanlab gets an environment of its own (.venv-cleanlab, made at first use).
 
 A cell is a set, a kind of noise (symmetric; pair: to the next class; instance: drawn by how unsure an independent weak
-classifier is, to its runner-up), a rate and a seed. In each a network is trained until it has fitted every label, and
-looked at three times: early (a tenth of the epochs), middle (half of the wrong labels fitted) and memorised. Every
-method ranks the labels from that one training; cross-validation and cleanlab from four more, just as long. Told:
-AUROC, average precision, precision at the true number; what `tg.audit` chose and warned of; whether its 90 % interval
-of the noise rate has the truth in it, with a clean test set and without; how good its probabilities are. --coverage
-adds many cheap cells (400 samples, one training) for the last. Finished cells are kept in runs/wrong_labels/cells.jsonl
-and not measured again. Writes results/wrong_labels.json and docs/assets/wrong_labels.png.
+classifier is, to its runner-up), a rate and a seed. In each a network is trained until it has fitted every label
+(nearly, where equal samples have two), and looked at three times: early (a tenth of the epochs), middle (half of the
+wrong labels fitted) and memorised. Every method ranks the labels from that one training; cross-validation and cleanlab
+from four more, just as long. Told: AUROC, average precision, precision at the true number; what `tg.audit` chose and
+warned of; whether its 90 % interval of the noise rate has the truth in it, with a clean test set and without; how good
+its probabilities are. --coverage adds many cheap cells (400 samples, one training) for the last. Finished cells are
+kept in runs/wrong_labels/cells.jsonl and not measured again. Writes results/wrong_labels.json and
+docs/assets/wrong_labels.png.
 """
 
 import argparse

@@ -26,7 +26,8 @@ from tangency.auditing.choice import FACTORS
 from tangency.auditing.machine import GramMachine
 
 STAGES = ("early", "middle", "memorised")
-MOST, AFTER = 300, 3  # epochs at most, and after the first in which all labels are fitted
+# Epochs at most, and after the first in which so many labels are fitted: equal samples with two labels never all are.
+MOST, AFTER, NEARLY = 300, 20, 0.995
 NEIGHBOURS, FOLDS, CHECKPOINTS = 20, 4, 3
 Scores = dict[str, Tensor]
 State = dict[str, Tensor]
@@ -57,7 +58,7 @@ class Run:
 def train(p: Problem, x: Tensor, given: Tensor, seed: int, epochs: int | None = None, keep: Sequence[int] = ()) -> Run:
     """Adam at a constant rate without weight decay: for so many epochs, or until it has fitted all labels.
 
-    Weights and outputs are kept after each epoch, or after those in `keep` alone (others get None's place empty).
+    Weights and outputs are kept after each epoch, or after those in `keep` alone (the others' places stay empty).
     """
     model = tg.models.initialized(p.make, seed=seed)
     assert isinstance(model, nn.Sequential)
@@ -77,8 +78,8 @@ def train(p: Problem, x: Tensor, given: Tensor, seed: int, epochs: int | None = 
             run.states.append({})
         if epochs is None:
             run.logits.append(outputs(model, x))
-            if end == MOST and bool((run.logits[-1].argmax(1) == given).all()):
-                end = min(MOST, epoch + AFTER)
+            fitted = float((run.logits[-1].argmax(1) == given).double().mean())
+            end = epoch if fitted == 1 else min(end, epoch + AFTER) if fitted >= NEARLY else end
         if epoch == end:
             break
     return run
@@ -91,11 +92,12 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def stages(run: Run, given: Tensor, wrong: Tensor) -> dict[str, int]:
-    """Epochs: a tenth of what memorising took; the first with half of the wrong labels fitted; the last."""
-    last = len(run.logits)
+    """Epochs: a tenth of what memorising took; the first with half of the wrong labels fitted; that with the most."""
+    everything = [fitted_part(z, given, torch.ones_like(wrong)) for z in run.logits]
+    last = 1 + everything.index(max(everything))
     early = max(1, round(last / 10))
-    fitted = [fitted_part(z, given, wrong) for z in run.logits]
-    half = next((k + 1 for k, part in enumerate(fitted) if part >= 0.5), last)
+    of_wrong = [fitted_part(z, given, wrong) for z in run.logits]
+    half = next((k + 1 for k, part in enumerate(of_wrong) if part >= 0.5), last)
     return {"early": early, "middle": min(max(half, early + 1), max(last - 1, 1)), "memorised": last}
 
 
