@@ -27,11 +27,15 @@ TARGETS = 4
 
 @dataclass(frozen=True)
 class Frame:
-    """How much is shown: suspects, neighbours of each, and at most so many of every other list."""
+    """How much is shown: suspects, neighbours of each, and at most so many of every other list.
+
+    `ids`: what all training samples are called, for the files that the page writes; else of those on the page alone.
+    """
 
     suspects: int
     neighbours: int
     others: int = PAIRS
+    ids: bool = True
 
     def training(self, a: Audit) -> Tensor:
         """The training samples with a place on the page."""
@@ -84,7 +88,7 @@ def audit_content(a: Audit, frame: Frame, train: Tensor, test: Tensor) -> Conten
         "digest": labels_digest(a),
         "memory": _memory(a),
         "classes": list(a.train.classes),
-        "ids": None if a.train.ids is None else list(a.train.ids),
+        "ids": _ids(a, frame, train),
         "words": _sentences(a),
         "warnings": list(a.warnings),
         "noise": plain({k: getattr(a.noise, k) for k in ("rate", "low", "high", "level", "contradicted", "by_test")}),
@@ -114,12 +118,22 @@ def audit_content(a: Audit, frame: Frame, train: Tensor, test: Tensor) -> Conten
     }
 
 
-def exact(a: Audit) -> Content:
+def exact(a: Audit, frame: Frame, train: Tensor) -> Content:
     """Names of classes and samples that cannot be shown as they are: as they are, by their number."""
-    out: Content = {}
-    for key, names in (("classes", a.train.classes), ("ids", a.train.ids or ())):
-        out[key] = {str(k): name for k, name in enumerate(names) if pack.visible_text(name) != name}
-    return out
+    ids = _ids(a, frame, train) or {}
+    named = {"classes": dict(enumerate(a.train.classes)), "ids": ids if isinstance(ids, dict) else dict(enumerate(ids))}
+    return {
+        key: {str(k): name for k, name in names.items() if pack.visible_text(name) != name}
+        for key, names in named.items()
+    }
+
+
+def _ids(a: Audit, frame: Frame, train: Tensor) -> list[str] | dict[str, str] | None:
+    """What the training samples are called, by their number."""
+    ids = a.train.ids
+    if ids is None:
+        return None
+    return list(ids) if frame.ids else {str(i): ids[i] for i in train.tolist()}
 
 
 def labels_digest(a: Audit) -> str:

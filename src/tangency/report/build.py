@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -110,9 +110,12 @@ def _cuts(decisions: Decisions | None, audit: Audit | None) -> Iterator[Cut]:
         less = None if frame is None else audit_content.Frame(frame.suspects, min(length, frame.neighbours))
         cut = Cut(min(length, longest), less)
         yield cut
+    if audit is not None and audit.train.ids is not None and cut.audit is not None:
+        cut = Cut(cut.lists, replace(cut.audit, ids=False))
+        yield cut
     while cut.audit is not None and cut.audit.suspects > 1:
         suspects, others = (max(1, 2 * v // 3) for v in (cut.audit.suspects, cut.audit.others))
-        cut = Cut(cut.lists, audit_content.Frame(suspects, cut.audit.neighbours, others))
+        cut = Cut(cut.lists, replace(cut.audit, suspects=suspects, others=others))
         yield cut
 
 
@@ -140,7 +143,7 @@ def _numbers(decisions: Decisions | None, audit: Audit | None, cut: Cut) -> _Num
         made["numbers"] = shell.json_text(content(decisions, cut.lists, refer))
     if audit is not None and cut.audit is not None:
         made["audit"] = shell.json_text(audit_content.audit_content(audit, cut.audit, refer, test))
-        made["exact"] = shell.exact_json(audit_content.exact(audit))
+        made["exact"] = shell.exact_json(audit_content.exact(audit, cut.audit, refer))
     return _Numbers(",".join(f'"{key}":{text}' for key, text in made.items()), test, refer)
 
 

@@ -34,7 +34,7 @@ function foot() {
         el(
           "ul",
           { id: "notes" },
-          ABOUT.notes.map((n) => el("li", {}, n))
+          (ABOUT.notes.length ? ABOUT.notes : ["Nothing was left out."]).map((n) => el("li", {}, n))
         )
       ),
       el(

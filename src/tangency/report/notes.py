@@ -46,6 +46,8 @@ def of_audit(a: Audit | None, frame: Frame | None) -> list[str]:
         notes.append(
             f"Each suspect has {frame.neighbours} neighbours instead of {everything.neighbours}, for the same limit."
         )
+    if a.train.ids is not None and not frame.ids:
+        notes.append("Names are there of the samples on the page alone, so that it stays below its limit of bytes.")
     if a.suspects.count > everything.suspects:
         notes.append(
             f"{a.suspects.count:,} are more likely wrong than right; the {everything.suspects:,} most suspicious are "

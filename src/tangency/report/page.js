@@ -1,7 +1,7 @@
 // The bar, and the start of it all.
 
 function bar() {
-  const links = [...SECTIONS, { id: "foot", words: "About" }];
+  const links = [...SECTIONS, { id: "foot", words: "About" }].filter((part) => part.words);
   // The address is kept for the sample, so these scroll by themselves.
   const go = (id) => (event) => {
     event.preventDefault();

@@ -1,6 +1,6 @@
 // What all sections are made of.
 
-// The sections in their order: {id, words for the bar, make}. Each part of the page adds its own.
+// The sections in their order: {id, words for the bar or null, make}. Each part of the page adds its own.
 const SECTIONS = [];
 const TOOLS = []; // each makes something that stands in the bar beside the links
 

@@ -1,13 +1,16 @@
 // The sections of an audit, and the words that they use.
 
+// Beside the links to decisions there is room for the first two.
+const more = (words) => (DATA.numbers ? null : words);
+
 SECTIONS.push(
   { id: DATA.numbers ? "audit" : "overview", words: DATA.numbers ? "Audit" : "Overview", make: auditHero },
   { id: "suspects", words: A.real ? "Suspect targets" : "Suspect labels", make: suspects },
-  { id: "margins", words: A.real ? "Margins" : "Mixed up", make: margins },
-  { id: "copies", words: "Copies", make: copies },
-  { id: "unlike", words: "Outliers", make: unlike },
-  { id: "regions", words: "Regions", make: regions },
-  { id: "cleaning", words: "Cleaning", make: cleaning }
+  { id: "margins", words: more(A.real ? "Margins" : "Mixed up"), make: margins },
+  { id: "copies", words: more("Copies"), make: copies },
+  { id: "unlike", words: more("Outliers"), make: unlike },
+  { id: "regions", words: more("Regions"), make: regions },
+  { id: "cleaning", words: more("Cleaning"), make: cleaning }
 );
 
 WORDS.push(

@@ -1,14 +1,17 @@
 // What dropping or mending the suspects would do to the test score.
 
-const shownScore = (v) => (A.cleaning.score === "accuracy" ? percent(v) : num(v));
+const ACCURACY = A.cleaning?.score === "accuracy";
+const shownScore = (v) => (ACCURACY ? percent(v) : num(v));
 
 function cleaningChart(width) {
   const { removed, dropped, mended, suspects } = A.cleaning;
   const height = 280;
   const box = { left: 58, right: width - 16, top: 24, bottom: height - 42 };
   const values = [...dropped, ...mended];
-  const pad = Math.max(0.1 * (Math.max(...values) - Math.min(...values)), 1e-3 * Math.abs(Math.max(...values)), 1e-9);
+  const pad = Math.max(0.1 * (Math.max(...values) - Math.min(...values)), 5e-3 * Math.abs(Math.max(...values)), 1e-9);
   const [low, high] = [Math.min(...values) - pad, Math.max(...values) + pad];
+  const marks = ticks(low, high, 5).filter((v) => v <= 1 || !ACCURACY);
+  const digits = Math.max(0, -Math.floor(Math.log10(100 * (marks[1] - marks[0] || 0.01)) + 1e-9));
   const sx = linear(0, Math.max(1, ...removed), box.left, box.right);
   const sy = linear(low, high, box.bottom, box.top);
   const line = (of, kind) => [
@@ -37,7 +40,7 @@ function cleaningChart(width) {
       box.top
     ),
     left(
-      ticks(low, high, 5).map((v) => ({ y: sy(v), words: shownScore(v) })),
+      marks.map((v) => ({ y: sy(v), words: ACCURACY ? `${(100 * v).toFixed(digits)}%` : num(v) })),
       box.left,
       box.right
     ),
@@ -80,9 +83,11 @@ function cleaning() {
   return section(
     "cleaning",
     title,
-    `Without its ${plural(c.suspects, "suspect")} the kernel machine’s ${c.score} on the test samples changes by ` +
-      `${signed(c.gain, 3)} ± ${num(c.error, 2)}` +
-      (sure ? `: it is ${better ? "better" : "worse"}.` : ", which may be chance."),
+    `Without its ${plural(c.suspects, "suspect")} the kernel machine’s ${c.score} on the test samples ` +
+      (c.gain === 0
+        ? "stays the same."
+        : `changes by ${signed(c.gain, 2)} ± ${num(c.error, 2)}` +
+          (sure ? `: it is ${better ? "better" : "worse"}.` : ", which may be chance.")),
     el(
       "div",
       { class: "card" },

@@ -15,7 +15,7 @@ const what = A.real ? "target" : "label";
 
 // As they are in the data, for files: what is shown may have had to be changed.
 const exactName = (k) => DATA.exact.classes[k] ?? A.classes[k];
-const exactId = (sample) => (A.ids ? (DATA.exact.ids[sample] ?? A.ids[sample]) : "");
+const exactId = (sample) => DATA.exact.ids[sample] ?? A.ids?.[sample] ?? "";
 
 const numbersOf = (values) => Array.from(values, (v) => num(v, 4)).join(", ");
 
@@ -122,6 +122,6 @@ function some(length, make, first = 12) {
     more.textContent = `Show ${count(length - list.children.length)} more`;
   };
   const more = el("button", { type: "button", class: "more", onclick: () => fill(Infinity) });
-  fill(first);
+  fill(length - first <= 3 ? length : first); // a click for one or two more is not worth it
   return [list, more];
 }

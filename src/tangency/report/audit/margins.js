@@ -18,8 +18,9 @@ function marginChart(width) {
       height: Math.max(1, sy(from) - sy(upto)),
       class: `bar-${kind}`,
     });
-  const marks = [1, 10, 100, 1000, 10_000, 100_000].filter((v) => v <= most && sy(v) < box.bottom - 8);
-  const end = cut !== null && sx(cut) > box.right - 150;
+  const marks = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 3].map((v) => v * 10 ** power));
+  const apart = marks.filter((v) => v <= most && sy(v) < box.bottom - 8 && sy(v) - sy(v * 3) > 12);
+  const end = cut !== null && sx(cut) > box.right - 150; // else to the right of the line
   return frame(
     width,
     height,
@@ -31,7 +32,7 @@ function marginChart(width) {
       box.top
     ),
     left(
-      marks.map((v) => ({ y: sy(v), words: count(v) })),
+      apart.map((v) => ({ y: sy(v), words: count(v) })),
       box.left,
       box.right
     ),
@@ -44,6 +45,7 @@ function marginChart(width) {
         class: "tick",
       }),
     ],
+    label(0, 14, "samples", { class: "axis" }),
     label((box.left + box.right) / 2, height - 6, A.real ? "less the size of the error" : "margin without the sample", {
       "text-anchor": "middle",
       class: "axis",
@@ -77,7 +79,7 @@ function mixedUp() {
           name(to)
         ),
         el("span", { class: "amount" }, ` ${expected(number)}`),
-        el("small", {}, ` ${num(low, 2)} to ${num(high, 2)}`)
+        el("small", {}, ` ${expected(low) || "0"} to ${expected(high)}`)
       )
     )
   );
@@ -90,7 +92,7 @@ function margins() {
     "div",
     { class: "card" },
     el("h3", {}, "Do the others agree?"),
-    el("p", { class: "key" }, key("agree", "more likely right"), key("against", "suspect")),
+    el("p", { class: "key" }, key("agree", "more likely right"), key("suspicious", "suspect")),
     room,
     el(
       "p",

@@ -6,10 +6,12 @@ function figures() {
   const { noise, cleaning } = A;
   const go = (id) => ({ onclick: () => by(id).scrollIntoView({ behavior: "smooth" }) });
   const pairs = (copies) =>
-    `${count(copies.exact)} equal` + (A.real ? "" : `, ${count(copies.contradictory)} with different labels`);
+    !copies.count
+      ? "none was found"
+      : `${count(copies.exact)} equal${A.real ? "" : `, ${count(copies.contradictory)} with different labels`} ↓`;
   return el(
     "div",
-    { class: "cards" },
+    { class: "cards many" },
     card(`Suspect ${what}s`, count(S.count), `of ${count(A.samples)} are more likely wrong than right ↓`, {
       id: "to-suspects",
       ...go("suspects"),
@@ -18,11 +20,11 @@ function figures() {
       `Wrong ${what}s in all`,
       percent(noise.rate),
       `${levelOf(noise.level)} interval ${percent(noise.low)} to ${percent(noise.high)}` +
-        (noise.by_test ? "; own mistakes measured on test samples" : ""),
+        (noise.by_test ? ", with test samples" : ""),
       { id: "noise-rate" }
     ),
-    card("Pairs of copies", count(A.copies.count), `${pairs(A.copies)} ↓`, go("copies")),
-    A.leaks && card("Leaks into the test set", count(A.leaks.count), `pairs; ${pairs(A.leaks)} ↓`, go("copies")),
+    card("Pairs of copies", count(A.copies.count), pairs(A.copies), go("copies")),
+    A.leaks && card("Leaks, train and test", count(A.leaks.count), pairs(A.leaks), go("copies")),
     card(
       "Like nothing else",
       count(A.outliers.count),
@@ -33,7 +35,7 @@ function figures() {
       card(
         "Without the suspects",
         `${signed(cleaning.gain, 2)}`,
-        `± ${num(cleaning.error, 2)} test ${cleaning.score} of the kernel machine ↓`,
+        `± ${num(cleaning.error, 2)} test ${cleaning.score} ↓`,
         go("cleaning")
       )
   );
@@ -45,7 +47,7 @@ function choiceOf() {
   return el(
     "details",
     { class: "legend" },
-    el("summary", {}, `By the kernel ${kernel}, reg ${num(reg)}: why?`),
+    el("summary", {}, `Why the kernel ${kernel} with reg ${num(reg)}?`),
     el(
       "p",
       {},

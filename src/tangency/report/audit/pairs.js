@@ -44,7 +44,7 @@ function copies() {
     "Copies that carry different labels cannot both be right; those in the test set make its score too good.",
     el(
       "div",
-      { class: "stack" },
+      { class: "two" },
       pairsCard(
         "copies-within",
         "Within the training set",

@@ -38,7 +38,8 @@ function facing(at) {
         el("dt", {}, A.real ? "Error, in its standard deviations" : "Margin without the sample"),
         el("dd", { id: "margin", "data-value": MARGIN[at] }, num(A.real ? -MARGIN[at] : MARGIN[at]))
       )
-    )
+    ),
+    actions(at)
   );
 }
 
@@ -186,12 +187,11 @@ function suspectCard(at) {
       el(
         "span",
         { class: "permalink" },
-        A.ids && el("span", { class: "id" }, A.ids[sample]),
-        ` number ${count(at + 1)} in suspicion `
+        A.ids && [el("span", { class: "id" }, A.ids[sample]), " · "],
+        `number ${count(at + 1)} in suspicion`
       )
     ),
     facing(at),
-    actions(at),
     around(at),
   ];
 }

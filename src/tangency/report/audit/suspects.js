@@ -145,13 +145,15 @@ function suspectHints() {
   return el(
     "p",
     { class: "hints", id: "suspect-hints" },
-    [keys("a"), " keep "],
-    !A.real && [keys("f"), " fix "],
-    [keys("d"), " drop "],
-    [keys("u"), " undo "],
-    [keys("n"), " next undecided "],
-    [keys("←", "→"), " or ", keys("k", "j"), " suspect "],
-    [keys("/"), " search"]
+    [
+      [keys("a"), " keep"],
+      !A.real && [keys("f"), " fix"],
+      [keys("d"), " drop"],
+      [keys("u"), " undo"],
+      [keys("n"), " next undecided"],
+      [keys("←", "→"), " or ", keys("k", "j"), " suspect"],
+      [keys("/"), " search"],
+    ].map((words) => words && el("span", {}, words))
   );
 }
 

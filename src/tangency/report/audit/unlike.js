@@ -36,7 +36,7 @@ function unlike() {
     "The kernel machine knows little about these: a prediction there is a guess, and some of them do not belong here.",
     el(
       "div",
-      { class: "stack" },
+      { class: A.test_outliers ? "two" : "stack" },
       outliersCard("train", A.outliers, "Training samples", "Every training sample is like others in the training set."),
       A.test_outliers &&
         outliersCard("test", A.test_outliers, "Test samples", "Every test sample is like some training samples.")
@@ -52,7 +52,7 @@ function regions() {
       "div",
       { class: "card region" },
       el("h3", {}, `Region ${k + 1}: ${count(region.mistakes)} of ${count(region.size)} ${whole} samples wrong`),
-      el("p", { class: "sentence" }, `Elsewhere ${percent(region.elsewhere)} are. ${region.why}`),
+      el("p", { class: "sentence" }, `Elsewhere ${percent(region.elsewhere)} are. ${region.why[0].toUpperCase()}${region.why.slice(1)}`),
       some(region.samples.shape[0], (place) => el("li", {}, sampleTile(set, array(region.samples)[place])))
     );
   const none = A.real
