@@ -334,6 +334,19 @@ def test_without_storage_the_page_says_so_and_still_writes(
     assert len(clean) == 159
 
 
+def test_decisions_about_other_labels_are_not_mixed_up(show: Opener, found: Audit, tmp_path: Path) -> None:
+    path = report.write(found, tmp_path / "page.html")
+    page = show(path, hash=f"#suspect={likely(found)[2]}")  # the address says which is shown
+    assert shown(page) == likely(found)[2]
+    page.locator("#suspect").scroll_into_view_if_needed()
+    page.keyboard.press("d")
+    for audit, many in ((audited(wrong=8), 0), (found, 1)):  # the same browser, other labels; and these again
+        report.write(audit, path)
+        page.reload()
+        page.wait_for_selector("html[data-ready]")
+        assert page.inner_text("#progress").startswith(f"{many} of")
+
+
 # ---- how it looks ---------------------------------------------------------------------------------------------------
 
 

@@ -41,4 +41,4 @@ function row(packed, ...at) {
 }
 
 const CLASSES = (DATA.numbers ?? DATA.audit).classes;
-const name = (k) => CLASSES[k];
+const name = (k) => CLASSES[k] || "(no name)";

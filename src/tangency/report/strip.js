@@ -2,7 +2,7 @@
 
 const BATCH = 150; // entries that are made at once
 
-// `found()`: the samples listed now; `at()`: the chosen one; `entry(at)` makes its button; `nothing()` says there is none.
+// `found()`: the samples listed now; `at()`: the chosen one; `entry(at)` makes its button; `nothing()`: what else to say.
 function strip(id, label, { found, at: chosen, entry, nothing }) {
   const made = new Map();
   const node = el("div", { class: `strip ${LOOK.kind}`, id, role: "group", "aria-label": label });

@@ -23,13 +23,16 @@ WORDS.push(
     "Margin",
     A.real
       ? "Less the size of the leave-one-out error, in its standard deviations."
-      : "The leave-one-out prediction of the given class less the largest of the others. Below zero the others contradict " +
-        "the label.",
+      : "The leave-one-out prediction of the given class less the largest of the others. Below zero the others " +
+        "contradict the label.",
   ],
   [
     "Probability of being wrong",
     "How much likelier a margin is among wrong than among right ones, whose distributions are found from all margins.",
   ],
   ["Cosine", "How alike two samples are to the network’s kernel: k(x, z) / √(k(x, x) k(z, z)). 1 is the same."],
-  ["Left open", "The part of k(x, x) that the other training samples do not explain: 0 they tell all, 1 nothing is like it."]
+  [
+    "Left open",
+    "The part of k(x, x) that the other training samples do not explain: 0 they tell all, 1 nothing is like it.",
+  ]
 );

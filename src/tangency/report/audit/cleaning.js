@@ -75,7 +75,8 @@ function cleaning() {
   const c = A.cleaning;
   const title = "What cleaning would do";
   if (!c) return section("cleaning", title, "There was no test set to measure it on.");
-  if (!c.suspects) return section("cleaning", title, `No ${what} is more likely wrong than right: there is nothing to clean.`);
+  if (!c.suspects)
+    return section("cleaning", title, `No ${what} is more likely wrong than right: there is nothing to clean.`);
   const room = el("div", { class: "chart", id: "cleaning-chart" });
   sized(room, () => room.replaceChildren(cleaningChart(room.clientWidth || 560)));
   const better = A.real ? c.gain < 0 : c.gain > 0;
@@ -91,14 +92,14 @@ function cleaning() {
     el(
       "div",
       { class: "card" },
-      el("p", { class: "key" }, key("dropped", "dropped"), key("mended", "given the suggested " + what)),
+      el("p", { class: "key" }, key("dropped", "dropped"), key("mended", `given the suggested ${what}`)),
       room,
       c.retrained && retrained(c.retrained),
       el(
         "p",
         { class: "caption" },
-        "In closed form, without training: the kernel machine with the most suspicious samples dropped, or mended. ± is a " +
-          "standard error over the test samples." +
+        "In closed form, without training: the kernel machine with the most suspicious samples dropped, or mended. " +
+          "± is a standard error over the test samples." +
           (c.retrained ? "" : " tg.audit(…, retrain=…) checks it by training.")
       )
     )

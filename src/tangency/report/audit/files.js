@@ -1,4 +1,4 @@
-// Files: decisions as JSON or CSV, as tg.auditing.apply reads them, the labels that come of them, and decisions read back.
+// Files: decisions as JSON or CSV, for tg.auditing.apply, the labels that come of them, and decisions read back.
 
 // ---- CSV ------------------------------------------------------------------------------------------------------------
 
@@ -128,7 +128,9 @@ function fromCsv(text) {
     const [sample, before, action, label] = ["sample", "given", "action", "label"].map((key) => cells[column(key)] ?? "");
     const number = /^\d+$/.test(sample) ? Number(sample) : NaN;
     if (!A.real && number < A.samples && classOf(before) !== GIVEN[number])
-      throw new Refused(`it is about other data: sample ${number} was “${before}” there and is “${name(GIVEN[number])}” here`);
+      throw new Refused(
+        `it is about other data: sample ${number} was “${before}” there and is “${name(GIVEN[number])}” here`
+      );
     return { sample: number, action, label: classOf(label) };
   });
 }
@@ -145,13 +147,8 @@ function readDecisions(text) {
 
 // ---- the row of buttons ---------------------------------------------------------------------------------------------
 
-function files() {
-  const said = el("p", { class: "caption", id: "file-said", role: "status" });
-  const write = (file, kind, make) => () => {
-    download(file, kind, make());
-    unsaved = false;
-    said.textContent = `${file} was written, with ${plural(decided.size, "decision")}.`;
-  };
+// A file of decisions is chosen and read; what came of it is said in `said`.
+function reader(said) {
   const read = async () => {
     const [file] = input.files;
     if (!file) return;
@@ -167,7 +164,19 @@ function files() {
     change({ changes: state.changes + 1 });
   };
   const input = el("input", { type: "file", accept: ".json,.csv", id: "import", class: "hidden", onchange: read });
-  const button = (id, words, title, go) => el("button", { type: "button", id, title, onclick: go }, words);
+  return el("label", { class: "button", title: "JSON or CSV that this page has written" }, "Read decisions…", input);
+}
+
+function files() {
+  const said = el("p", { class: "caption", id: "file-said", role: "status" });
+  const writer = (id, words, title, file, kind, make) => {
+    const write = () => {
+      download(file, kind, make());
+      unsaved = false;
+      said.textContent = `${file} was written, with ${plural(decided.size, "decision")}.`;
+    };
+    return el("button", { type: "button", id: `export-${id}`, title, onclick: write }, words);
+  };
   const memory = el("p", { class: "caption", id: "memory" });
   watch(["changes"], () => {
     memory.textContent = kept
@@ -175,6 +184,14 @@ function files() {
       : "This browser does not let the page remember: write a file before you close it, and read it back later.";
     memory.classList.toggle("strong", !kept);
   });
+  const [json, table] = ["as tg.auditing.apply reads them", "for a spreadsheet; tg.auditing.apply reads it too"];
+  const how = A.real
+    ? "Targets are real numbers: the files list what is kept and what is dropped, by sample number."
+    : [
+        "In Python: ",
+        el("code", {}, 'clean = tg.auditing.apply(train, "decisions.json")'),
+        ". In CSV, text that a spreadsheet would take for a formula has a ' in front.",
+      ];
   return el(
     "div",
     { class: "card files" },
@@ -182,23 +199,14 @@ function files() {
     el(
       "div",
       { class: "buttons" },
-      button("export-json", "Decisions, JSON", "as tg.auditing.apply reads them", write("decisions.json", "application/json", decisionsJson)),
-      button("export-csv", "Decisions, CSV", "for a spreadsheet; tg.auditing.apply reads it too", write("decisions.csv", "text/csv", decisionsCsv)),
-      !A.real && button("export-labels", "Cleaned labels, CSV", "every training sample that is kept", write("labels.csv", "text/csv", cleanedCsv)),
-      el("label", { class: "button", title: "JSON or CSV that this page has written" }, "Read decisions…", input)
+      writer("json", "Decisions, JSON", json, "decisions.json", "application/json", decisionsJson),
+      writer("csv", "Decisions, CSV", table, "decisions.csv", "text/csv", decisionsCsv),
+      !A.real &&
+        writer("labels", "Cleaned labels, CSV", "all that are kept, with their labels", "labels.csv", "text/csv", cleanedCsv),
+      reader(said)
     ),
     said,
     memory,
-    el(
-      "p",
-      { class: "caption" },
-      A.real
-        ? "Targets are real numbers: the files list what is kept and what is dropped, by sample number."
-        : [
-            "In Python: ",
-            el("code", {}, 'clean = tg.auditing.apply(train, "decisions.json")'),
-            ". In CSV, text that a spreadsheet would take for a formula has a ' in front.",
-          ]
-    )
+    el("p", { class: "caption" }, how)
   );
 }

@@ -46,10 +46,12 @@ function marginChart(width) {
       }),
     ],
     label(0, 14, "samples", { class: "axis" }),
-    label((box.left + box.right) / 2, height - 6, A.real ? "less the size of the error" : "margin without the sample", {
-      "text-anchor": "middle",
-      class: "axis",
-    })
+    label(
+      (box.left + box.right) / 2,
+      height - 6,
+      A.real ? "less the error, in standard deviations" : "margin without the sample",
+      { "text-anchor": "middle", class: "axis" }
+    )
   );
 }
 
@@ -85,6 +87,8 @@ function mixedUp() {
   );
 }
 
+const FAR = "How far each target lies from what the others predict.";
+
 function margins() {
   const room = el("div", { class: "chart", id: "margins-chart" });
   sized(room, () => room.replaceChildren(marginChart(room.clientWidth || 560)));
@@ -99,19 +103,20 @@ function margins() {
       { class: "caption" },
       A.real
         ? "The error of what the others predict, in its standard deviations, of all training samples. "
-        : "What the others give to the label less what they give to the likeliest other class, of all training samples. " +
-            "Below zero they contradict the label. ",
+        : "What the others give to the label less what they give to the likeliest other class, of all training " +
+            "samples. Below zero they contradict the label. ",
       "The height grows with the square root of the count, so that few suspects can be seen."
     )
   );
-  if (A.real) return section("margins", "How sure is it?", null, histogram);
+  if (A.real) return section("margins", "How sure is it?", FAR, histogram);
   const { classes, counts } = A.mixed;
   const all = array(counts);
   const table = matrix("Given and real labels", classes, "given ↓ really →", {
     rows: (i) => all.subarray(i * (classes.length + 1), (i + 1) * (classes.length + 1)),
     cell: expected,
     say: (value, from, to) =>
-      `${num(value)} samples labelled ${name(from)} are expected to be ${to === null ? "of a class not shown" : name(to)}`,
+      `${num(value)} samples labelled ${name(from)} are expected to be ` +
+      (to === null ? "of a class not shown" : name(to)),
     open: (from, to) => review(from === to ? { given: from } : { given: from, suggested: to }),
   });
   table.draw();
@@ -122,7 +127,12 @@ function margins() {
     el(
       "div",
       { class: "two" },
-      el("div", { class: "stack" }, histogram, el("div", { class: "card" }, el("h3", {}, "Mixed up most: given → really"), mixedUp())),
+      el(
+        "div",
+        { class: "stack" },
+        histogram,
+        el("div", { class: "card" }, el("h3", {}, "Mixed up most: given → really"), mixedUp())
+      ),
       el(
         "div",
         { class: "card" },

@@ -52,8 +52,8 @@ function choiceOf() {
       "p",
       {},
       title && title !== kernel ? `${kernel}: ${title}. ` : "",
-      `Of ${plural(tried.length, "choice")} of kernel and reg it predicts each ${what} from the others best: it has the ` +
-        "least leave-one-out loss."
+      `Of ${plural(tried.length, "choice")} of kernel and reg it predicts each ${what} from the others best: it has ` +
+        "the least leave-one-out loss."
     ),
     el(
       "div",

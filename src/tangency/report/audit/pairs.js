@@ -11,7 +11,7 @@ function pair(copies, k, sets) {
     el(
       "p",
       { class: "tags" },
-      tag(equal ? "best" : "split", equal ? "equal" : "near", equal ? "the inputs are equal" : "not equal, but far nearer than chance"),
+      equal ? tag("best", "equal", "the inputs are equal") : tag("split", "near", "far nearer than by chance"),
       differ ? tag("wrong", "different labels") : null,
       el("span", { class: "caption" }, `cosine ${num(array(copies.similarity)[k])}`)
     )

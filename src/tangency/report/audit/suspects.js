@@ -168,7 +168,7 @@ function entry(at) {
     ? picture("train", place)
     : [
         el("span", { class: "index" }, `#${sample}`),
-        el("span", { class: "class" }, given(at), el("em", {}, ` → ${suggested(at)}`)),
+        el("span", { class: "class" }, given(at), given(at) !== suggested(at) && el("em", {}, ` → ${suggested(at)}`)),
         LOOK.kind === "texts" && el("span", { class: "snippet" }, text("train", place).slice(0, 120)),
       ];
   const node = el(

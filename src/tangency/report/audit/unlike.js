@@ -11,8 +11,8 @@ function outliersCard(set, found, title, none) {
       "p",
       { class: "caption" },
       found.count
-        ? `${plural(found.count, "sample")} of which the others explain little: more than ${percent(found.limit)} is left ` +
-            `open.${found.count > index.length ? ` The first ${index.length} are shown.` : ""}`
+        ? `${plural(found.count, "sample")} of which the others explain little: more than ${percent(found.limit)} is ` +
+            `left open.${found.count > index.length ? ` The first ${index.length} are shown.` : ""}`
         : none
     ),
     found.count > 0 &&
@@ -44,6 +44,8 @@ function unlike() {
   );
 }
 
+const capital = (words) => words.slice(0, 1).toUpperCase() + words.slice(1);
+
 function regions() {
   const set = A.tests === null ? "train" : "test";
   const whole = set === "train" ? "training" : "test";
@@ -52,7 +54,7 @@ function regions() {
       "div",
       { class: "card region" },
       el("h3", {}, `Region ${k + 1}: ${count(region.mistakes)} of ${count(region.size)} ${whole} samples wrong`),
-      el("p", { class: "sentence" }, `Elsewhere ${percent(region.elsewhere)} are. ${region.why[0].toUpperCase()}${region.why.slice(1)}`),
+      el("p", { class: "sentence" }, `Elsewhere ${percent(region.elsewhere)} are. ${capital(region.why)}`),
       some(region.samples.shape[0], (place) => el("li", {}, sampleTile(set, array(region.samples)[place])))
     );
   const none = A.real
