@@ -73,7 +73,8 @@ class Audit(Result):
         n, noise, s = len(self.train), self.noise, self.suspects
         what = "target" if self.real else "label"
         lines = [
-            f"{s.count} of {n:,} {what}s are more likely wrong than right; in all about {noise.rate:.1%} are "
+            f"{s.count:,} of {n:,} {what}s {'is' if s.count == 1 else 'are'} more likely wrong than right; in all "
+            f"about {noise.rate:.1%} are "
             f"({noise.level:.0%} interval {noise.low:.1%} to {noise.high:.1%}).",
             _copies_in_words(self.copies, "training samples", what),
         ]
@@ -84,9 +85,9 @@ class Audit(Result):
                 f"{samples:,} of {len(self.test):,} test samples are in the training set too"
                 + (f", {int(self.leaks.contradictory.sum())} with another {what}." if samples else ".")
             )
-        lines.append(f"{len(self.support.outliers)} training samples are like nothing else in the training set.")
+        lines.append(f"{_many(len(self.support.outliers), 'training')} like nothing else in the training set.")
         if self.test_support is not None:
-            lines.append(f"{len(self.test_support.outliers)} test samples are like nothing in the training set.")
+            lines.append(f"{_many(len(self.test_support.outliers), 'test')} like nothing in the training set.")
         lines += [f"{r.mistakes} mistakes among {len(r.samples)} samples that are alike: {r.why}" for r in self.regions]
         if self.cleaning is not None and s.count:
             c = self.cleaning
@@ -231,6 +232,10 @@ def _copies_in_words(copies: Copies, where: str, what: str) -> str:
         f"{sum(map(len, groups)):,} {where} are copies of one another, in {len(groups):,} groups "
         f"({int(copies.exact.sum())} equal pairs, {int(copies.contradictory.sum())} with different {what}s)."
     )
+
+
+def _many(count: int, which: str) -> str:
+    return f"{count:,} {which} samples are" if count != 1 else f"One {which} sample is"
 
 
 def _counts(copies: Copies) -> Json:

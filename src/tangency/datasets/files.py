@@ -33,16 +33,21 @@ def writable(given: object, what: str) -> Path:
     """A file that can be written, its folder made; refused where it cannot be."""
     to = path(given, what)
     try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if to.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
-        if to.exists() and not os.access(to, os.W_OK):
-            raise PermissionError(None, "permission denied")
-        with tempfile.TemporaryFile(dir=to.parent):  # tells more than permissions do
-            pass
+        check_writable(to)
     except OSError as e:
         raise InputError(f"{to} cannot be written: {e.strerror or e}. Give a file where you may write.") from None
     return to
+
+
+def check_writable(to: Path) -> None:
+    """Make the folder of a file; an OSError says why it cannot be written there."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if to.is_dir():
+        raise IsADirectoryError(None, "it is a folder")
+    if to.exists() and not os.access(to, os.W_OK):
+        raise PermissionError(None, "permission denied")
+    with tempfile.TemporaryFile(dir=to.parent):  # tells more than permissions do
+        pass
 
 
 def title(file: Path) -> str:

@@ -1,7 +1,6 @@
 """The page: its numbers, what its samples look like, and the text, style and code that show them, in one file."""
 
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from .._base.strict_json import plain
 from .._base.types import FilePath, Json, Memory
 from .._version import __version__
 from ..auditing import Audit
+from ..datasets.files import check_writable
 from ..datasets.files import path as usable_path
 from ..decisions import Decisions
 from ..errors import InputError
@@ -159,13 +159,7 @@ def page_path(path: FilePath) -> Path:
     to = usable_path(path, "path")
     to = to if to.suffix.lower() in (".html", ".htm") else to / "report.html"
     try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if to.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
-        if to.exists() and not os.access(to, os.W_OK):
-            raise PermissionError(None, "permission denied")
-        with tempfile.TemporaryFile(dir=to.parent):  # tells more than permissions do
-            pass
+        check_writable(to)
     except OSError as e:
         raise _unwritable(to, e) from None
     return to
