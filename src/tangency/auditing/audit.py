@@ -16,7 +16,7 @@ from ..regress import LeftOut
 from ..regress.groups import GroupLabels, checked_groups
 from .choice import FACTORS, Choice, choose
 from .cleaning import Cleaning, measure_cleaning
-from .copies import NEIGHBOURS, Copies, digests, find_copies, inverse_dimension
+from .copies import NEIGHBOURS, Copies, around, digests, find_copies
 from .data import Data, facts_of
 from .labels import NoiseRate, Suspects, estimate_noise, suspect_labels
 from .machine import GramMachine, Machine, Nearest, Seen
@@ -24,6 +24,7 @@ from .regions import COMPONENTS, Causes, Region, find_regions, neighbours_wrong
 from .result import Audit
 from .support import Support, support
 from .targets import estimate_wrong_targets, leave_out_targets, suspect_targets
+from .views import Views, neighbours_of
 
 # With fewer samples there is nothing to compare with.
 FEWEST = 10
@@ -109,8 +110,12 @@ def examine(
     progress: bool,
     facts: dict[str, Json],
     inputs: tuple[Inputs, Inputs | None] | None = None,
+    views: Views | None = None,
 ) -> Audit:
-    """All parts of an audit, from machines that are there; `inputs`: what the network takes, to tell equal samples."""
+    """All parts of an audit, from machines that are there; `inputs`: what the network takes, to tell equal samples.
+
+    `views`: features by which copies are told; without them, the chosen kernel's neighbours do.
+    """
     begin = time.perf_counter()
     n, k = len(data.train), min(NEIGHBOURS, len(data.train) - 1)
     check(data, samples, neighbours)
@@ -125,9 +130,11 @@ def examine(
     machine = machines[choice.kernel]
     seen = machine.see(targets, choice.reg) if machine.m else None
     suspects, noise, evidence = _suspects(data, left, seen)
-    near = machine.nearest(k, progress)
-    near_test = machine.nearest_to_test(k, progress) if machine.m else None
-    copies, leaks = _copies(data, near, near_test, inputs)
+    near, near_test = neighbours_of(machine, k, progress)
+    if views is None:
+        copies, leaks = copies_of(data, [near], [near_test] if near_test else [], inputs, f"the kernel {choice.kernel}")
+    else:
+        copies, leaks = copies_of(data, views.within(k, progress), views.between(k, progress), inputs, views.by)
     known = support(machine.unexplained(left))
     asked = None if seen is None else support(seen.unexplained, known.unexplained)
     listed = suspects.order[: min(samples, n)]
@@ -191,21 +198,24 @@ def _uncentred(left: LeftOut, data: Data) -> LeftOut:
     )
 
 
-def _copies(
-    data: Data, near: Nearest, near_test: Nearest | None, inputs: tuple[Inputs, Inputs | None] | None
+def copies_of(
+    data: Data,
+    within: Sequence[Nearest],
+    across: Sequence[Nearest],
+    inputs: tuple[Inputs, Inputs | None] | None,
+    by: str,
 ) -> tuple[Copies, Copies | None]:
     """Within the training set, and between it and the test set."""
-    around = inverse_dimension(near)
+    known = around(within[0])
     # Without inputs no two samples are known to be equal.
     rows = digests(inputs[0]) if inputs else [f"train {i}" for i in range(len(data.train))]
     y = None if data.real else data.train.y
-    within = find_copies(near, around, rows, rows, None if y is None else (y, y))
-    if near_test is None or data.test is None:
-        return within, None
+    copies = find_copies(within, known.inverse, known, (rows, rows), None if y is None else (y, y), by)
+    if not across or data.test is None:
+        return copies, None
     others = digests(inputs[1]) if inputs and inputs[1] is not None else [f"test {i}" for i in range(len(data.test))]
-    return within, find_copies(
-        near_test, around[near_test.places.cpu()].mean(1), others, rows, None if y is None else (data.test.y, y)
-    )
+    asked = known.inverse[across[0].places.cpu()].mean(1)  # as around its neighbours
+    return copies, find_copies(across, asked, known, (others, rows), None if y is None else (data.test.y, y), by)
 
 
 def _regions(

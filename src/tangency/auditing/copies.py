@@ -1,15 +1,15 @@
 """Samples that are there twice: within the training set, and in the test set too.
 
-Exact copies are told by their bits. Near ones by their neighbours: where samples lie evenly in d dimensions, the j-th
-of k neighbours at a distance r of the k-th has r^d distributed as the j-th smallest of k − 1 uniform numbers, so a
-neighbour that is far too near for that is a copy (crops, mirror images, other compressions). d is found around each
-sample, from its farther neighbours (as in Levina & Bickel 2004).
+Exact copies are told by their bits. Near ones (crops, mirror images, other compressions) by their neighbours: where
+samples lie evenly in d dimensions, the nearest of k neighbours, at a part r of the k-th's distance, has r^d distributed
+as the smallest of k − 1 uniform numbers; one that is far too near for that, seen from both samples of the pair, is a
+copy. d is found around each sample, from its farther neighbours (as in Levina & Bickel 2004).
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,15 +21,18 @@ from .machine import Nearest
 
 # Neighbours that are looked at, and the part of the pairs found that may be found by chance.
 NEIGHBOURS, DISCOVERIES = 20, 0.01
+# One over the largest dimension that is told from larger ones.
+LEAST = 1e-3
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Copies(Result):
     """Pairs of samples of which one is a copy of the other, the surest first.
 
-    `pairs` [p, 2]: numbers of samples; of leaks the test sample, then the training sample. `similarity`: the kernel's
-    cosine. `chance`: how likely so near a neighbour is without being a copy. `exact`: whether the inputs are equal.
-    `contradictory`: whether the labels differ (False where targets are real numbers).
+    `pairs` [p, 2]: numbers of samples; of leaks the test sample, then the training sample. `similarity`: their cosine.
+    `chance`: how likely so near a neighbour is without being a copy. `exact`: whether the inputs are equal. `mirrored`:
+    whether the mirror image of one is nearer to the other than itself. `contradictory`: whether the labels differ
+    (False where targets are real numbers). `by`: what similar means here.
     """
 
     pairs: Int[Tensor, "p 2"]
@@ -37,7 +40,9 @@ class Copies(Result):
     chance: Float[Tensor, " p"]
     exact: Tensor
     contradictory: Tensor
-    dimension: float  # in which the samples lie, as the kernel sees them: the median
+    mirrored: Tensor
+    dimension: float  # in which the samples lie, by these similarities: the median
+    by: str = "the kernel"
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -67,36 +72,57 @@ class Copies(Result):
         return list(found.values())
 
 
+class Around(NamedTuple):
+    """Where samples lie: how far the last neighbour of each is, and one over the dimension there."""
+
+    radius: Tensor  # [n]
+    inverse: Tensor  # [n]
+
+
 def find_copies(
-    near: Nearest, inverse: Tensor, rows: Sequence[str], columns: Sequence[str], labels: tuple[Tensor, Tensor] | None
+    views: Sequence[Nearest],
+    inverse: Tensor,
+    known: Around,
+    digests: tuple[Sequence[str], Sequence[str]],
+    labels: tuple[Tensor, Tensor] | None,
+    by: str = "the kernel",
 ) -> Copies:
-    """Pairs of a row's sample with one of its neighbours; `rows`, `columns`: digests of the inputs of both sets."""
-    same = rows is columns
-    chance = chances(near, inverse)
-    n, k = near.places.shape
-    first = torch.arange(n)[:, None].expand(n, k)
-    equal = _equal_pairs(rows, columns, same)
+    """Pairs of a row's sample with one of its neighbours, among those of the columns.
+
+    `views`: neighbours of the rows' samples, and of their mirror images if there are any. `inverse`: one over the
+    dimension around the rows' samples; `known`: where the columns' lie. `digests`: of the inputs of rows and columns,
+    one and the same object if these are the same samples.
+    """
+    same = digests[0] is digests[1]
+    chance = [(len(views) * chances(near, inverse, known)).clamp_max(1) for near in views]
     # How many of the nearest neighbours may be taken for copies (Benjamini & Hochberg 1995), then all that are as sure.
-    limit = _false_discoveries(chance[:, 0])
-    chosen = chance <= limit
-    triples = {
-        (int(a), int(b)): (float(s), float(p))
-        for a, b, s, p in zip(first[chosen], near.places[chosen], near.similarity[chosen], chance[chosen], strict=True)
-    }
-    for pair in equal:  # a copy has a similarity of 1, also where it is not among the neighbours
-        triples[pair] = (1.0, 0.0)
-    if same:
-        triples = {(a, b): v for (a, b), v in triples.items() if a < b} | {
-            (b, a): v for (a, b), v in triples.items() if a > b and (b, a) not in triples
-        }
-    order = sorted(triples, key=lambda pair: (triples[pair][1], -triples[pair][0], pair))
+    limit = _false_discoveries(torch.stack([p[:, 0] for p in chance]).amin(0))
+    found: dict[tuple[int, int], _Found] = {}
+    for mirrored, (near, p) in enumerate(zip(views, chance, strict=True)):
+        first, which = (p <= limit).nonzero(as_tuple=True)
+        others, similarity = near.places.cpu()[first, which], near.similarity.cpu()[first, which]
+        for a, b, q, s in zip(*(v.tolist() for v in (first, others, p[first, which], similarity)), strict=True):
+            pair = (min(a, b), max(a, b)) if same else (a, b)
+            found[pair] = min(found.get(pair, _Found(2.0, 0.0, False)), _Found(q, -s, bool(mirrored)))
+    for pair in _equal_pairs(*digests, same):  # a copy has a similarity of 1, also where it is not among the neighbours
+        found[pair] = _Found(0.0, -1.0, False)
+    order = sorted(found, key=lambda pair: (found[pair], pair))
     pairs = torch.tensor(order, dtype=torch.long).reshape(-1, 2)
-    numbers = torch.tensor([triples[pair] for pair in order], dtype=torch.float64).reshape(-1, 2)
-    exact = torch.tensor([rows[a] == columns[b] for a, b in order], dtype=torch.bool)
+    numbers = torch.tensor([found[pair] for pair in order], dtype=torch.float64).reshape(-1, 3)
+    exact = torch.tensor([digests[0][a] == digests[1][b] for a, b in order], dtype=torch.bool)
     differ = torch.zeros(len(order), dtype=torch.bool)
     if labels is not None:
         differ = labels[0].cpu()[pairs[:, 0]] != labels[1].cpu()[pairs[:, 1]]
-    return Copies(pairs, numbers[:, 0], numbers[:, 1], exact, differ, 1 / max(float(inverse.median()), 1e-3))
+    d = 1 / max(float(inverse.median()), LEAST)
+    return Copies(pairs, -numbers[:, 1], numbers[:, 0], exact, differ, numbers[:, 2] > 0, d, by)
+
+
+class _Found(NamedTuple):
+    """A pair, in the order of which pairs are listed."""
+
+    chance: float
+    dissimilarity: float
+    mirrored: bool
 
 
 def digests(x: Inputs) -> list[str]:
@@ -108,6 +134,11 @@ def digests(x: Inputs) -> list[str]:
     return [
         hashlib.blake2b(b"".join(k + r.tobytes() for k, r in zip(kinds, row, strict=True))).hexdigest() for row in rows
     ]
+
+
+def around(near: Nearest) -> Around:
+    """Where samples lie, by the others that are nearest to each."""
+    return Around(_distances(near)[:, -1], inverse_dimension(near))
 
 
 def inverse_dimension(near: Nearest) -> Tensor:
@@ -124,23 +155,22 @@ def inverse_dimension(near: Nearest) -> Tensor:
     return (alone + alone[near.places.cpu()].sum(1)) / (k + 1)
 
 
-def chances(near: Nearest, inverse: Tensor) -> Float[Tensor, "n k"]:
-    """Of each neighbour but the last: how likely it is so near, given how far the last is; 1 for the last.
+def chances(near: Nearest, inverse: Tensor, known: Around) -> Float[Tensor, "n k"]:
+    """Of each neighbour: how likely the nearest one is so near, given how far the last is; 1 for the last.
 
-    `inverse`: one over the dimension around each sample.
+    The larger of two: as the row's sample sees it, and as the neighbour does, among its own neighbours. Samples of a
+    dense cluster look like copies to one that lies a little outside; they do not to each other.
     """
-    d = _distances(near)
+    d, places = _distances(near), near.places.cpu()
     k = d.shape[1]
-    inside = ((d / d[:, -1:]).log() / inverse[:, None].clamp_min(1e-3)).exp()
-    # The j-th smallest of k − 1 uniform numbers is below u if at least j of them are.
-    counts = torch.arange(k, dtype=torch.float64)
-    log_choose = math.lgamma(k) - torch.lgamma(counts + 1) - torch.lgamma(k - counts)
-    u = inside.clamp(1e-300, 1 - 1e-16)[..., None]
-    terms = (log_choose + counts * u.log() + (k - 1 - counts) * torch.log1p(-u)).exp()
-    below = terms.flip(-1).cumsum(-1).flip(-1)  # P(at least j)
-    out = below.gather(-1, torch.arange(1, k + 1).clamp_max(k - 1).expand(len(d), k)[..., None])[..., 0]
-    out[:, -1] = 1
-    return out
+    seen = _nearest_within(d, d[:, -1:], inverse[:, None], k)
+    return torch.maximum(seen, _nearest_within(d, known.radius[places], known.inverse[places], k))
+
+
+def _nearest_within(d: Tensor, radius: Tensor, inverse: Tensor, k: int) -> Tensor:
+    """P(the smallest of k − 1 uniform numbers is at most (d / radius)^dimension)."""
+    inside = ((d / radius).log() / inverse.clamp_min(LEAST)).clamp_max(0).exp()
+    return -torch.expm1((k - 1) * torch.log1p(-inside))
 
 
 def _distances(near: Nearest) -> Tensor:

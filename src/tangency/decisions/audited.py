@@ -28,6 +28,7 @@ from ..surrogate import Kind
 from .compared import TITLES, Grams, Names, choose_named, kernels, with_logits
 from .data import Samples, checked_pair, checked_train, common_name, placed
 from .described import described
+from .layered import views
 
 # Kernels that are tried by default: what the whole network sees, and what its last hidden layer sees.
 OF_CLASSES, OF_TARGETS = ("trNTK", "CK"), ("trNTK", "trNTK⁰", "CK")
@@ -55,8 +56,9 @@ def audit(
     """Which labels are wrong: margins of f₋ᵢ(xᵢ), what the network's kernel machine says of xᵢ without xᵢ, of all i.
 
     From one trained network: its kernels' leave-one-out predictions are closed forms, so nothing is trained again. Also
-    copies within the training set and between it and the test set, samples that nothing supports, classes that are
-    mixed up, regions where the network is wrong, and what cleaning would do.
+    copies within the training set and between it and the test set (by all hidden layers; of pictures also mirrored),
+    samples that nothing supports, classes that are mixed up, regions where the network is wrong, and what cleaning
+    would do.
 
     `train`, `test`: as for `explain`; or (x, y) with real y, which audits targets. `kernel`: names of
     `tg.decisions.kernels`, a kernel, or kernels by name (default: trNTK and CK; of real targets trNTK⁰ too); the one
@@ -88,7 +90,8 @@ def audit(
     data, chosen, titles, said = _kernels(model, data, x, z, kernel, outputs_are)
     machines = _machines(chosen, Grams(x, z, memory, progress, store))
     facts = _facts(model, name, data, {k: titles.get(k, k) for k in chosen}, said)
-    found = examine(machines, data, groups, samples, neighbours, progress, facts, (data.train.x, _x(data.test)))
+    inputs, seen = (data.train.x, _x(data.test)), views(model, x, z, memory, progress)
+    found = examine(machines, data, groups, samples, neighbours, progress, facts, inputs, seen)
     if retrain is not None:
         found = replace(found, cleaning=_retrained(found, retrain, outputs_are))
     found.facts["seconds"] = time.perf_counter() - begin
