@@ -14,7 +14,7 @@ classifier is, to its runner-up), a rate and a seed. In each a network is traine
 wrong labels fitted) and memorised. Every method ranks the labels from that one training; cross-validation and cleanlab
 from four more, just as long. Told: AUROC, average precision, precision at the true number; what `tg.audit` chose and
 warned of; whether its 90 % interval of the noise rate has the truth in it, with a clean test set and without; how good
-its probabilities are. --coverage adds many cheap cells (400 samples, one training) for the last. Finished cells are
+its probabilities are. --coverage adds many cheap cells (300 samples, one training) for the last. Finished cells are
 kept in runs/wrong_labels/cells.jsonl and not measured again. Writes results/wrong_labels.json and
 docs/assets/wrong_labels.png.
 """
@@ -40,7 +40,7 @@ from tangency.auditing.mixture import Kinds
 
 Cell = dict[str, Any]
 # Sets and training samples of the cheap cells, which have a seed of their own each.
-COVERED, COVERED_ROWS, COVERED_SEEDS = ("digits", "vehicle", "satimage", "dermatology", "fashion"), 400, 1000
+COVERED, COVERED_ROWS, COVERED_SEEDS = ("digits", "vehicle", "satimage", "dermatology", "fashion"), 300, 1000
 BINS = 10
 TWEETED = (3, 20)  # epochs of the head on the tweets: stopped early, and memorised
 
@@ -49,12 +49,13 @@ def judged(found: tg.auditing.Audit, wrong: Tensor) -> Cell:
     """What an audit says of how many labels are wrong, beside how many are."""
     s, rate = found.suspects, float(wrong.double().mean())
     # The same estimate, made without the mistakes on test samples.
-    alone = estimate_noise(Found(s, Kinds(s.wrong, 0.0), s.suggested), len(found.train.classes), None)
+    again = Found(s, Kinds(s.wrong, 0.0), s.suggested)
+    alone = estimate_noise(again, len(found.train.classes), None)
     bins = (s.wrong * BINS).long().clamp_max(BINS - 1)
     called = s.wrong > 0.5
     return {
         "kernel": found.choice.kernel,
-        "factor": round(found.choice.reg / float(found.choice.regs[found.choice.kernel][0]), 3),
+        "factor": round(found.choice.reg, 3),  # k(x, x) of a cosine is 1
         "with test": _interval(found.noise, rate),
         "without test": _interval(alone, rate),
         "brier": float((s.wrong - wrong.double()).square().mean()),
@@ -124,6 +125,7 @@ def measure(key: Cell, folders: Folders, cleanlab: methods.Cleanlab) -> Cell:
         scores |= methods.of_outputs(run, epoch, given) | methods.of_gradients(p, run, epoch, given, known) | peers
         scores |= {
             "tg.audit": -audit.suspects.margin,
+            "NTK leave-one-out, reg × 3": tried["NTK × 3"].suspicion,
             "cross-validated margin": -methods.margins(folds[stage], given),
             **no_labels,
         }
@@ -239,6 +241,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="training samples of every set (default: a size that fits each)")
     parser.add_argument("--coverage", type=int, default=0, help="how many cheap cells for the coverage of intervals")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no cell after so many")
+    parser.add_argument("--cells", default="cells", help="the file in runs/wrong_labels that keeps them")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--summary", action="store_true", help="only summarise the cells that are there")
     options = parser.parse_args()
@@ -253,7 +256,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folders = Folders(options.data, options.shared)
     # Numbers of a quick look are not mixed with those of the whole.
-    cells = run_all(options, folders, CACHE / ("quick.jsonl" if options.quick else "cells.jsonl"))
+    cells = run_all(options, folders, CACHE / f"{'quick' if options.quick else options.cells}.jsonl")
     result = summary.summarise(cells) | {f"tweets, {k} epochs": tweeted(folders, k) for k in TWEETED}
     print(summary.words(result))
     if options.quick:

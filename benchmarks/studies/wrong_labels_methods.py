@@ -22,13 +22,13 @@ from torch.func import functional_call, grad, vmap
 import tangency as tg
 from benchmarks.record import ROOT
 from benchmarks.studies.wrong_labels_data import Problem
-from tangency.auditing.choice import FACTORS
 from tangency.auditing.machine import GramMachine
 
 STAGES = ("early", "middle", "memorised")
 # Epochs at most, and after the first in which so many labels are fitted: equal samples with two labels never all are.
 MOST, AFTER, NEARLY = 300, 20, 0.995
 NEIGHBOURS, FOLDS, CHECKPOINTS = 20, 4, 3
+FACTORS = (1.0, 3.0, 10.0, 30.0)  # regs of leave-one-out, times the mean diagonal
 Scores = dict[str, Tensor]
 State = dict[str, Tensor]
 
@@ -160,7 +160,7 @@ def self_influence(model: nn.Module, x: Tensor, given: Tensor) -> Tensor:
 
 
 def left_out(kernel: tg.Kernel, x: Tensor, given: Tensor, classes: int) -> tuple[Tensor, dict[float, Left]]:
-    """The Gram, and margins without each sample for each of the regs that an audit tries (times the mean diagonal)."""
+    """The Gram, and margins without each sample for each of the regs."""
     gram = tg.compute(kernel, x, progress=False)
     machine, targets = GramMachine(gram), F.one_hot(given, classes).double()
     found = {}
@@ -172,7 +172,7 @@ def left_out(kernel: tg.Kernel, x: Tensor, given: Tensor, classes: int) -> tuple
 
 
 def of_kernels(model: nn.Sequential, x: Tensor, given: Tensor, classes: int) -> tuple[Scores, dict[str, Left]]:
-    """Leave-one-out margins of trNTK and CK, reg the mean diagonal; neighbours; and all that an audit tries."""
+    """Leave-one-out margins of trNTK and CK, reg the mean diagonal; neighbours; and all regs."""
     made = tg.decisions.kernels(model, ["trNTK", "CK"])
     scores, tried = Scores(), dict[str, Left]()
     for name, title in (("trNTK", "NTK"), ("CK", "CK")):

@@ -17,10 +17,10 @@ Cell = dict[str, Any]
 MEASURES = ("AUROC", "average precision", "precision at the true number")
 # What each method needs, in trainings.
 COSTS = {
-    "tg.audit": "1", "NTK leave-one-out": "1", "CK leave-one-out": "1", "NTK 20-NN": "1", "embedding 20-NN": "1",
-    "loss": "1", "margin": "1", "self-influence": "1", "TracIn": "1 + checkpoints", "AUM": "1 + every epoch",
-    "cross-validated margin": "4", "cleanlab": "4", "cleanlab issues": "4", "inputs 20-NN": "0",
-    "untrained NTK leave-one-out": "0",
+    "tg.audit": "1", "NTK leave-one-out, reg × 3": "1", "NTK leave-one-out": "1", "CK leave-one-out": "1",
+    "NTK 20-NN": "1", "embedding 20-NN": "1", "loss": "1", "margin": "1", "self-influence": "1",
+    "TracIn": "1 + checkpoints", "AUM": "1 + every epoch", "cross-validated margin": "4", "cleanlab": "4",
+    "cleanlab issues": "4", "inputs 20-NN": "0", "untrained NTK leave-one-out": "0",
 }  # fmt: skip
 # Two-sided 95 % of Student's t, by degrees of freedom.
 T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
