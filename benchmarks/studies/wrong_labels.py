@@ -40,7 +40,7 @@ from tangency.auditing.mixture import Kinds
 
 Cell = dict[str, Any]
 # Sets and training samples of the cheap cells, which have a seed of their own each.
-COVERED, COVERED_ROWS, COVERED_SEEDS = ("digits", "vehicle", "satimage", "dermatology", "fashion"), 300, 1000
+COVERED, COVERED_ROWS, COVERED_SEEDS = ("digits", "vehicle", "satimage", "dermatology"), 300, 1000
 BINS = 10
 TWEETED = (3, 20)  # epochs of the head on the tweets: stopped early, and memorised
 
