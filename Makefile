@@ -60,4 +60,4 @@ bump:
 	$(PYTHON) scripts/release.py bump "$(VERSION)"
 
 clean:
-	rm -rf .venv .venv-peers .venv-projection .venv-adversary demo build dist site .gallery
+	rm -rf .venv .venv-peers .venv-projection .venv-adversary .venv-cleanlab demo build dist site .gallery
