@@ -259,9 +259,9 @@ def main() -> None:
     cells = run_all(options, folders, CACHE / f"{'quick' if options.quick else options.cells}.jsonl")
     result = summary.summarise(cells) | {f"tweets, {k} epochs": tweeted(folders, k) for k in TWEETED}
     print(summary.words(result))
-    if options.quick:
+    if options.quick or not result["cells"]:
         return
-    command = "python -m benchmarks.studies.wrong_labels --data DIR --shared DIR --seeds 3 --coverage 200"
+    command = "python -m benchmarks.studies.wrong_labels --data DIR --shared DIR --seeds 3 --coverage 180"
     save(result, RESULTS / "wrong_labels.json", command)
     summary.draw(result).savefig(ROOT / "docs" / "assets" / "wrong_labels.png", dpi=110)
 

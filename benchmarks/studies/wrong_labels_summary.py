@@ -313,7 +313,7 @@ def draw(result: Cell) -> "Figure":
     left.set_yticks(range(len(names)), [f"{name}  ({COSTS[name].split()[0]})" for name in names])
     left.get_yticklabels()[names.index("tg.audit")].set_fontweight("bold")
     left.set(xlabel="AUROC, mean of all cells", title="Finding wrong labels (trainings needed)")
-    left.legend(frameon=False, loc="lower right")
+    left.legend(frameon=False, loc="upper left")
     for k, how in enumerate(("with test", "without test")):
         for j, stage in enumerate(STAGES):
             inside = result["coverage"][how][stage]["all"]["inside"]
