@@ -50,7 +50,7 @@ def judged(found: tg.auditing.Audit, wrong: Tensor) -> Cell:
     s, rate = found.suspects, float(wrong.double().mean())
     # The same estimate, made without the mistakes on test samples.
     again = Found(s, Kinds(s.wrong, 0.0), s.suggested)
-    alone = estimate_noise(again, len(found.train.classes), None)
+    alone = estimate_noise(again, len(found.train.classes), None, found.noise.blind)
     bins = (s.wrong * BINS).long().clamp_max(BINS - 1)
     called = s.wrong > 0.5
     return {

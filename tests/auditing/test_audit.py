@@ -187,3 +187,24 @@ def test_decisions_are_applied(tmp_path: Path) -> None:
 def test_decisions_about_other_data_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         apply(DATA, decided(**changes))
+
+
+def test_the_rate_is_bounded_by_a_copy_that_has_seen_no_label() -> None:
+    """A copy with shuffled weights, of the default kernel alone; what is frozen is not shuffled, the model is left."""
+    x, y = points(240)
+    given = y.clone()
+    given[:72] = (given[:72] + 1) % 3
+    net = trained(x, given, epochs=200, width=128)
+    before = [p.clone() for p in net.parameters()]
+    found = tg.audit(net, (x, given), progress=False)
+    assert list(found.choice.regs) == ["trNTK"]
+    assert found.noise.blind is not None
+    assert found.noise.low <= 0.3 <= max(0.3, found.noise.blind) <= found.noise.high
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    assert tg.audit(net, (x, given), kernel="trNTK", progress=False).noise.blind is None
+    for p in net.parameters():
+        p.requires_grad_(False)
+    net[-1].weight.requires_grad_(True)  # type: ignore[index, union-attr]
+    frozen = tg.decisions.audited._shuffled(net)
+    assert torch.equal(frozen[0].weight, net[0].weight)  # type: ignore[index]
+    assert not torch.equal(frozen[-1].weight, net[-1].weight)  # type: ignore[index]

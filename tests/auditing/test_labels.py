@@ -88,6 +88,16 @@ def test_test_mistakes_lower_the_rate() -> None:
     assert many.low <= none.low
 
 
+def test_what_a_blind_machine_contradicts_may_be_wrong_and_only_sure_ones_must_be() -> None:
+    x, y = blobs(200, 3, apart=2.0)
+    left = tg.regress.leave_out(rbf(x, x), torch.nn.functional.one_hot(y).double(), reg=1.0, progress=False)
+    found = suspect_labels(left, y)
+    seeing, blind = (estimate_noise(found, 3, None, part) for part in (None, 0.4))
+    assert seeing.high < 0.4 <= blind.high
+    assert (seeing.low, seeing.rate) == (blind.low, blind.rate)
+    assert seeing.low <= float((found.suspects.wrong > 0.9).double().mean())
+
+
 def test_features_and_their_gram_give_the_same_audit() -> None:
     x, y = blobs(120, 3)
     z, _ = blobs(30, 3, seed=1)

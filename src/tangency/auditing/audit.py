@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..linalg.matrix import Matrix, between, square
 from ..regress import LeftOut
 from ..regress.groups import GroupLabels, checked_groups
+from ..regress.leave_out import margins
 from .choice import FACTORS, Choice, choose
 from .cleaning import Cleaning, measure_cleaning
 from .copies import NEIGHBOURS, Copies, around, digests, find_copies
@@ -111,10 +112,12 @@ def examine(
     facts: dict[str, Json],
     inputs: tuple[Inputs, Inputs | None] | None = None,
     views: Views | None = None,
+    blind: Machine | None = None,
 ) -> Audit:
     """All parts of an audit, from machines that are there; `inputs`: what the network takes, to tell equal samples.
 
-    `views`: features by which copies are told; without them, the chosen kernel's neighbours do.
+    `views`: features by which copies are told; without them, the chosen kernel's neighbours do. `blind`: a machine
+    whose kernel has seen no label.
     """
     begin = time.perf_counter()
     n, k = len(data.train), min(NEIGHBOURS, len(data.train) - 1)
@@ -129,7 +132,8 @@ def examine(
             choice, left = choose(machines, targets, FACTORS, labels, step)
     machine = machines[choice.kernel]
     seen = machine.see(targets, choice.reg) if machine.m else None
-    suspects, noise, evidence = _suspects(data, left, seen)
+    unseen = None if blind is None else blind.left_out(targets, float(blind.squares.mean()), labels)
+    suspects, noise, evidence = _suspects(data, left, seen, unseen)
     near, near_test = neighbours_of(machine, k, progress)
     if views is None:
         copies, leaks = copies_of(data, [near], [near_test] if near_test else [], inputs, f"the kernel {choice.kernel}")
@@ -169,7 +173,9 @@ def check(data: Data, samples: int, neighbours: int) -> None:
         )
 
 
-def _suspects(data: Data, left: LeftOut, seen: Seen | None) -> tuple[Suspects, NoiseRate, float]:
+def _suspects(
+    data: Data, left: LeftOut, seen: Seen | None, unseen: LeftOut | None
+) -> tuple[Suspects, NoiseRate, float]:
     """Suspicious labels or targets, how many there are, and the evidence that there are any."""
     if data.real:
         # Predictions come without the mean that was taken off.
@@ -183,7 +189,10 @@ def _suspects(data: Data, left: LeftOut, seen: Seen | None) -> tuple[Suspects, N
     if seen is not None and data.test is not None:
         wrong = (seen.predictions.cpu() + data.middle).argmax(1) != data.test.y.cpu()
         mistakes = (int(wrong.sum()), len(wrong))
-    return found.suspects, estimate_noise(found, len(data.train.classes), mistakes), found.kinds.evidence
+    blind = None
+    if unseen is not None:
+        blind = float((margins(_uncentred(unseen, data).predictions, data.train.y.cpu()) < 0).double().mean())
+    return found.suspects, estimate_noise(found, len(data.train.classes), mistakes, blind), found.kinds.evidence
 
 
 def _uncentred(left: LeftOut, data: Data) -> LeftOut:

@@ -51,9 +51,11 @@ class Suspects(Result):
 class NoiseRate(Result):
     """The part of the labels that is wrong: `rate`, and `low` to `high` with a confidence of `level`.
 
-    At most as many labels are wrong as the kernel machine contradicts (`contradicted`); at least, those it contradicts
-    beyond the mistakes that it makes itself. Those are measured on the test samples where there are any (`by_test`),
-    else guessed. `counts` [c, c]: how many samples with the label of the row are expected to be of the column's class.
+    At most as many labels are wrong as the kernel machine contradicts (`contradicted`), or that of a network which has
+    seen no label, where there is one (`blind`); at least, those it contradicts beyond the mistakes that it makes
+    itself. Those are measured on the test samples where there are any (`by_test`); else at least those labels are wrong
+    that are surely so. `counts` [c, c]: how many samples with the label of the row are expected to be of the column's
+    class.
     """
 
     rate: float
@@ -63,6 +65,7 @@ class NoiseRate(Result):
     by_test: bool
     counts: Float[Tensor, "c c"]
     level: float = LEVEL
+    blind: float | None = None
 
     def __repr__(self) -> str:
         return f"NoiseRate({self.rate:.1%}, {self.level:.0%} interval {self.low:.1%} to {self.high:.1%})"
@@ -111,15 +114,25 @@ def suspect_labels(left: LeftOut, y: Tensor) -> Found:
     return Found(Suspects(y, suggested, kinds.wrong, margin, order), kinds, others)
 
 
-def estimate_noise(found: Found, classes: int, mistakes: tuple[int, int] | None) -> NoiseRate:
-    """How many labels are wrong. `mistakes`: of the machine on test samples, and how many those are."""
+def estimate_noise(
+    found: Found, classes: int, mistakes: tuple[int, int] | None, blind: float | None = None
+) -> NoiseRate:
+    """How many labels are wrong. `mistakes`: of the machine on test samples, and how many those are.
+
+    `blind`: the part of the labels that a machine contradicts whose kernel has seen none of them.
+    """
     suspects, _, others = found
     n = len(suspects.wrong)
     rate, against = float(suspects.wrong.mean()), float((suspects.margin < 0).double().mean())
-    high = max(against, rate) + QUANTILE * _error(max(against, rate), n)
+    # A kernel that has learned wrong labels contradicts too few.
+    most = max(against, rate, blind or 0.0)
+    high = most + QUANTILE * _error(most, n)
     if mistakes is None:
         # Of contradictions that are no wrong labels (the machine's mistakes), as many again may look like wrong ones.
         low = min(rate, 2 * rate - against) - QUANTILE * _error(rate, n)
+        # Samples that are hard are not told from wrong labels without clean ones, so at least the sure ones are wrong.
+        sure = float((suspects.wrong > LEVEL).double().mean())
+        low = min(low, sure - QUANTILE * _error(sure, n))
     else:
         own, m = mistakes[0] / mistakes[1], mistakes[1]
         # A wrong label is contradicted, a right one where the machine errs: against = rate + (1 − rate)·own.
@@ -129,7 +142,7 @@ def estimate_noise(found: Found, classes: int, mistakes: tuple[int, int] | None)
     counts.index_put_((given, others), suspects.wrong.double(), accumulate=True)
     counts.index_put_((given, given), 1 - suspects.wrong.double(), accumulate=True)
     low = min(max(0.0, low), rate)
-    return NoiseRate(rate, low, min(1.0, high), against, mistakes is not None, counts)
+    return NoiseRate(rate, low, min(1.0, high), against, mistakes is not None, counts, blind=blind)
 
 
 def _error(part: float, n: int) -> float:

@@ -1,5 +1,6 @@
 """Which labels are wrong, what leaks, what is not known: the data of a trained network, by its own kernels."""
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,8 +31,11 @@ from .data import Samples, checked_pair, checked_train, common_name, placed
 from .described import described
 from .layered import views
 
-# Kernels that are tried by default: what the whole network sees, and what its last hidden layer sees.
-OF_CLASSES, OF_TARGETS = ("trNTK", "CK"), ("trNTK", "trNTK⁰", "CK")
+# Kernels that are tried by default. Of labels not CK: the last layer follows wrong labels first, and has the least
+# leave-one-out loss just where it does (benchmarks/studies/wrong_labels.py).
+OF_CLASSES, OF_TARGETS = ("trNTK",), ("trNTK", "trNTK⁰", "CK")
+# The kernel of a copy of the network that has seen no label: its trained weights are shuffled.
+BLIND = "trNTK of shuffled weights"
 
 Retrain = Callable[[Labelled], nn.Module]
 
@@ -61,15 +65,15 @@ def audit(
     would do.
 
     `train`, `test`: as for `explain`; or (x, y) with real y, which audits targets. `kernel`: names of
-    `tg.decisions.kernels`, a kernel, or kernels by name (default: trNTK and CK; of real targets trNTK⁰ too); the one
-    with the least leave-one-out loss is taken, and the result says which. A projected kernel (tg.projected) of
-    fewer dimensions than there are samples makes no Gram: leave-one-out in the space of its features, exact for it, at
-    a cost that grows with n and not n². `labels`: in place of the training set's, numbers or names of classes.
-    `groups`: which samples belong together (one subject, one source): without a sample then means without its group.
-    `retrain`: a function from a `Labelled` to a trained network, to check by training what dropping the suspects does
-    (three trainings). `samples`: how many suspects are listed one by one, each with its `neighbours`. `memory` and
-    `store`: as for `explain`. `tg.report.write(…)` makes a page of it. A network that has memorised its labels gets a
-    warning.
+    `tg.decisions.kernels`, a kernel, or kernels by name (default: trNTK; of real targets trNTK⁰ and CK too); the one
+    with the least leave-one-out loss is taken, and the result says which. By default a copy with shuffled weights,
+    which has learned no label, bounds their rate. A projected kernel (tg.projected) of fewer dimensions than there are
+    samples makes no Gram: leave-one-out in the space of its features, exact for it, at a cost that grows with n and not
+    n². `labels`: in place of the training set's, numbers or names of classes. `groups`: which samples belong together
+    (one subject, one source): without a sample then means without its group. `retrain`: a function from a `Labelled` to
+    a trained network, to check by training what dropping the suspects does (three trainings). `samples`: how many
+    suspects are listed one by one, each with its `neighbours`. `memory` and `store`: as for `explain`.
+    `tg.report.write(…)` makes a page of it. A network that has memorised its labels gets a warning.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> x = torch.randn(60, 3)
@@ -88,10 +92,10 @@ def audit(
     x = placed(model, data.train.x)
     z = None if data.test is None else placed(model, data.test.x)
     data, chosen, titles, said = _kernels(model, data, x, z, kernel, outputs_are)
-    machines = _machines(chosen, Grams(x, z, memory, progress, store))
-    facts = _facts(model, name, data, {k: titles.get(k, k) for k in chosen}, said)
+    blind = (machines := _machines(chosen, Grams(x, z, memory, progress, store))).pop(BLIND, None)
+    facts = _facts(model, name, data, {k: titles.get(k, k) for k in machines}, said)
     inputs, seen = (data.train.x, _x(data.test)), views(model, x, z, memory, progress)
-    found = examine(machines, data, groups, samples, neighbours, progress, facts, inputs, seen)
+    found = examine(machines, data, groups, samples, neighbours, progress, facts, inputs, seen, blind)
     if retrain is not None:
         found = replace(found, cleaning=_retrained(found, retrain, outputs_are))
     found.facts["seconds"] = time.perf_counter() - begin
@@ -230,7 +234,23 @@ def _kernels(
         network = with_logits(model, read)
         wanted = _has(network, OF_CLASSES, x) if names is None else names
         given, titles, said = choose_named(network, wanted, read, x)
+        if names is None:
+            given = dict(given) | {BLIND: kernels(_shuffled(network), ["trNTK"])["trNTK"]}
     return data, dict(given), titles, " ".join(filter(None, [read.said, said]))
+
+
+def _shuffled(network: nn.Module) -> nn.Module:
+    """A copy in which the entries of each trained weight have changed places: as large, and with nothing learned.
+
+    What is frozen stays, since it has not seen these labels.
+    """
+    made, generator = copy.deepcopy(network), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in made.parameters():
+            if p.requires_grad and p.dim() > 1:
+                order = torch.randperm(p.numel(), generator=generator).to(p.device)
+                p.copy_(p.flatten()[order].view_as(p))
+    return made
 
 
 def _said(model: nn.Module, x: Inputs, read: heads.Outputs) -> Tensor:
