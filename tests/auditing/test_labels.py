@@ -127,6 +127,67 @@ def test_wrong_targets_are_found_and_their_neighbours_are_not(seed: int) -> None
         found.cleaned()
 
 
+@pytest.mark.parametrize("kind", ["normal", "Laplace", "Student", "Cauchy"])
+def test_noise_with_a_long_tail_is_no_sign_of_wrong_targets(kind: str) -> None:
+    torch.manual_seed(0)
+    draws = {"normal": torch.distributions.Normal(0.0, 1.0), "Laplace": torch.distributions.Laplace(0.0, 1.0)}
+    drawn = draws.get(kind, torch.distributions.StudentT(3.0 if kind == "Student" else 1.0)).sample((200,))
+    x = torch.randn(200, 4).double()
+    y = x[:, 0].sin() + x[:, 1] + 0.1 * drawn.double()
+    K = (-torch.cdist(x, x).square() / 8).exp()
+    found = audit_gram((K + K.T) / 2, y, progress=False)
+    assert found.suspects.count <= 2
+    assert found.noise.low == 0
+
+
+def test_labels_that_the_others_agree_with_are_not_called_wrong() -> None:
+    """An easy class and hard ones are two heaps of margins, too (found by an adversary, on clean iris)."""
+    from sklearn.datasets import load_iris
+
+    flowers = load_iris()
+    x, y = torch.from_numpy(flowers.data / flowers.data.max(0)), torch.from_numpy(flowers.target)
+    for K in (x @ x.T, rbf(x, x), rbf(4 * x, 4 * x)):
+        found = audit_gram((K + K.T) / 2, y, progress=False)
+        assert not bool((found.suspects.margin[found.suspects.wrong > 0.5] >= 0).any())
+        assert found.noise.rate <= found.noise.contradicted + 1e-9
+        assert found.noise.low == 0
+
+
+def test_a_class_that_is_not_known_has_no_wrong_labels() -> None:
+    """Of a rare class most are contradicted, by mistake; and of a kernel that knows nothing, all that are not usual."""
+    g = torch.Generator().manual_seed(2)
+    y = (torch.rand(300, generator=g) < 0.1).long()
+    x = torch.randn(300, 5, generator=g).double()
+    x[:, 0] += 1.5 * y
+    found = audit_gram(rbf(x, x), y, progress=False)
+    assert found.suspects.count == 0
+    assert any("class 1" in w or "these classes" in w for w in found.warnings)
+    for K, labels in (
+        (torch.ones(100, 100), torch.tensor([0] * 60 + [1] * 40)),
+        (torch.eye(120), torch.arange(120) % 4),
+    ):
+        nothing = audit_gram(K.double(), labels, progress=False)
+        assert nothing.suspects.count == 0
+        assert (nothing.noise.low, nothing.noise.high) == (0, 1)
+        assert not nothing.sure
+
+
+def test_hard_samples_are_told_from_wrong_labels_by_clean_ones_alone() -> None:
+    g = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 2, (400,), generator=g)
+    x = torch.randn(400, 5, generator=g).double()
+    hard = torch.rand(400, generator=g) < 0.25
+    x[:, 0] += torch.where(hard, 0.15, 3.0) * (2 * y - 1)
+    x[:, 1] += 8 * hard
+    K = rbf(x, x)
+    K = (K + K.T) / 2
+    assert audit_gram(K[:200, :200], y[:200], progress=False).noise.low == 0
+    test = {"cross": K[200:, :200], "prior": torch.ones(200), "test_labels": y[200:]}
+    found = audit_gram(K[:200, :200], y[:200], progress=False, **test)  # type: ignore[arg-type]
+    assert found.noise.low <= 0.02
+    assert any("own mistakes" in w for w in found.warnings)
+
+
 def test_cleaning_is_what_refits_say() -> None:
     x, y = blobs(150, 3, apart=2.0)
     z, y_test = blobs(60, 3, apart=2.0, seed=1)

@@ -133,7 +133,7 @@ def examine(
     machine = machines[choice.kernel]
     seen = machine.see(targets, choice.reg) if machine.m else None
     unseen = None if blind is None else blind.left_out(targets, float(blind.squares.mean()), labels)
-    suspects, noise, evidence = _suspects(data, left, seen, unseen)
+    suspects, noise, evidence, unknown = _suspects(data, left, seen, unseen)
     near, near_test = neighbours_of(machine, k, progress)
     if views is None:
         copies, leaks = copies_of(data, [near], [near_test] if near_test else [], inputs, f"the kernel {choice.kernel}")
@@ -143,7 +143,8 @@ def examine(
     asked = None if seen is None else support(seen.unexplained, known.unexplained)
     listed = suspects.order[: min(samples, n)]
     shown = min(neighbours, k)
-    said, warnings = facts_of(data, left, seen, suspects, evidence)
+    said, warnings = facts_of(data, left, seen, suspects, noise, unknown)
+    said["evidence"] = evidence
     return Audit(
         data.train, data.test, suspects, noise, listed, near.places.cpu()[listed, :shown],
         near.similarity.cpu()[listed, :shown], copies, leaks, known, asked,
@@ -175,15 +176,15 @@ def check(data: Data, samples: int, neighbours: int) -> None:
 
 def _suspects(
     data: Data, left: LeftOut, seen: Seen | None, unseen: LeftOut | None
-) -> tuple[Suspects, NoiseRate, float]:
-    """Suspicious labels or targets, how many there are, and the evidence that there are any."""
+) -> tuple[Suspects, NoiseRate, float, tuple[int, ...]]:
+    """Suspicious labels or targets, how many there are, the evidence that there are any, and classes not known."""
     if data.real:
         # Predictions come without the mean that was taken off.
         suspects, evidence = suspect_targets(left, data.given)
         suspects = Suspects(
             suspects.given, suspects.suggested + data.middle, suspects.wrong, suspects.margin, suspects.order
         )
-        return suspects, estimate_wrong_targets(suspects), evidence
+        return suspects, estimate_wrong_targets(suspects), evidence, ()
     found = suspect_labels(_uncentred(left, data), data.train.y)
     mistakes = None
     if seen is not None and data.test is not None:
@@ -192,7 +193,8 @@ def _suspects(
     blind = None
     if unseen is not None:
         blind = float((margins(_uncentred(unseen, data).predictions, data.train.y.cpu()) < 0).double().mean())
-    return found.suspects, estimate_noise(found, len(data.train.classes), mistakes, blind), found.kinds.evidence
+    noise = estimate_noise(found, len(data.train.classes), mistakes, blind)
+    return found.suspects, noise, found.kinds.evidence, found.unknown
 
 
 def _uncentred(left: LeftOut, data: Data) -> LeftOut:
@@ -215,16 +217,15 @@ def copies_of(
     by: str,
 ) -> tuple[Copies, Copies | None]:
     """Within the training set, and between it and the test set."""
-    known = around(within[0])
     # Without inputs no two samples are known to be equal.
     rows = digests(inputs[0]) if inputs else [f"train {i}" for i in range(len(data.train))]
     y = None if data.real else data.train.y
-    copies = find_copies(within, known.inverse, known, (rows, rows), None if y is None else (y, y), by)
+    known = around(within[0], rows)
+    copies = find_copies(within, known, (rows, rows), None if y is None else (y, y), by)
     if not across or data.test is None:
         return copies, None
     others = digests(inputs[1]) if inputs and inputs[1] is not None else [f"test {i}" for i in range(len(data.test))]
-    asked = known.inverse[across[0].places.cpu()].mean(1)  # as around its neighbours
-    return copies, find_copies(across, asked, known, (others, rows), None if y is None else (data.test.y, y), by)
+    return copies, find_copies(across, known, (others, rows), None if y is None else (data.test.y, y), by)
 
 
 def _regions(

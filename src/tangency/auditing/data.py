@@ -1,5 +1,6 @@
 """What is audited: samples, what was said of them, and what there is to be careful about."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +10,14 @@ from .._base import checks
 from .._base.types import Json
 from ..datasets import Labelled
 from ..regress import LeftOut
-from .labels import Suspects
+from .labels import NoiseRate, Suspects
 from .machine import Seen
 
 # A network that fits so many of its labels has learned the wrong ones too (heuristic).
 MEMORISED = 0.99
+# A copy that has learned no label contradicting so many times as many is worth a word, from this part of all on; so is
+# a part of suspects that the machine's own mistakes may explain (heuristics).
+BLIND_TIMES, BLIND_LEAST, SHARE = 2.0, 0.05, 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,40 +73,62 @@ class Data:
 
 
 def facts_of(
-    data: Data, left: LeftOut, seen: Seen | None, suspects: Suspects, evidence: float
+    data: Data, left: LeftOut, seen: Seen | None, suspects: Suspects, noise: NoiseRate, unknown: tuple[int, ...]
 ) -> tuple[dict[str, Json], tuple[str, ...]]:
     """Figures of network and machine, and what makes the answers less certain."""
-    facts: dict[str, Json] = {
-        "train": len(data.train), "test": None if data.test is None else len(data.test), "evidence": evidence,
-    }  # fmt: skip
-    warnings: list[str] = []
+    facts: dict[str, Json] = {"train": len(data.train), "test": None if data.test is None else len(data.test)}
     if data.real:
         facts["leave_one_out_error"] = float(left.errors.square().mean().sqrt())
         return facts, ()
     facts["classes"] = len(data.train.classes)
-    facts["leave_one_out_accuracy"] = agree = float((suspects.margin > 0).double().mean())
-    majority = float(data.train.counts().max()) / len(data.train)
-    facts["majority"] = majority
+    facts["leave_one_out_accuracy"] = float((suspects.margin > 0).double().mean())
+    facts["majority"] = float(data.train.counts().max()) / len(data.train)
     if seen is not None and data.test is not None:
         facts["machine_test_accuracy"] = float(data.scores(seen.predictions).mean())
     if data.test_said is not None and data.test is not None:
         facts["network_test_accuracy"] = float((data.test_said.cpu() == data.test.y.cpu()).double().mean())
     if data.said is not None:
-        facts["network_train_accuracy"] = fitted = float((data.said.cpu() == data.train.y.cpu()).double().mean())
-        if fitted >= MEMORISED:
-            warnings.append(
-                f"the network fits {fitted:.1%} of its labels, wrong ones among them if there are any, and what it has "
-                "learned of those is in its kernel: suspects may be missing, and more may be wrong than is said. "
-                "A network stopped earlier, or trained with weight decay or augmentation, tells more."
-            )
-    if agree <= majority + 2 * (majority * (1 - majority) / len(data.train)) ** 0.5:
-        warnings.append(
-            f"leave-one-out predicts {agree:.1%} of the labels, no more than the largest class has ({majority:.1%}): "
-            "the kernel does not know these classes, and its suspicions mean little."
+        facts["network_train_accuracy"] = float((data.said.cpu() == data.train.y.cpu()).double().mean())
+    return facts, tuple(_cautions(data, facts, noise, unknown))
+
+
+def _cautions(data: Data, facts: dict[str, Json], noise: NoiseRate, unknown: tuple[int, ...]) -> Iterator[str]:
+    """Sentences, each a reason not to take the probabilities as they are."""
+    fitted, agree, majority = (
+        facts.get(name) for name in ("network_train_accuracy", "leave_one_out_accuracy", "majority")
+    )
+    if isinstance(fitted, float) and fitted >= MEMORISED:
+        yield (
+            f"the network fits {fitted:.1%} of its labels, wrong ones among them if there are any, and what it has "
+            "learned of those is in its kernel: suspects may be missing, and more may be wrong than is said. "
+            "A network stopped earlier, or trained with weight decay or augmentation, tells more."
         )
-    rare = [name for name, count in zip(data.train.classes, data.train.counts().tolist(), strict=True) if 0 < count < 5]
+    elif noise.blind is not None and noise.blind >= BLIND_TIMES * max(noise.contradicted, BLIND_LEAST):
+        yield (
+            f"the network's kernel contradicts {noise.contradicted:.1%} of the labels, that of a copy with shuffled "
+            f"weights, which has learned none of them, {noise.blind:.1%}: either the copy knows little, or the network "
+            "has learned wrong labels, and suspects are missing."
+        )
+    counts = data.train.counts()
+    if len(unknown) == int((counts > 0).sum()):
+        yield (
+            f"leave-one-out predicts {agree:.1%} of the labels, hardly more than the largest class has "
+            f"({majority:.1%}): the kernel does not know these classes, and calls no label wrong."
+        )
+    elif unknown:
+        names = [data.train.classes[k] for k in unknown]
+        yield (
+            f"the kernel contradicts more than half of the labels of class {checks.some(names)}: it does not know "
+            "what these look like (a class that is rare, or like another), and calls none of them wrong."
+        )
+    own = facts.get("machine_test_accuracy")
+    if isinstance(own, float) and noise.low <= 0 and noise.rate > SHARE:
+        yield (
+            f"the kernel contradicts {noise.contradicted:.1%} of the training labels and {1 - own:.1%} of the test "
+            "labels: by these its contradictions may all be its own mistakes, and suspects samples that are hard."
+        )
+    rare = [name for name, count in zip(data.train.classes, counts.tolist(), strict=True) if 0 < count < 5]
     if rare:
-        warnings.append(
-            f"class {checks.some(rare)} has fewer than 5 samples: without one, little is left to compare with."
+        yield (
+            f"of class {checks.some(rare)} there are fewer than 5 samples: without one, little is left to compare with."
         )
-    return facts, tuple(warnings)

@@ -53,9 +53,9 @@ class NoiseRate(Result):
 
     At most as many labels are wrong as the kernel machine contradicts (`contradicted`), or that of a network which has
     seen no label, where there is one (`blind`); at least, those it contradicts beyond the mistakes that it makes
-    itself. Those are measured on the test samples where there are any (`by_test`); else at least those labels are wrong
-    that are surely so. `counts` [c, c]: how many samples with the label of the row are expected to be of the column's
-    class.
+    itself. Those are measured on the test samples where there are any (`by_test`); without them all contradictions may
+    be such mistakes, and `low` is 0. `counts` [c, c]: how many samples with the label of the row are expected to be of
+    the column's class.
     """
 
     rate: float
@@ -94,11 +94,15 @@ class NoiseRate(Result):
 
 
 class Found(NamedTuple):
-    """Suspicious labels, by what they were told apart, and each sample's likeliest class other than its label."""
+    """Suspicious labels, by what they were told apart, and each sample's likeliest class other than its label.
+
+    `unknown`: classes that the machine does not know, whose labels it cannot call wrong.
+    """
 
     suspects: Suspects
     kinds: Kinds
     others: Tensor
+    unknown: tuple[int, ...] = ()
 
 
 def suspect_labels(left: LeftOut, y: Tensor) -> Found:
@@ -108,10 +112,24 @@ def suspect_labels(left: LeftOut, y: Tensor) -> Found:
     kinds = tell_apart(margin)
     others = scores.scatter(1, y[:, None], -torch.inf).argmax(1)
     suggested = torch.where(margin < 0, others, y)
-    # Where even a label that agrees is suspicious, the runner-up is what it should be.
-    suggested = torch.where((kinds.wrong > 0.5) & (suggested == y), others, suggested)
     order = margin.argsort(stable=True)
-    return Found(Suspects(y, suggested, kinds.wrong, margin, order), kinds, others)
+    unknown = unknown_classes(margin, y, scores.shape[1])
+    wrong = torch.where(torch.isin(y, torch.tensor(unknown, dtype=y.dtype)), kinds.wrong.clamp_max(0.5), kinds.wrong)
+    return Found(Suspects(y, suggested, wrong, margin, order), kinds, others, unknown)
+
+
+def unknown_classes(margin: Tensor, y: Tensor, classes: int) -> tuple[int, ...]:
+    """Classes of which more than half of the labels are contradicted: more than wrong labels, the machine's mistakes.
+
+    All classes, if no more labels are predicted than by always saying the most frequent one, within two standard
+    errors.
+    """
+    counts = torch.bincount(y, minlength=classes)
+    against = torch.bincount(y[~(margin > 0)], minlength=classes)
+    majority = float(counts.max()) / len(y)
+    agree = 1 - float(against.sum()) / len(y)
+    known = agree > majority + 2 * math.sqrt(majority * (1 - majority) / len(y))
+    return tuple(k for k in range(classes) if counts[k] > 0 and (not known or 2 * int(against[k]) > int(counts[k])))
 
 
 def estimate_noise(
@@ -121,19 +139,15 @@ def estimate_noise(
 
     `blind`: the part of the labels that a machine contradicts whose kernel has seen none of them.
     """
-    suspects, _, others = found
+    suspects, _, others, unknown = found
     n = len(suspects.wrong)
     rate, against = float(suspects.wrong.mean()), float((suspects.margin < 0).double().mean())
     # A kernel that has learned wrong labels contradicts too few.
     most = max(against, rate, blind or 0.0)
-    high = most + QUANTILE * _error(most, n)
-    if mistakes is None:
-        # Of contradictions that are no wrong labels (the machine's mistakes), as many again may look like wrong ones.
-        low = min(rate, 2 * rate - against) - QUANTILE * _error(rate, n)
-        # Samples that are hard are not told from wrong labels without clean ones, so at least the sure ones are wrong.
-        sure = float((suspects.wrong > LEVEL).double().mean())
-        low = min(low, sure - QUANTILE * _error(sure, n))
-    else:
+    high, low = most + QUANTILE * _error(most, n), 0.0
+    if len(unknown) == len(suspects.given.unique()):  # nothing is known
+        high = 1.0
+    elif mistakes is not None:
         own, m = mistakes[0] / mistakes[1], mistakes[1]
         # A wrong label is contradicted, a right one where the machine errs: against = rate + (1 − rate)·own.
         low = (against - own) / max(1 - own, 1 / m)

@@ -54,6 +54,12 @@ def tell_apart(margins: Tensor) -> Kinds:
     evidence = alone - together - 3
     wrong, right = _terms(m / spread, theta)
     p = torch.sigmoid(wrong - right)
+    # Where the others agree with a label it is not more likely wrong than right, whatever the heaps say.
+    agreed = m >= 0
+    p = torch.where(agreed, p.clamp_max(0.5), p)
+    # Nor are there more wrong labels than contradicted ones.
+    room = float((~agreed).sum() - p[~agreed].sum())
+    p = torch.where(agreed, p * min(1.0, room / max(float(p[agreed].sum()), 1e-12)), p)
     # Far out both tails are guesses; a smaller margin is never less suspicious.
     order = m.argsort(descending=True)
     p[order] = p[order].cummax(0).values
@@ -66,9 +72,20 @@ def _skew_normal(m: Tensor, theta: Tensor) -> Tensor:
     return math.log(2) - theta[1] - z.square() / 2 - math.log(2 * math.pi) / 2 + torch.special.log_ndtr(theta[2] * z)
 
 
+def _mean(theta: Tensor) -> Tensor:
+    """Of right labels, above zero."""
+    slant = theta[5]
+    shift = theta[4].exp() * slant / (1 + slant.square()).sqrt() * math.sqrt(2 / math.pi)
+    return (theta[3] + shift).abs().clamp_min(1e-9)
+
+
 def _terms(m: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """Log of part times density, of wrong and of right labels; theta: log-odds, place and log width, and the others."""
-    z = (m - theta[1]) / theta[2].exp()
+    """Log of part times density, of wrong and of right labels.
+
+    theta: log-odds of being wrong, log of how far below zero these lie beside how far above it the others do, so that
+    they are never above it, log width; place, log width and slant of the others.
+    """
+    z = (m + theta[1].exp() * _mean(theta)) / theta[2].exp()
     wrong = F.logsigmoid(theta[0]) - theta[2] - z.square() / 2 - math.log(2 * math.pi) / 2
     return wrong, F.logsigmoid(-theta[0]) + _skew_normal(m, theta[3:])
 
@@ -89,12 +106,9 @@ def _together(m: Tensor) -> tuple[float, Tensor]:
 
     def objective(t: Tensor) -> Tensor:
         """With what is expected of the two kinds."""
-        slant, width = t[5], t[4].exp()
-        mean = t[3] + width * slant / (1 + slant.square()).sqrt() * math.sqrt(2 / math.pi)
-        depth = -t[1] / mean.abs().clamp_min(1e-9)
-        expected = FIRMNESS * n * ((depth - DEPTH) / DEPTH_WIDTH).square() / 2
+        expected = FIRMNESS * n * ((t[1].exp() - DEPTH) / DEPTH_WIDTH).square() / 2
         narrow = ((t[2] - t[4] + NARROWER) / NARROWER_WIDTH).square() / 2
-        return -torch.logaddexp(*_terms(m, t)).sum() + expected + narrow + _slanted(slant)
+        return -torch.logaddexp(*_terms(m, t)).sum() + expected + narrow + _slanted(t[5])
 
     for slant in (-4.0, -1.0):
         for cut in (0.0, float(m.quantile(0.02))):
@@ -102,8 +116,9 @@ def _together(m: Tensor) -> tuple[float, Tensor]:
             below = below if len(below) > 3 else m.topk(max(3, n // 50), largest=False).values
             part = min(max(len(below) / n, 1 / n), 0.45)
             wide = float(above.std()) if len(above) > 1 else 1.0
+            depth = -float(below.median()) / max(float(above.mean()), 1e-9)
             start = [
-                math.log(part / (1 - part)), float(below.median()), math.log(float(below.std()) + 0.02),
+                math.log(part / (1 - part)), math.log(min(max(depth, 0.1), 2.0)), math.log(float(below.std()) + 0.02),
                 float(above.quantile(0.8)), math.log(1.5 * wide + 1e-3), slant,
             ]  # fmt: skip
             found.append(_least(objective, torch.tensor(start).double()))

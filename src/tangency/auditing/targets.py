@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..regress import LeftOut
 from .choice import COUNTED, TARGET_FACTORS, Choice, choose
-from .labels import LEVEL, QUANTILE, NoiseRate, Suspects
+from .labels import QUANTILE, NoiseRate, Suspects
 from .machine import Machine
 
 # Targets are wrong if their errors come from a distribution at least so many times as wide (heuristic).
@@ -17,6 +17,8 @@ WIDER = 3.0
 # A normal distribution's standard deviation in units of its median absolute deviation.
 PER_MAD = 1.4826
 STEPS = 200
+# Of Student's t, from a long tail to hardly any.
+FREEDOMS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 # How often the worst are set aside, at most; each time costs a factorisation.
 ROUNDS = 10
 
@@ -63,6 +65,7 @@ def suspect_targets(left: LeftOut, y: Tensor) -> tuple[Suspects, float]:
     """
     surprise = _surprise(left, left.leverage)
     wrong, evidence = _two_widths(surprise, y[0].numel())
+    wrong = wrong * torch.sigmoid(torch.tensor(evidence, dtype=wrong.dtype))
     order = surprise.argsort(descending=True, stable=True)
     return Suspects(y.cpu(), left.predictions.cpu().reshape(y.shape), wrong, -surprise, order), evidence
 
@@ -78,21 +81,22 @@ def _surprise(left: LeftOut, leverage: Tensor) -> Tensor:
 
 
 def estimate_wrong_targets(suspects: Suspects) -> NoiseRate:
-    """The part of the targets that is wrong, with the interval of a part of n samples."""
+    """The part of the targets that is wrong. At least none: errors may as well be noise that is larger for some."""
     n, rate = len(suspects.wrong), float(suspects.wrong.mean())
-    half = QUANTILE * math.sqrt(max(rate * (1 - rate), 1 / n) / n)
-    against, sure = (float(v.double().mean()) for v in (suspects.margin < -WIDER, suspects.wrong > LEVEL))
-    # Errors of right targets have longer tails than a normal distribution, so at least the sure ones are wrong.
-    low = max(0.0, min(rate - half, sure - QUANTILE * math.sqrt(max(sure * (1 - sure), 1 / n) / n)))
-    return NoiseRate(rate, low, min(1.0, max(rate, against) + half), against, False, torch.zeros(0, 0))
+    against = float((suspects.margin < -WIDER).double().mean())
+    high = max(rate, against) + QUANTILE * math.sqrt(max(rate * (1 - rate), 1 / n) / n)
+    return NoiseRate(rate, 0.0, min(1.0, high), against, False, torch.zeros(0, 0))
 
 
 def _two_widths(t: Tensor, q: int) -> tuple[Tensor, float]:
-    """The probability of the wider of two normal distributions around zero, for root mean squares t of q errors."""
+    """The probability of the wider of two normal distributions around zero, for root mean squares t of q errors.
+
+    With it the log of how much likelier two widths are than one long tail (`_long_tail`), which needs no wrong targets.
+    """
     n, squares = len(t), q * t.square()
 
     def log_density(width: float) -> Tensor:
-        return -squares / (2 * width**2) - q * math.log(width)
+        return -squares / (2 * width**2) - q * math.log(width) - q * math.log(2 * math.pi) / 2
 
     one = max(float((squares.mean() / q).sqrt()), 1e-12)
     narrow, wide, part = max(float(t.median()), 1e-12), 3 * WIDER * one, 0.05
@@ -104,6 +108,24 @@ def _two_widths(t: Tensor, q: int) -> tuple[Tensor, float]:
         # The wider one stays wider: else two widths would share the errors of right targets.
         wide = max(math.sqrt(float((p * squares).sum() / (q * p.sum().clamp_min(1e-12)))), WIDER * narrow)
     both = torch.logaddexp(log_density(narrow) + math.log1p(-part), log_density(wide) + math.log(part)).sum()
-    evidence = float(both - log_density(one).sum()) - 2  # two more parameters
+    # One more parameter than the tail has, at the price of the Bayesian information criterion.
+    evidence = float(both) - max(float(log_density(one).sum()), _long_tail(squares, q)) - math.log(n) / 2
     p = torch.sigmoid(log_density(wide) + math.log(part) - log_density(narrow) - math.log1p(-part))
-    return p * (1 / (1 + math.exp(-max(-700.0, min(700.0, evidence))))), evidence
+    return p, evidence
+
+
+def _long_tail(squares: Tensor, q: int) -> float:
+    """The log likelihood of Student's t in q dimensions, by the best of some degrees of freedom.
+
+    Errors of right targets are often of many sizes, as where the noise is larger for some samples than for others.
+    """
+    best = -math.inf
+    for freedom in FREEDOMS:
+        scale = max(float(squares.median()) / q, 1e-24)
+        for _ in range(STEPS):  # the weights of the usual iteration for its scale (Lange, Little & Taylor 1989)
+            weights = (freedom + q) / (freedom + squares / scale)
+            scale = max(float((weights * squares).mean()) / q, 1e-24)
+        start = math.lgamma((freedom + q) / 2) - math.lgamma(freedom / 2) - q * math.log(freedom * math.pi * scale) / 2
+        found = len(squares) * start - (freedom + q) / 2 * float(torch.log1p(squares / (freedom * scale)).sum())
+        best = max(best, found)
+    return best
