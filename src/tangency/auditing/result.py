@@ -186,6 +186,8 @@ class Audit(Result):
         if self.real:
             raise InputError("the targets are real numbers, which Labelled has no place for; use .suspects.")
         wrong = self.suspects.wrong > 0.5
+        if how == "drop" and bool(wrong.all()):
+            raise InputError("every sample is more likely wrong than right, so none would be left; look at .warnings.")
         if how == "drop":
             return self.train.select(~wrong)
         return relabelled(self.train, torch.where(wrong, self.suspects.suggested, self.suspects.given))
