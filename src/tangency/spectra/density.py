@@ -18,6 +18,7 @@ from ..linalg.matrix import Matrix, flat_rows, square
 from .compare import wasserstein
 from .implicit import JacobianGram
 from .lanczos import Operator, Recurrence, lanczos
+from .values import snapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +87,7 @@ class Density(Result):
 
 
 def density(
-    K: Matrix | JacobianGram, *, steps: int = 64, probes: int = 8, seed: int = 0, device: Device = None,
+    K: Matrix | JacobianGram, *, steps: int = 64, probes: int = 4, seed: int = 0, device: Device = None,
     progress: bool = True,
 ) -> Density:  # fmt: skip
     """(1/n) Σ_i δ(λ − λ_i) from products K v alone: Gauss quadrature of Lanczos recurrences from random vectors.
@@ -123,10 +124,10 @@ def density(
     starts = torch.randn(n, probes, generator=generator, dtype=torch.float64).to(where)
     with bar(steps, "spectral density", "step", show=progress) as tick:
         runs = lanczos(operator, starts, steps, tick)
-    return _density(runs, n, steps, seed)
+    return _density(runs, n, steps, seed, torch.finfo(operator.dtype).eps)
 
 
-def _density(runs: list[Recurrence], n: int, steps: int, seed: int) -> Density:
+def _density(runs: list[Recurrence], n: int, steps: int, seed: int, eps: float) -> Density:
     """The average of the probes' measures, with what is known exactly put in the place of what was drawn."""
     exact, seen = _settled(runs)
     count = sum(exact.values())
@@ -144,7 +145,7 @@ def _density(runs: list[Recurrence], n: int, steps: int, seed: int) -> Density:
     counts = torch.tensor(list(exact.values()), dtype=torch.float64) / n
     nodes, weights = torch.cat([top, a.flip(0)]), torch.cat([counts, wa.flip(0)])
     order = nodes.argsort(descending=True, stable=True)
-    nodes, weights = nodes[order], weights[order] / weights.sum()
+    nodes, weights = snapped(nodes[order], eps), weights[order] / weights.sum()
     return Density(nodes, weights, n, count, noise + resolution, noise, resolution, steps, len(runs), seed)
 
 

@@ -23,6 +23,10 @@ class HasEigenvalues(Protocol):
         """All of them, largest first."""
 
 
+# Eigenvalues below so many ε of the largest, ε of the type that they came in, are rounding (heuristic: LAPACK's are
+# right to a few, and a Gram's entries too).
+ROUNDING = 10
+FINEST = torch.finfo(torch.float64).eps
 # A list, array or tensor [n] of eigenvalues; a Gram or symmetric matrix, which is decomposed; a result that has some.
 Values: TypeAlias = Numbers | Matrix | Spectrum | HasEigenvalues
 
@@ -52,7 +56,10 @@ def eigenvalues(K: Matrix, *, dtype: torch.dtype | None = None, device: Device =
 
 def given(values: Values, name: str = "values", least: int = 1) -> Float[Tensor, " n"]:
     """Eigenvalues as a user gave them: float64 in the machine's memory, largest first; at least `least` of them."""
+    kind = getattr(values, "precision", getattr(values, "dtype", None))
+    eps = torch.finfo(kind).eps if isinstance(kind, torch.dtype) and kind.is_floating_point else FINEST
     if isinstance(values, Spectrum):
+        eps = values.eps
         if not values.complete:
             raise InputError(
                 f"{name} holds {len(values)} of {values.vectors.shape[0]} eigenvalues; needed: all of them. Use "
@@ -71,9 +78,15 @@ def given(values: Values, name: str = "values", least: int = 1) -> Float[Tensor,
                 "symmetric matrix [n, n]."
             )
         checks.finite(found, name)
-    if len(found) < least:
+    if not len(found) or len(found) < least:
         raise InputError(f"{name} has {len(found)} eigenvalues; needed: at least {least}. Take more samples or rows.")
-    return found.detach().cpu().double().sort(descending=True).values
+    found = found.detach().cpu().double().sort(descending=True).values
+    return snapped(found, eps)
+
+
+def snapped(values: Float[Tensor, " n"], eps: float) -> Float[Tensor, " n"]:
+    """Values with zeros for those that are rounding of the largest: of a singular matrix they would be noise."""
+    return torch.where(values.abs() <= ROUNDING * eps * values.abs().max(), torch.zeros_like(values), values)
 
 
 def nonnegative(values: Values, name: str = "values", least: int = 1) -> Float[Tensor, " n"]:
