@@ -3,7 +3,7 @@
     python -m benchmarks.speed.spectral_density [--rows 5000] [--steps 64] [--probes 4] [--dtype float32] [--out FILE]
 
 The Gram is the trace NTK of an MLP at initialisation on Gaussian clouds, in memory (computed beforehand, not timed).
-Timed on one thread, the fastest of three: `tg.spectra.density`, `tg.spectra.eigenvalues` (values alone, the faster peer)
+On one thread, the fastest of three: `tg.spectra.density`, `tg.spectra.eigenvalues` (values alone: the faster peer)
 and, with `--pairs`, `tg.linalg.spectrum`. Wasserstein distances are to the full spectrum, relative to its mean;
 the estimate is what the density says of itself. Three seeds.
 """

@@ -115,6 +115,29 @@ def test_target_alignment_plain_and_centred(q: int, tmp_path: Path) -> None:
         assert S.target_alignment(gram, y, centred=True) == pytest.approx(expected)
 
 
+def test_target_alignment_of_full_kernels(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x, y = tg.models.mlp([4, 16, 2]).double(), torch.randn(9, 4, dtype=F64), torch.randn(9, 2, dtype=F64)
+    stored = tg.compute(tg.full_ntk(net), x, store=tmp_path / "gram", tile=4, progress=False)
+    k, flat = stored.dense().reshape(18, 18), y.flatten()
+    assert S.target_alignment(stored, y) == pytest.approx(float(flat @ k @ flat / (k.norm() * flat.norm() ** 2)))
+    one = tg.full_ntk(tg.models.mlp([4, 8, 1]).double())(x)  # full over one output: as any other
+    assert S.target_alignment(one, y[:, :1], centred=True) == pytest.approx(
+        S.target_alignment(one[:, 0, :, 0], y[:, 0], centred=True)
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_smallest_grams(n: int) -> None:
+    k, y = positive(n), targets(n)
+    assert S.energy(k, y, n, progress=False).concentration == pytest.approx(1)
+    assert 0 <= S.target_alignment(k, y) <= 1 + 1e-12
+    assert S.cka(k, k, centred=False) == pytest.approx(1)
+    if n == 1:
+        with pytest.raises(tg.InputError, match="y is constant"):
+            S.target_alignment(k, y, centred=True)
+
+
 @given(st.floats(-25, 25), st.floats(-25, 25), st.floats(0, 1e6))
 def test_alignments_do_not_depend_on_scales_nor_centred_ones_on_offsets(a: float, b: float, offset: float) -> None:
     k, y = positive(10) - 1, targets(10)

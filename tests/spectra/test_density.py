@@ -88,6 +88,16 @@ def test_spectra_without_room() -> None:
         assert found.error < 1e-6
 
 
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_beyond_what_can_be_squared(scale: float) -> None:
+    k = network_gram(100)
+    one, other = S.density(k, progress=False), S.density(k * scale, progress=False)
+    assert other.exact == one.exact
+    assert other.mean == pytest.approx(one.mean * scale, rel=1e-6)
+    assert other.error == pytest.approx(one.error * scale, rel=0.05)
+    torch.testing.assert_close(other.nodes[: one.exact] / scale, one.nodes[: one.exact])
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_huge_and_tiny_grams(scale: float) -> None:
     k = network_gram(100)
@@ -129,6 +139,9 @@ def test_what_no_density_is_made_of() -> None:
         S.density(torch.eye(3), steps=0)
     with pytest.raises(tg.InputError, match=r"K\[0, 0\] is nan"):
         S.density(torch.full((3, 3), math.nan))
+    if not torch.cuda.is_available():
+        with pytest.raises(tg.InputError, match="device='cuda' cannot be used here"):
+            S.eigenvalues(torch.eye(3), device="cuda")
 
 
 # ---- the Jacobian ---------------------------------------------------------------------------------------------------
@@ -235,3 +248,53 @@ def test_what_has_no_jacobian() -> None:
         S.jacobian_gram(tg.full_ntk(model), x) @ torch.ones(6)
     with pytest.raises(tg.InputError, match="batch=0"):
         S.jacobian_gram(tg.full_ntk(model), x, batch=0)
+
+
+class Opaque(torch.autograd.Function):
+    """Without what torch.func needs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 2
+
+
+class Unusual(nn.Module):
+    """A part that no gradient goes through, a parameter that is not used, control flow on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.unused = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            gate = self.a(x).sigmoid()
+        h = self.a(x) * gate + self.a(x).detach()
+        return self.b(h) if bool((x.sum() > -1e9).item()) else h
+
+
+@pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
+def test_unusual_models() -> None:
+    torch.manual_seed(0)
+    model, x, v = Unusual().double(), torch.randn(7, 3, dtype=F64), torch.randn(14, dtype=F64)
+    gram = tg.full_ntk(model)(x).reshape(14, 14)
+    torch.testing.assert_close(S.jacobian_gram(tg.full_ntk(model), x, batch=3) @ v, gram @ v)
+    with torch.inference_mode():  # no gradients wanted by the caller, nor needed from them
+        f = torch.ones(7, 2, dtype=F64)
+        assert S.jacobian_alignment(tg.full_ntk(model), x, f) == pytest.approx(float(gram.sum()) / 49)
+        u = torch.ones(3, dtype=F64)
+        inside = S.linear_alignment(tg.full_ntk(model), u, samples=5)
+        assert S.power_law(torch.arange(1.0, 51.0), draws=2).alpha > 1
+    torch.testing.assert_close(
+        inside.clone(), S.linear_alignment(tg.full_ntk(model), torch.ones(3, dtype=F64), samples=5)
+    )
+
+    class Closed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return Opaque.apply(super().forward(x))
+
+    with pytest.raises(tg.ModelError, match=r"torch.func cannot differentiate this model.*Compute the Gram"):
+        S.jacobian_gram(tg.trace_ntk(Closed(3, 1)), x.float())

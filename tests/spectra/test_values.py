@@ -169,6 +169,9 @@ def test_weights_refuse_what_is_no_matrix() -> None:
     broken.weight.data[1, 2] = math.nan
     with pytest.raises(tg.InputError, match=r"weight\[1, 2\] is nan; needed: finite"):
         S.weights(broken)
+    for unready in (nn.LazyLinear(3), nn.Linear(3, 2, device="meta")):
+        with pytest.raises(tg.InputError, match="parameter weight has no values yet"):
+            S.weights(unready)
     zero = nn.Linear(3, 2)
     zero.weight.data.zero_()
     with pytest.raises(tg.InputError, match="no bulk can be fitted"):
@@ -300,6 +303,19 @@ def test_eigenvalues_of_any_gram(tmp_path: object) -> None:
     torch.testing.assert_close(S.eigenvalues(stored), torch.linalg.eigvalsh(k).flip(0))
     assert S.compare(stored, k).ks <= 2 / 24
     assert S.compare(k.numpy(), list(torch.linalg.eigvalsh(k).numpy())).wasserstein < 1e-9
+
+
+def test_zeros_of_singular_matrices_are_no_noise() -> None:
+    """Rounding of either sign where the eigenvalues are 0 is no difference of two spectra, and no tail."""
+    w = gaussian(60, 20)
+    k = w @ w.T
+    other = (lambda q: (lambda m: (m + m.T) / 2)(q @ k @ q.T))(torch.linalg.qr(gaussian(60, 60, 1)).Q)
+    for a, b in ((k, other), (k.float(), other.float())):
+        found = S.compare(a, b)
+        assert found.invariant
+        assert S.classify(a, b).kind == "invariant"
+        assert S.ranks(a).numerical == 20
+    assert S.power_law(k, draws=0).n == 20
 
 
 def test_what_is_no_spectrum_is_refused() -> None:

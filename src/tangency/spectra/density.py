@@ -18,7 +18,7 @@ from ..linalg.matrix import Matrix, flat_rows, square
 from .compare import wasserstein
 from .implicit import JacobianGram
 from .lanczos import Operator, Recurrence, lanczos
-from .values import snapped
+from .values import placed, snapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,7 +110,7 @@ def density(
     checks.positive(probes, "probes", "random vectors")
     if probes < 2:
         raise InputError(f"probes={probes}; needed: at least 2, since the error is estimated from their spread.")
-    where = torch.device(device) if device is not None else operator.device or torch.device("cpu")
+    where = placed(device, operator.device)
     if isinstance(operator, Gram) and operator.device is not None and operator.device != where:
         raise InputError(f"K is on {operator.device} and device={where}; a Gram in memory is worked on where it is.")
     steps = min(steps, n)

@@ -74,12 +74,15 @@ def lanczos(
     v = starts / starts.norm(dim=0)
     basis = v.new_zeros(q, steps, n)
     alpha, beta = v.new_zeros(steps, q), v.new_zeros(steps, q)
-    lengths = torch.full((q,), steps)
+    lengths, scale = torch.full((q,), steps), 0.0
     # Products are as exact as K's type: what they leave of a space that is exhausted is that, not zero.
     eps = torch.finfo(K.dtype).eps * n**0.5
     for k in range(steps):
         basis[:, k] = v.T
         w = _product(K, v.to(K.dtype)).to(v)
+        # In units of the first product: of 1e200 there is no square.
+        scale = scale or float(w.abs().max()) or 1.0
+        w = w / scale
         alpha[k] = (w * v).sum(0)
         # Start by start: products with a vector are 15 times faster than a batched one of the same size (CPU).
         w = torch.stack([_orthogonal(column, known[: k + 1]) for column, known in zip(w.T, basis, strict=True)], 1)
@@ -94,6 +97,7 @@ def lanczos(
         v = torch.where(going, w / beta[k].clamp_min(torch.finfo(v.dtype).tiny), torch.zeros_like(v))
         if tick is not None:
             tick()
+    alpha, beta = alpha * scale, beta * scale
     return [_recurrence(alpha[:m, j], beta[:m, j], basis[j, :m]) for j, m in enumerate(lengths.tolist())]
 
 

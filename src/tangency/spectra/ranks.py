@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from torch import Tensor  # noqa: F401 - for the examples
+import torch  # noqa: F401 - for the examples
 
 from .._base.results import Result, text_table
 from ..errors import InputError

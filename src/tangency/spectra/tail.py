@@ -201,7 +201,8 @@ def _lognormal(above: Float[Tensor, " k"], alpha: float) -> Ratio:
     """
     unit = above / above.mean()
     first, second = 1.0, float(unit.square().mean())
-    place = torch.tensor([0.5, math.log(0.5)], dtype=unit.dtype, requires_grad=True)  # b and log a
+    with torch.inference_mode(False):  # also where the caller wants no gradients at all
+        place = torch.tensor([0.5, math.log(0.5)], dtype=unit.dtype, requires_grad=True)  # b and log a
     steps = torch.optim.LBFGS([place], max_iter=60, line_search_fn="strong_wolfe", tolerance_change=1e-10)
 
     def log_total(b: Tensor, a: Tensor) -> Tensor:
@@ -220,7 +221,7 @@ def _lognormal(above: Float[Tensor, " k"], alpha: float) -> Ratio:
         value.backward()
         return value
 
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         steps.step(loss)
     b, a = place.detach()[0], place.detach()[1].clamp(-15, 25).exp()
     found = -b * unit - a * unit.square() / 2 - log_total(b, a)

@@ -42,7 +42,7 @@ def eigenvalues(K: Matrix, *, dtype: torch.dtype | None = None, device: Device =
     tensor([9., 4., 1.])
     """
     gram = square(K)
-    where = torch.device(device) if device is not None else gram.device or torch.device("cpu")
+    where = placed(device, gram.device)
     kind = dtype or gram.dtype
     need = 2 * gram.shape.numel() * torch.empty(0, dtype=kind).element_size()
     if where.type == "cpu" and need > memory_of.machine_memory():
@@ -52,6 +52,16 @@ def eigenvalues(K: Matrix, *, dtype: torch.dtype | None = None, device: Device =
             f"({memory_of.machine_memory() / 1e9:.3g}). Estimate their density: tg.spectra.density(K)."
         )
     return torch.linalg.eigvalsh(flattened(gram, kind, where)).flip(0)
+
+
+def placed(device: Device, own: torch.device | None) -> torch.device:
+    """Where to work: what was asked for, if there is such a device; else where the matrix lies, or the CPU."""
+    if device is None:
+        return own or torch.device("cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as e:
+        raise InputError(f"device={device!r} cannot be used here ({str(e).splitlines()[0]}). Leave it out.") from e
 
 
 def given(values: Values, name: str = "values", least: int = 1) -> Float[Tensor, " n"]:
