@@ -95,9 +95,10 @@ def density(
     K: a Gram in memory or on disk (each step reads it once, for all probes), or `tg.spectra.jacobian_gram(kernel, x)`,
     which is never formed. The largest eigenvalues, where the recurrences have settled, enter one by one with their
     multiplicity, so that the probes are left with the bulk. `error` estimates ∫ |F − F̂| dλ in the units of the
-    eigenvalues. Bases are kept orthogonal in full. Cost: `steps` products with `probes` columns, and n·steps·probes
-    numbers in float64. Ubaru, Chen & Saad 2017; Chen, Trogdon & Ubaru 2021, "Analysis of stochastic Lanczos
-    quadrature".
+    eigenvalues; in 36 trials each of four kinds of matrices the distance was 0.4 to 0.8 of it in the median, below 1.5
+    in nine of ten, 2.8 at most (with 2 probes). Bases are kept orthogonal in full. Cost: `steps` products with `probes`
+    columns, and n·steps·probes numbers in float64. Ubaru, Chen & Saad 2017; Chen, Trogdon & Ubaru
+    2021, "Analysis of stochastic Lanczos quadrature for spectrum approximation".
 
     >>> import tangency as tg
     >>> found = tg.spectra.density(torch.diag(torch.linspace(0, 1, 500)), progress=False)

