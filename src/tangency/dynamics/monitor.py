@@ -255,6 +255,8 @@ class Monitor:
             return
         self._start, self._last = self._log.load_start(), self._log.load_last()
         self._known = self._recorded()
+        if self._last is not None and self._last[0] > self._known:  # its line was lost: no record before the next
+            self._last = None
         seconds = was.records[-1].get("seconds")
         self._pace.expect(float(seconds) if isinstance(seconds, (int, float)) else 0.0)
 

@@ -87,13 +87,12 @@ class RunLog:
     """A log that is written, begun or gone on with."""
 
     def __init__(self, path: Path, head: Mapping[str, Json], resume: bool) -> None:
-        self.path, self.was = path, None
+        self.path, self.was = writable(path, "log"), None
         there = path.exists() and path.stat().st_size > 0
         if there and not resume:
             raise InputError(
                 f"{path} holds the record of a run already. Go on with it: resume=True; or give another log=."
             )
-        writable(path, "log")
         if there:
             self.was = read(path)
             if fields := differing(self.was.head, strict_json.plain_dict(head)):
