@@ -76,8 +76,8 @@ def test_quantities_are_what_their_formulas_say() -> None:
         "rank": math.exp(-sum(float(q) * math.log(float(q)) for q in p if q > 0)),
         "top_part": float(values[-1] / k.trace()),
         "alignment": float((k * yy).sum() / (k.norm() * yy.norm())),
-        "centered_alignment": float((kc * yc).sum() / (kc.norm() * yc.norm())),
-        "energy": float((top.T @ y).square().sum() / y.square().sum()),
+        "centred_alignment": float((kc * yc).sum() / (kc.norm() * yc.norm())),
+        "energy": float((top.T @ y).norm() / y.norm()),
         "trace": float(k.trace()),
     }
     for name, number in want.items():
@@ -114,6 +114,9 @@ def test_full_kernels_classes_and_both_kinds_of_targets() -> None:
     want = z @ k @ z / (k.norm() * z.square().sum())
     assert float(full.history()["alignment"][0]) == pytest.approx(float(want))
     assert full.history()["spectrum"].shape == (1, 48)
+    with pytest.raises(tg.InputError, match="'centred_alignment', which needs one row for each sample"):
+        D.Monitor(tg.full_ntk(net), x, y=y, record=["centred_alignment"])
+    assert "centred_alignment" not in D.Monitor(tg.full_ntk(net), x, y=y).record
     # Two classes are ±1 up to a factor, which an alignment does not see.
     k, signs = tg.trace_ntk(net)(x), (y > 0) * 2.0 - 1
     aligned = [D.Monitor(tg.trace_ntk(net), x, y=t, record=["alignment"]) for t in ((y > 0).long(), signs)]
@@ -278,6 +281,22 @@ def test_a_training_that_diverges_is_not_stopped() -> None:
     assert found.notes[0].startswith("step 1: ")
     assert found.verdict() is None
     assert "no verdict" in found.words()
+
+
+def test_a_kernel_that_dies_leaves_gaps() -> None:
+    """Its last bias alone is left: a constant, which has no centred alignment. At the start that is an error."""
+    net, x = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).double(), torch.randn(16, 3, dtype=DOUBLE)
+    options = {"y": x[:, 0], "record": ["change", "centred_alignment"]}
+    monitor = D.Monitor(tg.trace_ntk(net), x, **options)
+    monitor(0)
+    nn.init.constant_(net[0].bias, -100.0)
+    monitor(1)
+    found = monitor.history()
+    assert float(found["change"][1]) > 0.5
+    assert math.isnan(float(found["centred_alignment"][1]))
+    assert found.notes[0].startswith("step 1, centred_alignment: K is constant")
+    with pytest.raises(tg.InputError, match="K is constant"):
+        D.Monitor(tg.trace_ntk(net), x, **options)(0)
 
 
 # ---- how often ------------------------------------------------------------------------------------------------------

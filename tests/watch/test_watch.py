@@ -22,7 +22,7 @@ def training(log: Path, *, steps: int = 6, close: bool = True, name: str = "trac
     """A short one, recorded at each step."""
     torch.manual_seed(0)
     net, x, y = tg.models.mlp([3, 30, 2]), torch.randn(40, 3), torch.arange(40) % 2
-    record = ["loss", "change", "cosine", "rotation", "centered_alignment", "eigenvalues"]
+    record = ["loss", "change", "cosine", "rotation", "centred_alignment", "eigenvalues"]
     options = {"record": record, "functions": {name: torch.trace}, "every": 1}
     monitor = Monitor(tg.trace_ntk(net), x, y=y, loss=F.cross_entropy, log=log, **options)
     adam = torch.optim.Adam(net.parameters(), lr=0.05)

@@ -163,7 +163,7 @@ def _counted(lines: runlog.Recorded) -> list[runlog.Line]:
 
 
 def _notes(lines: runlog.Recorded) -> list[str]:
-    return [str(line["note"]) for line in lines.records if line.get("note")]
+    return [str(note) for line in lines.records if isinstance(notes := line.get("notes"), list) for note in notes]
 
 
 def _column(cells: Sequence[Json]) -> Tensor:

@@ -47,7 +47,8 @@ def lazy_or_rich(now: Mapping[str, float], start: Mapping[str, float]) -> LazyOr
         return None
     turned = rotation is None or rotation >= RICH_ROTATION
     kind: Kind = "lazy" if change <= LAZY_CHANGE else "rich" if change >= RICH_CHANGE and turned else "in between"
-    size = f"the kernel changed by {100 * change:.2g} %" if change < 10 else f"the kernel changed {change:.2g}-fold"
+    digits = ".2g" if change < 0.1 else ".0f"
+    size = f"the kernel changed by {100 * change:{digits}} %"
     bounds = {
         "lazy": f"at most {LAZY_CHANGE:.0%}: it stayed where it was",
         "rich": f"at least {RICH_CHANGE:.0%}: it is another one",

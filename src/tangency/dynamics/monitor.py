@@ -34,9 +34,10 @@ class Monitor:
     evaluation mode, and modes, buffers, gradients and random numbers are as before.
 
     `record`: names out of `tg.dynamics.QUANTITIES` (default: change, cosine, velocity, moved, rotation, with `y` the
-    alignment and the energy of the targets, with `loss` the loss). `functions`: more, of the Gram [n, n], by name.
-    `y`: targets or classes of x. `top`: how many eigenvectors are the top ones. `log`: a file for the record, a line
-    for each step; `resume` goes on with the one that is there. `writers`: TensorBoard's, W&B's.
+    centred alignment and the energy of the targets, with `loss` the loss). `functions`: more, of the Gram [n, n], by
+    name. `y`: targets or classes of x. `top`: how many eigenvectors are the top ones (default: 10, and at most a
+    quarter). `log`: a file for the record, a line for each step; `resume` goes on with the one that is there.
+    `writers`: TensorBoard's, W&B's, or what is called as they are.
 
     The kernel must read its model live (no `params=`). Cost: a Gram of the samples for each record; two are kept.
 
@@ -68,10 +69,11 @@ class Monitor:
         writers: Sequence[object] = (),
         clock: Clock = time.perf_counter,
     ) -> None:
-        self.record = picked(record, targets=y is not None, loss=y is not None and loss is not None)
+        self._probe = Probe(kernel, x, y, loss, top)
+        targets = y is not None
+        self.record = picked(record, targets=targets, loss=targets and loss is not None, full=not kernel.trace)
         self.functions, self._writers = dict(functions or {}), check_writers(writers)
         self._pace = Pace(share, every, clock=clock)
-        self._probe = Probe(kernel, x, y, loss, top)
         if resume and log is None:
             raise InputError("resume=True without log=; needed: the file to go on with.")
         self.notes: list[str] = []
@@ -177,11 +179,12 @@ class Monitor:
         line: Line = {"step": step}
         with self._pace.looking():
             try:
-                line["values"] = self._look(kernel, step)
+                line["values"], notes = self._look(kernel, step)
             except NonFiniteError as e:
                 # A training that diverged goes on as it would without us, and the record says so.
                 line["values"] = dict.fromkeys((*self.record, *self.functions))
-                line["note"] = f"step {step}: {e}".rstrip(".")
+                notes = [f"step {step}: {e}".rstrip(".")]
+        line |= {"notes": list(notes)} if notes else {}
         line |= {"seconds": self._pace.last_cost, "skipped": self._unsaid}
         self._unsaid = 0
         self._lines.records.append(line)
@@ -191,8 +194,8 @@ class Monitor:
                 self._log.save_last(*self._last)
         send(self._writers, step, line["values"])  # type: ignore[arg-type]
 
-    def _look(self, kernel: Empirical, step: int) -> dict[str, Json]:
-        """All quantities now; the first time, what is seen becomes the start."""
+    def _look(self, kernel: Empirical, step: int) -> tuple[dict[str, Json], list[str]]:
+        """All quantities now, and what is to be said of them; the first time, what is seen becomes the start."""
         probe = self._probe
         with as_found(probe.model):
             gram = probe.gram(kernel)
@@ -207,11 +210,11 @@ class Monitor:
             before = None if self._last is None else (self._last[0], self._last[1].to(gram))
             targets = None if probe.targets is None else probe.targets.to(gram)
             loss = None if probe.loss is None else lambda: probe.probe_loss(kernel)
-            values = look(
+            values, notes = look(
                 Sight(step, gram, theta, self._start, before, probe.top, targets, loss), self.record, self.functions
             )
         self._last = (step, gram)
-        return {**values}
+        return {**values}, notes
 
     def _in_log(self, step: int) -> bool:
         """Whether a log that was resumed has this step already; said once."""

@@ -1,7 +1,7 @@
 """What a `Monitor` can record of a kernel while its network trains: small formulas, each by its name.
 
-Where they come from: change and cosine, Fort et al. 2020; alignment, Cristianini et al. 2001, centred as in Cortes et
-al. 2012; energy on the top eigenvectors, Ortiz-Jiménez et al. 2021; effective rank, Roy & Vetterli 2007.
+Alignments, angles and ranks are those of `tangency.spectra`, which has the papers. Change and velocity: Fort et al.
+2020, "Deep learning versus kernel learning".
 """
 
 import math
@@ -15,7 +15,10 @@ from torch.nn import functional as F
 
 from .._base import checks, tree
 from .._base.types import Float, Numbers
-from ..errors import InputError
+from ..errors import InputError, TangencyError
+from ..linalg.eigen import Spectrum, spectrum
+from ..spectra.alignment import cka, energy, principal_angles, target_alignment
+from ..spectra.ranks import ranks
 
 Value = float | list[float]
 UserFunction = Callable[[Tensor], object]
@@ -30,9 +33,9 @@ class Start:
     theta: dict[str, Tensor] | None  # in the type of the parameters; None where nothing recorded needs it
 
     @cached_property
-    def vectors(self) -> Float[Tensor, "n n"]:
-        """Eigenvectors, those of the largest eigenvalues first."""
-        return torch.linalg.eigh(self.gram).eigenvectors.flip(1)
+    def pairs(self) -> Spectrum:
+        """Eigenvalues and eigenvectors, largest first."""
+        return spectrum(self.gram)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,18 +52,14 @@ class Sight:
     loss: Callable[[], float] | None
 
     @cached_property
-    def pairs(self) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"]]:
+    def pairs(self) -> Spectrum:
         """Eigenvalues and eigenvectors, largest first."""
-        values, vectors = torch.linalg.eigh(self.gram)
-        return values.flip(0), vectors.flip(1)
+        return self.start.pairs if self.gram is self.start.gram else spectrum(self.gram)
 
     @cached_property
-    def sines(self) -> Float[Tensor, " k"]:
-        """sin² of the principal angles between the top eigenspaces now and at the start, largest first."""
-        here = self.pairs[1][:, : self.top]
-        there = self.start.vectors[:, : self.top].to(here)
-        # From what lies outside, not from the cosines, which would round small angles away.
-        return torch.linalg.svdvals(here - there @ (there.T @ here)).square().clamp(0, 1)
+    def angles(self) -> Float[Tensor, " k"]:
+        """Principal angles between the top eigenspaces at the start and now, the largest last."""
+        return principal_angles(self.start.pairs.vectors[:, : self.top], self.pairs.vectors[:, : self.top])
 
 
 @dataclass(frozen=True)
@@ -72,91 +71,47 @@ class Quantity:
     needs: str = ""  # "y" or "loss"
 
 
-def _cosine(a: Tensor, b: Tensor) -> float:
-    """Of two kernels as vectors: 1 where they agree up to a factor."""
-    return float((a * b).sum() / (a.norm() * b.norm()))
-
-
-def centered(K: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """H K H with H = 1 − 11ᵀ/n: the kernel of features with mean 0 on these samples.
-
-    >>> bool(centered(torch.ones(3, 3)).abs().max() == 0)
-    True
-    """
-    return K - K.mean(0) - K.mean(1, keepdim=True) + K.mean()
-
-
-def alignment(K: Float[Tensor, "n n"], y: Float[Tensor, "n q"]) -> float:
-    """⟨K, y yᵀ⟩ / (‖K‖ ‖y yᵀ‖): 1 where the kernel is that of the targets themselves.
-
-    >>> y = torch.tensor([[1.0], [-1.0]])
-    >>> alignment(y @ y.T, y)
-    1.0
-    """
-    # ⟨K, y yᵀ⟩ = ⟨K y, y⟩ and ‖y yᵀ‖ = ‖yᵀ y‖, without another n × n matrix.
-    return float(((K @ y) * y).sum() / (K.norm() * (y.T @ y).norm()))
-
-
-def effective_rank(values: Float[Tensor, " n"]) -> float:
-    """exp(−Σ p log p) with p = λ / Σ λ: how many eigenvalues count, as a number that need not be whole.
-
-    >>> round(effective_rank(torch.tensor([1.0, 1.0, 0.0])), 6)
-    2.0
-    """
-    p = values.clamp_min(0) / values.clamp_min(0).sum()
-    return float(torch.special.entr(p).sum().exp())
-
-
 def _change(s: Sight) -> float:
     return float((s.gram - s.start.gram).norm() / s.start.gram.norm())
+
+
+def _cosine(s: Sight) -> float:
+    return cka(s.gram, s.start.gram, centred=False)
 
 
 def _velocity(s: Sight) -> float:
     if s.before is None:  # the start; or a run that was resumed without the record before
         return 0.0 if s.step == s.start.step else math.nan
     step, gram = s.before
-    return (1 - _cosine(s.gram, gram)) / (s.step - step)
+    return (1 - cka(s.gram, gram, centred=False)) / (s.step - step)
 
 
 def _moved(s: Sight) -> float:
     assert s.theta is not None
     assert s.start.theta is not None
     # In float64: steps are small beside the parameters.
-    squares = [(p.double() - q.to(p.device).double()).square().sum() for p, q in _both(s.theta, s.start.theta)]
-    return float(torch.stack([v.cpu() for v in squares]).sum().sqrt())
+    far = [(p.double() - s.start.theta[name].to(p.device).double()).square().sum() for name, p in s.theta.items()]
+    return math.fsum(map(float, far)) ** 0.5
 
 
 def _moved_part(s: Sight) -> float:
     assert s.start.theta is not None
-    size = sum(float(q.double().square().sum()) for q in s.start.theta.values())
-    return _moved(s) / size**0.5 if size else math.nan
+    size = math.fsum(float(p.double().square().sum()) for p in s.start.theta.values()) ** 0.5
+    return _moved(s) / size if size else math.nan
 
 
-def _both(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    return [(a[name], b[name]) for name in a]
-
-
-def _aligned(s: Sight) -> float:
+def _alignment(s: Sight, centred: bool) -> float:
     assert s.targets is not None
-    return alignment(s.gram, s.targets)
-
-
-def _aligned_centered(s: Sight) -> float:
-    assert s.targets is not None
-    return alignment(centered(s.gram), s.targets - s.targets.mean(0))
+    return target_alignment(s.gram, s.targets, centred=centred)
 
 
 def _energy(s: Sight) -> float:
     assert s.targets is not None
-    return float((s.pairs[1][:, : s.top].T @ s.targets).square().sum() / s.targets.square().sum())
+    return energy(s.pairs, s.targets, s.top).concentration
 
 
 def _rotation(s: Sight) -> float:
-    return math.degrees(math.asin(float(s.sines.mean()) ** 0.5))
-
-
-def _angle(s: Sight) -> float:
-    return math.degrees(math.asin(float(s.sines[0]) ** 0.5))
+    return math.degrees(math.asin(float(s.angles.sin().square().mean()) ** 0.5))
 
 
 def _loss(s: Sight) -> float:
@@ -169,41 +124,46 @@ def _loss(s: Sight) -> float:
 QUANTITIES: Mapping[str, Quantity] = {
     "loss": Quantity("loss on the probe", _loss, "loss"),
     "change": Quantity("‖Θ_t − Θ_0‖ / ‖Θ_0‖", _change),
-    "cosine": Quantity("cosine of Θ_t and Θ_0", lambda s: _cosine(s.gram, s.start.gram)),
+    "cosine": Quantity("cosine of Θ_t and Θ_0", _cosine),
     "velocity": Quantity("1 − cosine with the record before, per step", _velocity),
     "moved": Quantity("‖θ_t − θ_0‖", _moved),
     "moved_part": Quantity("‖θ_t − θ_0‖ / ‖θ_0‖", _moved_part),
     "rotation": Quantity("turn of the top eigenspace, mean angle in degrees", _rotation),
-    "angle": Quantity("turn of the top eigenspace, largest angle in degrees", _angle),
-    "rank": Quantity("effective rank", lambda s: effective_rank(s.pairs[0])),
-    "top_part": Quantity("λ₁ / trace", lambda s: float(s.pairs[0][0] / s.gram.trace())),
-    "alignment": Quantity("kernel target alignment", _aligned, "y"),
-    "centered_alignment": Quantity("kernel target alignment, centred", _aligned_centered, "y"),
-    "energy": Quantity("part of the targets on the top eigenvectors", _energy, "y"),
-    "eigenvalues": Quantity("largest eigenvalues", lambda s: s.pairs[0][: s.top].tolist()),
-    "spectrum": Quantity("all eigenvalues", lambda s: s.pairs[0].tolist()),
+    "angle": Quantity("turn of the top eigenspace, largest angle in degrees", lambda s: math.degrees(s.angles[-1])),
+    "rank": Quantity("effective rank", lambda s: ranks(s.pairs.values).entropy),
+    "top_part": Quantity("λ₁ / trace", lambda s: float(s.pairs.values[0] / s.gram.trace())),
+    "alignment": Quantity("kernel target alignment", lambda s: _alignment(s, False), "y"),
+    "centred_alignment": Quantity("kernel target alignment, centred", lambda s: _alignment(s, True), "y"),
+    "energy": Quantity("‖Φ y‖ / ‖y‖ on the top eigenvectors", _energy, "y"),
+    "eigenvalues": Quantity("largest eigenvalues", lambda s: s.pairs.values[: s.top].tolist()),
+    "spectrum": Quantity("all eigenvalues", lambda s: s.pairs.values.tolist()),
 }
 # Recorded where nothing is chosen; with targets, and with a loss, these too.
 ALWAYS = ("change", "cosine", "velocity", "moved", "rotation")
-WITH_TARGETS = ("centered_alignment", "energy")
+WITH_TARGETS = ("centred_alignment", "energy")
 
 
-def picked(record: Sequence[str] | None, *, targets: bool, loss: bool) -> tuple[str, ...]:
-    """Names of quantities, checked, each once and in the order of `QUANTITIES`.
+def picked(record: Sequence[str] | None, *, targets: bool, loss: bool, full: bool) -> tuple[str, ...]:
+    """Names of quantities, checked, each once and in the order of `QUANTITIES`. `full`: of a kernel with all outputs.
 
-    >>> picked(None, targets=False, loss=True)
+    >>> picked(None, targets=False, loss=True, full=False)
     ('loss', 'change', 'cosine', 'velocity', 'moved', 'rotation')
     """
     if isinstance(record, str):
         record = (record,)
     if record is None:
-        record = (*ALWAYS, *(WITH_TARGETS if targets else ()), *(("loss",) if loss else ()))
+        record = (*ALWAYS, *(WITH_TARGETS[full:] if targets else ()), *(("loss",) if loss else ()))
     for name in record:
         checks.choice(name, "record", QUANTITIES)
         needs = QUANTITIES[name].needs
         if (needs == "y" and not targets) or (needs == "loss" and not loss):
             what = "targets: y=" if needs == "y" else "targets and a loss: y=, loss=torch.nn.functional.cross_entropy"
             raise InputError(f"record has {name!r}, which needs {what} of the probe. Give it, or leave {name!r} out.")
+        if full and name == "centred_alignment":
+            raise InputError(
+                "record has 'centred_alignment', which needs one row for each sample, and the kernel is full over its "
+                "outputs. Use the trace kernel, or 'alignment'."
+            )
     return tuple(name for name in QUANTITIES if name in record)
 
 
@@ -246,7 +206,20 @@ def plain(value: object, name: str) -> Value:
     return float(numbers) if numbers.dim() == 0 else numbers.tolist()
 
 
-def look(sight: Sight, record: Sequence[str], functions: Mapping[str, UserFunction]) -> dict[str, Value]:
-    """All that is recorded of a step; the user's functions get a copy of the Gram, which they may change."""
-    values = {name: QUANTITIES[name].of(sight) for name in record}
-    return values | {name: plain(f(sight.gram.clone()), name) for name, f in functions.items()}
+def look(
+    sight: Sight, record: Sequence[str], functions: Mapping[str, UserFunction]
+) -> tuple[dict[str, Value], list[str]]:
+    """All that is recorded of a step, and what is to be said of it; the user's functions get a copy of the Gram.
+
+    What has no value any more (the alignment of a kernel that died) is NaN; at the start it is an error.
+    """
+    values, notes = dict[str, Value](), list[str]()
+    for name in record:
+        try:
+            values[name] = QUANTITIES[name].of(sight)
+        except TangencyError as e:
+            if sight.step == sight.start.step:
+                raise
+            values[name] = math.nan
+            notes.append(f"step {sight.step}, {name}: {str(e).rstrip('.')}")
+    return values | {name: plain(f(sight.gram.clone()), name) for name, f in functions.items()}, notes
