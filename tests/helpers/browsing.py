@@ -49,13 +49,18 @@ def window(
 
     `prelude`: a script that runs before the page's own.
     """
+
+    def refused(dialog: Any) -> None:
+        wrong.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
     page = browser.new_page(
         viewport={"width": width, "height": 844}, color_scheme=scheme, has_touch=touch, is_mobile=touch
     )
     page.set_default_timeout(120_000)  # a busy machine
     page.on("console", lambda m: wrong.append(f"console: {m.text}"))
     page.on("pageerror", lambda e: wrong.append(f"error: {e}"))
-    page.on("dialog", lambda d: (wrong.append(f"dialog: {d.message}"), d.dismiss()))
+    page.on("dialog", refused)
     page.on("request", lambda r: None if r.url.split("#")[0] == path.as_uri() else wrong.append(f"request: {r.url}"))
     if prelude:
         page.add_init_script(prelude)

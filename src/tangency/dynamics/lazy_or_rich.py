@@ -8,7 +8,7 @@ from .._base.results import Result
 
 Kind = Literal["lazy", "rich", "in between"]
 
-# Heuristics, calibrated on MLPs of 16 to 4096 units in both parametrisations (docs/tasks/learned.md has the table).
+# Heuristics, calibrated on MLPs of 16 to 4096 units in both parametrisations (benchmarks/studies/lazy_or_rich.py).
 # A change δ moves no eigenvalue by more than δ‖Θ_0‖ (Weyl), so the rates of the linearised network are right to a tenth
 # of the largest. Networks that are wide in the NTK parametrisation stay below it, and their top eigenspace turns by
 # less than 6°.
