@@ -59,7 +59,7 @@ def test_the_page_shows_the_verdict_and_a_curve_for_each(
 ) -> None:
     """Without a request, a word on the console, a bar at the bottom, or a complaint of axe, in both schemes."""
     found = Evolution.load(log)
-    page = window(browser, watch.write(found, tmp_path / "run.html"), wrong, width=width, scheme=scheme)
+    page = window(browser, watch.write_page(found, tmp_path / "run.html"), wrong, width=width, scheme=scheme)
     kind = found.verdict().kind
     assert page.inner_text(".word").lower() == kind
     assert page.locator(".curve").count() == len(found.values)
@@ -91,13 +91,13 @@ def test_a_page_of_a_run_that_goes_on_loads_again_unless_it_is_held(
 ) -> None:
     """By its timer, which is called by hand here."""
     monitor = training(tmp_path / "run.jsonl", steps=1, close=False)
-    path = watch.write(monitor.history(), tmp_path / "run.html", refresh=5)
+    path = watch.write_page(monitor.history(), tmp_path / "run.html", refresh=5)
     timer = "window.setInterval = (f, time) => { window.tick = f; window.time = time; }"
     page = window(browser, path, wrong, width=600, scheme="light", prelude=timer)
     assert page.evaluate("window.time") == 5000
     assert page.inner_text(".state").startswith("loads again every 5 s")
     monitor(8)
-    watch.write(monitor.history(), path, refresh=5)
+    watch.write_page(monitor.history(), path, refresh=5)
     page.click("#hold")
     page.evaluate("window.tick()")
     assert page.inner_text("h1").startswith("Sequential at step 0")
@@ -105,7 +105,7 @@ def test_a_page_of_a_run_that_goes_on_loads_again_unless_it_is_held(
     page.wait_for_selector("#hold[aria-pressed=true]")
     page.click("#hold")
     monitor(9)
-    watch.write(monitor.history(), path, refresh=5)
+    watch.write_page(monitor.history(), path, refresh=5)
     with page.expect_navigation():
         page.evaluate("window.tick()")
     page.wait_for_selector("html[data-ready]")
@@ -115,14 +115,14 @@ def test_a_page_of_a_run_that_goes_on_loads_again_unless_it_is_held(
 
 def test_what_the_page_holds(tmp_path: Path) -> None:
     monitor = training(tmp_path / "run.jsonl", steps=3)
-    text = watch.build(monitor.history())
+    text = watch.page_text(monitor.history())
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
     assert "default-src 'none'" in text
     assert "<!--" not in text.replace("<!-- The page asks", "")
     with pytest.raises(tg.InputError, match="refresh=0; needed: seconds, above 0"):
-        watch.build(monitor.history(), refresh=0)
+        watch.page_text(monitor.history(), refresh=0)
     with pytest.raises(tg.InputError, match="cannot be written"):
-        watch.write(monitor.history(), tmp_path / "no" / "run.html")
+        watch.write_page(monitor.history(), tmp_path / "no" / "run.html")
 
 
 def test_long_records_are_thinned_and_gaps_are_gaps() -> None:
@@ -136,7 +136,7 @@ def test_long_records_are_thinned_and_gaps_are_gaps() -> None:
     assert (shown["steps"][0], shown["steps"][-1]) == (0, 4999)
     assert len(shown["curves"][1]["values"][0]) == watch.page.MODES
     assert shown["notes"] == ["So.", "1,000 of 5,000 records are drawn.", "Of spectrum the largest 12 are drawn."]
-    assert "NaN" not in watch.build(found)
+    assert "NaN" not in watch.page_text(found)
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from .._base import strict_json
 from ..datasets.files import writable
 from ..dynamics import Evolution
 from ..errors import InputError
-from ..watch import write
+from ..watch import write_page
 from .options import plain
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _watch(args: argparse.Namespace) -> int:
         raise InputError(f"--out {out}; needed: a file that ends with .html.")
     found, size = Evolution.load(args.log), _size(args.log)
     follows = not args.once and (args.follow or not found.ended)
-    page = write(found, out, refresh=args.every if follows else None)
+    page = write_page(found, out, refresh=args.every if follows else None)
     if args.json:
         print(strict_json.text({**found.to_dict(), "page": str(page.resolve())}, 2))
         return 0
@@ -67,7 +67,7 @@ def _watch(args: argparse.Namespace) -> int:
             continue
         before, found, size = len(found), Evolution.load(args.log), _size(args.log)
         follows = args.follow or not found.ended
-        write(found, out, refresh=args.every if follows else None)
+        write_page(found, out, refresh=args.every if follows else None)
         if len(found) > before:
             print(plain_lines("\n".join(found.table().splitlines()[1 + before :])), flush=True)
     print(f"\n{plain_lines(found.words())}\npage: {page.resolve()}")

@@ -91,7 +91,7 @@ class Evolution(Result):
     @staticmethod
     def load(path: FilePath) -> "Evolution":
         """What the log of a monitor holds so far, of a run that goes on, too."""
-        lines = runlog.read(Path(path))
+        lines = runlog.read(Path(path).expanduser())
         if not lines.records:
             raise InputError(f"{path} holds no record yet; a Monitor writes the first when it is first called.")
         return Evolution.of(lines, [lines.note] if lines.note else ())

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -39,7 +38,8 @@ class Monitor:
     quarter). `log`: a file for the record, a line for each step; `resume` goes on with the one that is there.
     `writers`: TensorBoard's, W&B's, or what is called as they are.
 
-    The kernel must read its model live (no `params=`). Cost: a Gram of the samples for each record; two are kept.
+    The kernel must read its model live (no `params=`). Cost: a Gram of the samples for each record, and eigenpairs
+    where something recorded needs them; two Grams are kept, and for how far parameters moved their first values.
 
     >>> import tangency as tg
     >>> net, x = tg.models.mlp([3, 8, 1]), torch.randn(20, 3)
@@ -84,7 +84,7 @@ class Monitor:
         self._unsaid = 0  # skipped calls that no line has counted yet
         self._closed = False
         self._lines = Recorded(self._head())
-        self._log = None if log is None else RunLog(Path(log), self._lines.head, resume)
+        self._log = None if log is None else RunLog(log, self._lines.head, resume)
         self._take_up()
 
     @property
@@ -188,11 +188,12 @@ class Monitor:
         line |= {"seconds": self._pace.last_cost, "skipped": self._unsaid}
         self._unsaid = 0
         self._lines.records.append(line)
-        if self._log is not None:
-            self._log.write(line)
-            if self._last is not None and "velocity" in self.record:
-                self._log.save_last(*self._last)
-        send(self._writers, step, line["values"])  # type: ignore[arg-type]
+        with self._pace.afterwards():
+            if self._log is not None:
+                self._log.write(line)
+                if self._last is not None and "velocity" in self.record:
+                    self._log.save_last(*self._last)
+            send(self._writers, step, line["values"])  # type: ignore[arg-type]
 
     def _look(self, kernel: Empirical, step: int) -> tuple[dict[str, Json], list[str]]:
         """All quantities now, and what is to be said of them; the first time, what is seen becomes the start."""

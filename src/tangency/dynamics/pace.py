@@ -71,6 +71,16 @@ class Pace:
             self.spent += self._cost
             self.looks += 1
 
+    @contextmanager
+    def afterwards(self) -> Iterator[None]:
+        """What happens inside belongs to the last look: its record is written."""
+        start = self.clock()
+        try:
+            yield
+        finally:
+            took = self.clock() - start
+            self._cost, self.spent = (self._cost or 0.0) + took, self.spent + took
+
     def part(self) -> float | None:
         """What was spent beside the training so far; None before there was any."""
         training = self._now() - self.spent

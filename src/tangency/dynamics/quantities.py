@@ -194,7 +194,7 @@ def encoded(y: Numbers, n: int, outputs: int | None) -> Float[Tensor, "n q"]:
     return made.reshape(-1, 1)
 
 
-def plain(value: object, name: str) -> Value:
+def _plain(value: object, name: str) -> Value:
     """What a function of the user's returned, as a number or a list of numbers."""
     try:
         numbers = torch.as_tensor(value).detach().double()
@@ -222,4 +222,4 @@ def look(
                 raise
             values[name] = math.nan
             notes.append(f"step {sight.step}, {name}: {str(e).rstrip('.')}")
-    return values | {name: plain(f(sight.gram.clone()), name) for name, f in functions.items()}, notes
+    return values | {name: _plain(f(sight.gram.clone()), name) for name, f in functions.items()}, notes

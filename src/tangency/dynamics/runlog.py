@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .._base import strict_json
-from .._base.types import Json
+from .._base.types import FilePath, Json
 from ..datasets.files import writable
 from ..errors import InputError
 from .quantities import Start
@@ -86,8 +86,9 @@ def differing(was: Mapping[str, Json], now: Mapping[str, Json]) -> dict[str, tup
 class RunLog:
     """A log that is written, begun or gone on with."""
 
-    def __init__(self, path: Path, head: Mapping[str, Json], resume: bool) -> None:
-        self.path, self.was = writable(path, "log"), None
+    def __init__(self, path: FilePath, head: Mapping[str, Json], resume: bool) -> None:
+        path = writable(path, "log")
+        self.path, self.was = path, None
         there = path.exists() and path.stat().st_size > 0
         if there and not resume:
             raise InputError(

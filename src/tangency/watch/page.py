@@ -22,26 +22,26 @@ MOST = 1000
 MODES = 12
 
 
-def write(history: Evolution, path: FilePath, *, refresh: float | None = None) -> Path:
+def write_page(history: Evolution, path: FilePath, *, refresh: float | None = None) -> Path:
     """Write the page of a training's record, in whole or not at all. `refresh`: seconds after which it loads again.
 
     >>> import tempfile, tangency as tg
     >>> monitor = tg.dynamics.Monitor(tg.trace_ntk(tg.models.mlp([3, 8, 1])), torch.randn(20, 3))
     >>> monitor(0)
-    >>> write(monitor.history(), f"{tempfile.mkdtemp()}/run.html").name
+    >>> write_page(monitor.history(), f"{tempfile.mkdtemp()}/run.html").name
     'run.html'
     """
     to = Path(path)
     half = to.with_name(f".{to.name}.{os.getpid()}")
     try:
-        half.write_text(build(history, refresh=refresh), encoding="utf-8")
+        half.write_text(page_text(history, refresh=refresh), encoding="utf-8")
         os.replace(half, to)
     except OSError as e:
         raise InputError(f"{to} cannot be written: {e.strerror or e}. Give a file where you may write.") from None
     return to
 
 
-def build(history: Evolution, *, refresh: float | None = None) -> str:
+def page_text(history: Evolution, *, refresh: float | None = None) -> str:
     """The page as text."""
     if refresh is not None and not refresh > 0:
         raise InputError(f"refresh={refresh}; needed: seconds, above 0, or None for a page that stays as it is.")
