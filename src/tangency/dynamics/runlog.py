@@ -87,7 +87,7 @@ class RunLog:
     """A log that is written, begun or gone on with."""
 
     def __init__(self, path: FilePath, head: Mapping[str, Json], resume: bool) -> None:
-        path = writable(path, "log")
+        path = writable(path, "log").absolute()  # a training may change its working folder
         self.path, self.was = path, None
         there = path.exists() and path.stat().st_size > 0
         if there and not resume:
