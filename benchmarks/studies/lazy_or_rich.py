@@ -1,10 +1,13 @@
 """What `Monitor` measures of networks that are known to be lazy or rich: where the thresholds of its verdict come from.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.studies.lazy_or_rich [--seeds 3] [--out FILE]
+    OMP_NUM_THREADS=1 python -m benchmarks.studies.lazy_or_rich [--seeds 3] [--first 1] [--out FILE]
 
 MLPs by width: in the NTK parametrisation with one hidden layer and SGD (lazy as they get wide: Jacot et al. 2018), in
 the standard one with two hidden layers and Adam (rich), on digits with cross-entropy by Adam and by SGD; and one MLP
 fitted to targets of several sizes (large ones are rich: Chizat et al. 2019). About two minutes.
+
+The thresholds were chosen by eye on seed 0 of these very networks; so seeds from 1 are measured, with other data,
+weights and digits, which had no part in the choice. The families are the same: of others nothing is said.
 """
 
 import argparse
@@ -81,10 +84,11 @@ def measured(case: Case) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=1, help="the first seed; the thresholds were chosen on 0")
     parser.add_argument("--out", type=Path, default=RESULTS / "lazy_or_rich.json")
     args = parser.parse_args()
     rows: dict[tuple[str, float], list[dict[str, Any]]] = {}
-    for seed in range(args.seeds):
+    for seed in range(args.first, args.first + args.seeds):
         for case in cases(seed):
             rows.setdefault((case.kind, case.of), []).append(measured(case))
     table = []
@@ -93,7 +97,7 @@ def main() -> None:
         table.append({"kind": kind, "of": of, **middle, "verdicts": [row["verdict"] for row in found]})
         print(f"{kind:36s} {of:6g}  change {middle['change']:8.4f}  rotation {middle['rotation']:5.1f}", end="  ")
         print(f"loss {middle['loss']:.2g}  {', '.join(table[-1]['verdicts'])}", flush=True)
-    result: dict[str, Any] = {"medians": table, "seeds": args.seeds}
+    result: dict[str, Any] = {"medians": table, "seeds": list(range(args.first, args.first + args.seeds))}
     save(result, args.out, "python -m benchmarks.studies.lazy_or_rich " + " ".join(sys.argv[1:]))
 
 
