@@ -26,6 +26,7 @@ from . import (
     studies,
     surrogate,
     testing,
+    watch,
 )
 from ._version import __version__
 from .decisions import audit, explain
@@ -123,6 +124,7 @@ __all__ = [
     "surrogate",
     "testing",
     "trace_ntk",
+    "watch",
 ]
 
 
