@@ -11,8 +11,16 @@ from .table import Experiment, Table
 from .uci import UCI
 
 EXPERIMENTS: dict[str, Experiment] = {
-    e.name: e for e in (
-        SURROGATE_TABLE1, SURROGATE_TABLE2, SURROGATE_TABLE3, UCI, CNTK, EIGENFUNCTIONS, ENERGY_TABLE1, ANISOTROPY
+    e.name: e
+    for e in (
+        SURROGATE_TABLE1,
+        SURROGATE_TABLE2,
+        SURROGATE_TABLE3,
+        UCI,
+        CNTK,
+        EIGENFUNCTIONS,
+        ENERGY_TABLE1,
+        ANISOTROPY,
     )
 }
 

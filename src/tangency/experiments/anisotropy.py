@@ -3,13 +3,15 @@
 The authors' sizes: images of 32 x 32 with one channel for LeNet, 10,000 samples of D(u) to train on and to test with.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from ..errors import InputError
 from ..studies.anisotropy import Anisotropy, anisotropy
 from ..studies.learning import SCHEDULE, Trial, attempt
-from .eigenfunctions import schedule
+from .eigenfunctions import published_schedule
 from .learned import TITLES, Shape, chosen, learner
 from .table import Experiment, Kept, Options, Row, Table
 
@@ -21,8 +23,8 @@ INDICES, QUICK_INDICES = (0, 3, 10, 30, 100, 300, 1000), (0, 20, 60)
 FEW = 32
 TOL = 1e-3  # of the directions of large networks, relative to σ_0², in float32: what can be seen in a picture
 ANISOTROPY_NOTES = (
-    "u_i: the right singular vectors of ∂²f/∂θ∂x at the origin, index 0 the largest; D(u_i): x = y u_i + w, w normal and",
-    "  orthogonal to u_i, y = ±1. σ/σ_0: singular values. Published (figures): accuracy falls with the index.",
+    "u_i: the right singular vectors of ∂²f/∂θ∂x at the origin, index 0 the largest; D(u_i): x = y u_i + w, w normal",
+    "  and orthogonal to u_i, y = ±1. σ/σ_0: singular values. Published (figures): accuracy falls with the index.",
     "The authors' code places the classes at ±u/2, the paper at ±u, which is done here.",
 )
 
@@ -33,7 +35,9 @@ def directions(name: str, shape: Shape, model: nn.Module, count: int, options: O
     large = name == "resnet18"
     wanted = count if count <= FEW else size
     if large and wanted > FEW:
-        raise InputError(f"--indices up to {count - 1} of resnet18; needed: below {FEW}, as one product takes a second.")
+        raise InputError(
+            f"--indices up to {count - 1} of resnet18; needed: below {FEW}, as one product takes a second."
+        )
     return anisotropy(
         model, shape, wanted, dtype=None if large else "float64", tol=TOL if large else None, progress=options.progress
     )
@@ -44,7 +48,7 @@ def reproduce_anisotropy(options: Options) -> Table:
     asked = options.learned
     n = asked.samples or (QUICK_SAMPLES if options.quick else SAMPLES)
     m = asked.test or (QUICK_SAMPLES if options.quick else TEST)
-    recipe = schedule(options, SCHEDULE.epochs)
+    recipe = published_schedule(options, SCHEDULE.epochs)
     kept = Kept(options, "anisotropy", {"samples": n, "test": m, "recipe": recipe})
     indices = asked.indices or (QUICK_INDICES if options.quick else INDICES)
     rows: list[Row] = []
@@ -54,8 +58,9 @@ def reproduce_anisotropy(options: Options) -> Table:
             model = learner(name, shape, seed=0, activation=nn.GELU)
             found = directions(name, shape, model, max(indices) + 1, options)
             kept[f"{name}, values"] = {str(i): float(v / found.values[0]) for i, v in enumerate(found.values)}
+            found = replace(found, directions=found.directions.float())
             for i, pair in found.tasks([i for i in indices if f"{name}, {i}" not in kept], train=n, test=m):
-                trial = attempt(model, pair_float(pair), recipe, linear=False)
+                trial = attempt(model, pair, recipe, linear=False)
                 kept[f"{name}, {i}"] = trial._asdict()
         rows += [direction_row(name, i, kept) for i in indices]
     columns = ("network", "index", "σ/σ_0", "test %", "train %", "steps", "ℓ2")

@@ -23,7 +23,7 @@ Shape = tuple[int, ...]  # of an image, [c, h, w]
 CUT, SHRUNK = 2.0, 0.87962566
 
 
-def flat_mlp(shape: Shape, activation: MakesModule) -> nn.Module:
+def two_hidden(shape: Shape, activation: MakesModule) -> nn.Module:
     """Two hidden layers of 100 on flattened images."""
     return nn.Sequential(nn.Flatten(), *mlp([torch.Size(shape).numel(), 100, 100, 1], activation=activation))
 
@@ -34,7 +34,7 @@ def lenet(shape: Shape, activation: MakesModule) -> nn.Module:
 
 
 LEARNERS: dict[str, Callable[[Shape, MakesModule], nn.Module]] = {
-    "mlp": flat_mlp,
+    "mlp": two_hidden,
     "lenet": lenet,
     "resnet18": lambda shape, activation: resnet18(1, activation=activation),
     "narrow": lambda shape, activation: resnet18(1, width=8, activation=activation),
