@@ -16,8 +16,8 @@ net = tg.models.initialized(
 found = tg.studies.anisotropy(net, (1, 16, 16), 256, progress=False)
 
 # %% [markdown]
-# For some of them, easy to hard, samples are drawn that only this direction tells apart, x = 2 y u + noise across u, and
-# a copy of the network is trained on them.
+# For some of them, easy to hard, samples are drawn that only this direction tells apart, x = 2 y u + noise across u,
+# and a copy of the network is trained on them.
 
 # %%
 indices = [0, 5, 10, 20, 40, 100]

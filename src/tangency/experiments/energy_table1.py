@@ -80,7 +80,8 @@ def energy_row(name: str, runs: list[Row], options: Options) -> Row:
     """Means over the seeds beside what was published."""
     published = ("", "", "") if options.quick else ENERGY_PUBLISHED.get(name, ("", "", ""))
     n = runs[0]["measured"]
-    found = {key: mean([100 * run[key] for run in runs]) for key in ("init", "end", "accuracy")}
+    percents = {key: [100 * run[key] for run in runs] for key in ("init", "end", "accuracy")}
+    found = {key: mean(v) if len(v) > 1 else f"{v[0]:.1f}" for key, v in percents.items()}
     return {
         "network": TITLES[name], "seeds": len(runs), "n": n,
         "init %": found["init"], "init % paper": published[0],
