@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ..gram.compute import compute
 from ..kernels.ntk import trace_ntk
-from ..linalg.eigen import top
 from ..models import accuracy, fit
+from ..spectra import energy
 from .eigenfunctions import published_schedule
 from .learned import TITLES, chosen, halves, learner, some_images
 from .table import Experiment, Kept, Options, Row, Table, mean
@@ -29,12 +29,10 @@ ENERGY_NOTES = (
 )
 
 
-def energy(model: nn.Module, x: Tensor, y: Tensor, options: Options) -> float:
-    """‖Φ_Kᵀ y‖ / ‖y‖ with the first K eigenvectors of the model's NTK on x."""
+def label_energy(model: nn.Module, x: Tensor, y: Tensor, options: Options) -> float:
+    """‖Φ_Kᵀ y‖ / ‖y‖ with the first K eigenvectors of the model's NTK on x, y as ±1."""
     gram = compute(trace_ntk(model), x, progress=options.progress)
-    vectors = top(gram, K, progress=options.progress).vectors
-    signs = (2 * y - 1).to(vectors)
-    return float((vectors.T @ signs).norm() / signs.norm())
+    return energy(gram, 2.0 * y - 1, K, progress=options.progress).concentration
 
 
 def measure_energy(name: str, seed: int, n: int, m: int, options: Options) -> Row:
@@ -43,11 +41,11 @@ def measure_energy(name: str, seed: int, n: int, m: int, options: Options) -> Ro
     assert isinstance(known.x, Tensor)
     x, y = known.x[:MEASURED].to(options.device), known.y[:MEASURED].to(options.device)
     model = learner(name, tuple(x.shape[1:]), seed=seed).to(options.device)
-    start = energy(copy.deepcopy(model), x, y, options)
+    start = label_energy(copy.deepcopy(model), x, y, options)
     past = fit(model, known, None, published_schedule(options, EPOCHS), seed=seed, progress=options.progress)
     return {
         "init": start,
-        "end": energy(model, x, y, options),
+        "end": label_energy(model, x, y, options),
         "accuracy": accuracy(model, asked, outputs_are="logits"),
         "loss": float(past.loss[-1]),
         "measured": len(x),

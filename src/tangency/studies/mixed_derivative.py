@@ -6,6 +6,7 @@ generalization?", theorem 1.
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from .._base import checks, tree
 from .._base.types import Array, Float, Trainable
+from ..engine.fallback import Plainly
 from ..engine.heads import Head
 from ..engine.network import Network, stand_in
 from ..errors import InputError, ModelError
@@ -61,7 +63,7 @@ class MixedDerivative:
         state, parameters = self.network.state(), dict(self.network.model.named_parameters())
         self._leaves = {k: stand_in(parameters[k], state[k], True) for k in self.network.trainable}
         self._state = {**state, **self._leaves}
-        with torch.enable_grad(), self.network.modes():
+        with self._twice():
             self.kinks = _kinks(self._mean(self.x[:1], torch.zeros_like(self.x[0]))[0])
 
     @property
@@ -85,6 +87,12 @@ class MixedDerivative:
             return self._both(v.to(self.x))
         return self._back(self._through(v.to(self.x)))
 
+    @contextmanager
+    def _twice(self) -> Iterator[None]:
+        """Graphs that can be differentiated twice: no fused operations that have one derivative only."""
+        with torch.enable_grad(), self.network.modes(differentiable=True, exact=True), Plainly():
+            yield
+
     def _mean(self, x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         """This batch's part of f̄(θ, s), and s."""
         s = shift.clone().requires_grad_()
@@ -104,7 +112,7 @@ class MixedDerivative:
     def _through(self, v: Tensor) -> list[list[Tensor]]:
         """M v for every column, as lists of gradients."""
         totals: list[list[Tensor]] = []
-        with torch.enable_grad(), self.network.modes():
+        with self._twice():
             for mean, s in self._graphs():
                 slope = _gradient(mean, [s])[0]
                 for k, column in enumerate(v.T):
@@ -118,7 +126,7 @@ class MixedDerivative:
     def _back(self, u: list[list[Tensor]]) -> Tensor:
         """Mᵀ u for every list of gradients u, as columns."""
         total = torch.zeros(math.prod(self.shape), len(u), dtype=self.x.dtype, device=self.x.device)
-        with torch.enable_grad(), self.network.modes():
+        with self._twice():
             for mean, s in self._graphs():
                 slopes = _gradient(mean, list(self._leaves.values()))
                 for k, vector in enumerate(u):
@@ -129,7 +137,7 @@ class MixedDerivative:
         """Mᵀ M V where one batch has all samples: both graphs are made once for all columns."""
         leaves = list(self._leaves.values())
         columns = []
-        with torch.enable_grad(), self.network.modes():
+        with self._twice():
             (mean, s), (again, t) = next(self._graphs()), next(self._graphs())
             slope, slopes = _gradient(mean, [s])[0], _gradient(again, leaves)
             for column in v.T:
