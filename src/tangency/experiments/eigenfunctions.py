@@ -80,8 +80,8 @@ def reproduce_eigenfunctions(options: Options) -> EigenCurves:
         for name in chosen(options, ("mlp",) if options.quick else ("mlp", "lenet")):
             measure_case(where, name, data, indices, recipe, kept, options)
             rows += [eigen_row(where, name, task, kept) for task in (*map(str, indices), LABELS)]
-    columns = ("set", "network", "task", "λ/λ_0", "majority %", "network %", "linear %", "train %", "linear train %", "steps",
-               "linear steps", "ℓ2", "linear ℓ2", "cos", "overlap")  # fmt: skip
+    columns = ("set", "network", "task", "λ/λ_0", "majority %", "network %", "linear %", "train %", "linear train %",
+               "steps", "linear steps", "ℓ2", "linear ℓ2", "cos", "overlap")  # fmt: skip
     title = f"Eigenfunctions of the NTK, learned: {n:,} training, {m:,} test images, {recipe.epochs} epochs"
     facts = {"samples": n, "test": m, "published samples": SAMPLES, "runs": dict(kept.rows)}
     return EigenCurves(title, columns, tuple(rows), EIGEN_NOTES, facts)
@@ -91,8 +91,8 @@ def measure_case(
     where: str, name: str, data: TrainTest, indices: tuple[int, ...], recipe: Recipe, kept: Kept, options: Options
 ) -> None:
     """One network on one set: what is not there yet."""
-    tasks = [str(j) for j in indices] + [LABELS]
-    missing = [(t, k) for t in tasks for k in KINDS if f"{where}, {name}, {t}, {k}" not in kept]
+    case, tasks = f"{where}, {name}", [str(j) for j in indices] + [LABELS]
+    missing = [(t, k) for t in tasks for k in KINDS if f"{case}, {t}, {k}" not in kept]
     if not missing:
         return
     known, asked = data
@@ -102,10 +102,9 @@ def measure_case(
     model = learner(name, tuple(x.shape[1:]), seed=0)
     functions = functions_of(model, x, options)
     overlap = functions.overlap()[: min(1000, len(functions) // 2)]
-    kept[f"{where}, {name}"] = {
-        "values": {str(j): float(functions.values[j] / functions.values[0]) for j in indices if j < len(functions)},
-        "overlap": float(overlap.mean()),
-    }
+    before = kept[case]["values"] if case in kept else {}
+    parts = {str(j): float(functions.values[j] / functions.values[0]) for j in indices if j < len(functions)}
+    kept[case] = {"values": {**before, **parts}, "overlap": float(overlap.mean())}
     for task, kind in missing:
         if task != LABELS and not two_signs(functions.real(int(task))[: len(known)]):
             row: Row = {**dict.fromkeys(Trial._fields, math.nan), "majority": 1.0}
@@ -114,7 +113,7 @@ def measure_case(
             pair = labels if task == LABELS else functions.tasks(x, [int(task)], test=len(asked))[0][1]
             trial = attempt(model, pair, recipe, linear=kind == "linear", seed=0)
             row = {**trial._asdict(), "majority": float(pair.train.counts().max()) / len(pair.train)}
-        kept[f"{where}, {name}, {task}, {kind}"] = row
+        kept[f"{case}, {task}, {kind}"] = row
 
 
 def two_signs(values: Tensor) -> bool:
@@ -131,7 +130,8 @@ def eigen_row(where: str, name: str, task: str, kept: Kept) -> Row:
     return {
         "set": where, "network": TITLES[name], "task": task, "figures": figures,
         "λ/λ_0": f"{facts['values'][task]:.1e}" if task in facts["values"] else "",
-        "majority %": f"{100 * net['majority']:.1f}", "network %": f"{100 * net['accuracy']:.1f}", "linear %": f"{100 * linear['accuracy']:.1f}",
+        "majority %": f"{100 * net['majority']:.1f}",
+        "network %": f"{100 * net['accuracy']:.1f}", "linear %": f"{100 * linear['accuracy']:.1f}",
         "train %": f"{100 * net['train_accuracy']:.1f}", "linear train %": f"{100 * linear['train_accuracy']:.1f}",
         "steps": f"{net['iterations']:.0f}", "linear steps": f"{linear['iterations']:.0f}",
         "ℓ2": f"{net['distance']:.2f}", "linear ℓ2": f"{linear['distance']:.2f}", "cos": f"{net['angle']:.3f}",
