@@ -224,6 +224,11 @@ def test_what_is_refused() -> None:
     model, shape = made("mlp")
     with pytest.raises(InputError, match=r"count=6; needed: from 1 to 5, the numbers in an input of shape \(5,\)"):
         anisotropy(model, shape, 6)
+    M = MixedDerivative(model, shape)
+    with pytest.raises(InputError, match=rf"v has shape \(4,\); needed: \[5\]. M is \[{M.size[0]}, 5\]"):
+        M.times(torch.ones(4))
+    with pytest.raises(InputError, match=r"u has shape \(5, 1\); needed"):
+        M.transposed_times(torch.ones(5, 1))
     with pytest.raises(InputError, match="at='here'; needed: samples"):
         anisotropy(model, "here")  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=r"Call model.eval\(\) first"):

@@ -55,7 +55,7 @@ def reproduce_anisotropy(options: Options) -> Table:
     for name in chosen(options, ("lenet",)):
         shape = QUICK_SHAPE if options.quick and SHAPES[name][0] == 1 else SHAPES[name]
         if not all(f"{name}, {i}" in kept for i in indices):
-            model = learner(name, shape, seed=0, activation=nn.GELU)
+            model = learner(name, shape, seed=0, activation=nn.GELU).to(options.device)
             found = directions(name, shape, model, max(indices) + 1, options)
             kept[f"{name}, values"] = {str(i): float(v / found.values[0]) for i, v in enumerate(found.values)}
             found = replace(found, directions=found.directions.float())

@@ -71,13 +71,14 @@ class MixedDerivative:
         """(p, d): parameters that count, numbers in an input."""
         return sum(v.numel() for v in self._leaves.values()), math.prod(self.shape)
 
-    def times(self, v: Float[Tensor, " d"]) -> Float[Tensor, " p"]:
-        """M v = ∇_θ (∇_s f̄ · v): how the slope along v changes with each parameter."""
+    def times(self, v: Tensor) -> Float[Tensor, " p"]:
+        """M v = ∇_θ (∇_s f̄ · v), v [d]: how the slope along v changes with each parameter."""
+        v = self._vector(v, self.size[1], "v")
         return torch.cat([g.flatten() for g in self._through(v[:, None])[0]])
 
-    def transposed_times(self, u: Float[Tensor, " p"]) -> Float[Tensor, " d"]:
-        """Mᵀ u = ∇_s (∇_θ f̄ · u)."""
-        parts = u.split([p.numel() for p in self._leaves.values()])
+    def transposed_times(self, u: Tensor) -> Float[Tensor, " d"]:
+        """Mᵀ u = ∇_s (∇_θ f̄ · u), u [p]: the parameters one after the other, each flattened."""
+        parts = self._vector(u, self.size[0], "u").split([p.numel() for p in self._leaves.values()])
         flat = [part.view_as(p) for part, p in zip(parts, self._leaves.values(), strict=True)]
         return self._back([flat])[:, 0]
 
@@ -86,6 +87,12 @@ class MixedDerivative:
         if len(self.x) <= self.batch:
             return self._both(v.to(self.x))
         return self._back(self._through(v.to(self.x)))
+
+    def _vector(self, given: Tensor, size: int, name: str) -> Tensor:
+        """In the type and on the device of the samples."""
+        if tuple(given.shape) != (size,):
+            raise InputError(f"{name} has shape {tuple(given.shape)}; needed: [{size}]. M is {list(self.size)}.")
+        return given.to(self.x)
 
     @contextmanager
     def _twice(self) -> Iterator[None]:
