@@ -57,7 +57,9 @@ def reproduce_anisotropy(options: Options) -> Table:
         if not all(f"{name}, {i}" in kept for i in indices):
             model = learner(name, shape, seed=0, activation=nn.GELU).to(options.device)
             found = directions(name, shape, model, max(indices) + 1, options)
-            kept[f"{name}, values"] = {str(i): float(v / found.values[0]) for i, v in enumerate(found.values)}
+            before = kept[f"{name}, values"] if f"{name}, values" in kept else {}
+            parts = {str(i): float(found.values[i] / found.values[0]) for i in indices}
+            kept[f"{name}, values"] = {**before, **parts}
             found = replace(found, directions=found.directions.float())
             for i, pair in found.tasks([i for i in indices if f"{name}, {i}" not in kept], train=n, test=m):
                 trial = attempt(model, pair, recipe, linear=False)
