@@ -57,7 +57,7 @@ def reproduce_anisotropy(options: Options) -> Table:
         if not all(f"{name}, {i}" in kept for i in indices):
             model = learner(name, shape, seed=0, activation=nn.GELU).to(options.device)
             found = directions(name, shape, model, max(indices) + 1, options)
-            before = kept[f"{name}, values"] if f"{name}, values" in kept else {}
+            before = kept.rows.get(f"{name}, values", {})
             parts = {str(i): float(found.values[i] / found.values[0]) for i in indices}
             kept[f"{name}, values"] = {**before, **parts}
             found = replace(found, directions=found.directions.float())

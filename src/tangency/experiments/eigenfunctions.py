@@ -102,7 +102,7 @@ def measure_case(
     model = learner(name, tuple(x.shape[1:]), seed=0)
     functions = functions_of(model, x, options)
     overlap = functions.overlap()[: min(1000, len(functions) // 2)]
-    before = kept[case]["values"] if case in kept else {}
+    before = kept.rows.get(case, {}).get("values", {})
     parts = {str(j): float(functions.values[j] / functions.values[0]) for j in indices if j < len(functions)}
     kept[case] = {"values": {**before, **parts}, "overlap": float(overlap.mean())}
     for task, kind in missing:
