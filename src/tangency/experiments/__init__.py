@@ -1,6 +1,9 @@
 """Published tables and figures, each by one command: `tangency reproduce NAME`."""
 
+from .anisotropy import ANISOTROPY
 from .cntk import CNTK
+from .eigenfunctions import EIGENFUNCTIONS
+from .energy_table1 import ENERGY_TABLE1
 from .surrogate_table1 import SURROGATE_TABLE1
 from .surrogate_table2 import SURROGATE_TABLE2
 from .surrogate_table3 import SURROGATE_TABLE3
@@ -8,7 +11,17 @@ from .table import Experiment, Table
 from .uci import UCI
 
 EXPERIMENTS: dict[str, Experiment] = {
-    e.name: e for e in (SURROGATE_TABLE1, SURROGATE_TABLE2, SURROGATE_TABLE3, UCI, CNTK)
+    e.name: e
+    for e in (
+        SURROGATE_TABLE1,
+        SURROGATE_TABLE2,
+        SURROGATE_TABLE3,
+        UCI,
+        CNTK,
+        EIGENFUNCTIONS,
+        ENERGY_TABLE1,
+        ANISOTROPY,
+    )
 }
 
 __all__ = ["EXPERIMENTS", "Experiment", "Table"]
