@@ -38,11 +38,12 @@ def add(commands: "Commands") -> None:
         "--seeds",
         type=positive,
         default=3,
-        help="networks to train (surrogate-table1), repeats of the folds (uci); default: 3",
+        help="networks to train (surrogate-table1, spectra-table8), repeats of the folds (uci); default: 3",
     )
     reproduce.add_argument(
         "--kernels", type=names, default=(), help="some of the kernels, with commas (tables 2, 3; cntk: ntk, nngp)"
     )
+    reproduce.add_argument("--cases", type=names, default=(), help="some of the rows, with commas (spectra-table8)")
     _cntk_options(reproduce)
     add_output(reproduce)
     reproduce.set_defaults(run=_reproduce, long=True)
@@ -71,7 +72,9 @@ def _reproduce(args: argparse.Namespace) -> int:
         raise InputError(f"--{name} is for cntk; {args.name} does not take it.")
     if args.quick and args.data is not None:
         raise InputError(f"--data {args.data} and --quick, which runs on bundled data; give one of the two.")
-    basic = (args.data, args.out, args.quick, args.seeds, args.kernels, not args.quiet)
+    if args.cases and args.name != "spectra-table8":
+        raise InputError(f"--cases is for spectra-table8; {args.name} does not take it.")
+    basic = (args.data, args.out, args.quick, args.seeds, args.kernels, args.cases, not args.quiet)
     options = Options(*basic, given.pop("where", None), Regression(**given))
     begin = time.perf_counter()
     table = EXPERIMENTS[args.name].run(options)

@@ -1,6 +1,7 @@
 """Published tables and figures, each by one command: `tangency reproduce NAME`."""
 
 from .cntk import CNTK
+from .spectra_table8 import SPECTRA_TABLE8
 from .surrogate_table1 import SURROGATE_TABLE1
 from .surrogate_table2 import SURROGATE_TABLE2
 from .surrogate_table3 import SURROGATE_TABLE3
@@ -8,7 +9,7 @@ from .table import Experiment, Table
 from .uci import UCI
 
 EXPERIMENTS: dict[str, Experiment] = {
-    e.name: e for e in (SURROGATE_TABLE1, SURROGATE_TABLE2, SURROGATE_TABLE3, UCI, CNTK)
+    e.name: e for e in (SURROGATE_TABLE1, SURROGATE_TABLE2, SURROGATE_TABLE3, UCI, CNTK, SPECTRA_TABLE8)
 }
 
 __all__ = ["EXPERIMENTS", "Experiment", "Table"]

@@ -40,6 +40,7 @@ class Options:
     quick: bool = False  # small, on bundled data: shows that it runs, not what it finds
     seeds: int = 3
     kernels: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()  # some rows of spectra-table8
     progress: bool = True
     where: str | None = None  # the device that was asked for
     regression: Regression = field(default_factory=Regression)

@@ -1,0 +1,77 @@
+"""Pictures of what two-layer networks learned; each function returns a matplotlib `Figure`."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .._base.extras import needed
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .aligned import Transition
+    from .students import Learned
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
+LINES = ("-", "--", "-.", ":")
+
+
+def draw_transition(found: "Transition") -> "Figure":
+    """A figure: λ₁ of W and of the CK, alignments and test error, each over the learning rate of SGD."""
+    with needed("matplotlib", "a picture"):
+        from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 3.6), layout="constrained")
+    axes = figure.subplots(1, 4)
+    lrs = found.lrs
+    axes[0].plot(lrs, found.weights, "o-", color=BLUE)
+    axes[0].axhline(found.edge, color="black", lw=1, label="end of the bulk")
+    axes[1].plot(lrs, found.ck, "o-", color=BLUE)
+    axes[1].axhline(found.initial.largest["ck"], color="black", lw=1, label="before training")
+    axes[2].plot(lrs, found.feature, "o-", color=ORANGE, label="|βᵀu₁|, W")
+    axes[2].plot(lrs, found.labels_ck, "s-", color=BLUE, ms=4, label="|yᵀv₁|/‖y‖, CK")
+    axes[2].plot(lrs, found.labels_ntk, "^-", color=GREEN, ms=4, label="|yᵀv₁|/‖y‖, NTK")
+    axes[3].plot(lrs, found.error, "o-", color=ORANGE)
+    for axis, title in zip(axes, ("λ₁(W Wᵀ/d)", "λ₁(CK)", "alignments", "test error"), strict=True):
+        if found.threshold == found.threshold:
+            axis.axvline(found.threshold, color=GREY, lw=1, ls=":")
+        axis.set(xlabel="learning rate of SGD", title=title, xscale="log")
+        axis.grid(alpha=0.25, lw=0.4)
+    for axis in axes[:3]:
+        axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def draw_evolution(runs: Mapping[str, "Learned"]) -> "Figure":
+    """A figure: KTA of the CK, |βᵀu₁| and the principal angles while networks are trained (`watch=follow(data)`).
+
+    >>> from tangency.studies import Optimizer, draw_evolution, follow, learn, teacher, two_layer
+    >>> data = teacher(60, 30)
+    >>> run = learn(two_layer(30, 90), data, Optimizer("gd", 5.0), epochs=3, watch=follow(data), progress=False)
+    >>> len(draw_evolution({"GD": run}).axes)
+    3
+    """
+    with needed("matplotlib", "a picture"):
+        from matplotlib.figure import Figure
+
+    blind = [name for name, run in runs.items() if not run.seen or "kta" not in run.seen[0]]
+    if blind or not runs:
+        raise InputError(f"{', '.join(blind) or 'nothing'} was not followed; needed: learn(…, watch=follow(data)).")
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    kta, feature, angles = figure.subplots(1, 3)
+    for k, (name, run) in enumerate(runs.items()):
+        color = (BLUE, ORANGE, GREEN, GREY)[k % 4]
+        last = run.seen[-1]["epoch"] or 1.0
+        at = [(s["epoch"] / last) for s in run.seen]
+        kta.plot(at, [s["kta"] for s in run.seen], color=color, lw=1.8, label=name)
+        feature.plot(at, [s["feature"] for s in run.seen], color=color, lw=1.8, label=name)
+        for key in (key for key in run.seen[0] if key.startswith("angle")):
+            label = name if key == "angle 1" else None
+            angles.plot(at, [s[key] for s in run.seen], color=color, lw=1.2, ls=LINES[k % 4], label=label)
+    for axis, title in zip(
+        (kta, feature, angles), ("KTA of the CK", "|βᵀu₁|", "principal angles (radian)"), strict=True
+    ):
+        axis.set(xlabel="part of all epochs", title=title)
+        axis.grid(alpha=0.25, lw=0.4)
+    kta.legend(frameon=False)
+    return figure
