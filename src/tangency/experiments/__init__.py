@@ -2,14 +2,14 @@
 
 from .cntk import CNTK
 from .spectra_table8 import SPECTRA_TABLE8
+from .spectra_transition import SPECTRA_TRANSITION
 from .surrogate_table1 import SURROGATE_TABLE1
 from .surrogate_table2 import SURROGATE_TABLE2
 from .surrogate_table3 import SURROGATE_TABLE3
 from .table import Experiment, Table
 from .uci import UCI
 
-EXPERIMENTS: dict[str, Experiment] = {
-    e.name: e for e in (SURROGATE_TABLE1, SURROGATE_TABLE2, SURROGATE_TABLE3, UCI, CNTK, SPECTRA_TABLE8)
-}
+_ALL = (SURROGATE_TABLE1, SURROGATE_TABLE2, SURROGATE_TABLE3, UCI, CNTK, SPECTRA_TABLE8, SPECTRA_TRANSITION)
+EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in _ALL}
 
 __all__ = ["EXPERIMENTS", "Experiment", "Table"]

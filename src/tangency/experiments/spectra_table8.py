@@ -79,7 +79,7 @@ EXTRA = {
     "4-low": Case(Optimizer("adam", 0.092), noise=LOW),
     "3-low": Case(Optimizer("sgd", 22.0, 16), noise=LOW),
     "1-low": Case(Optimizer("gd", 50.0), noise=LOW),
-    "4-batches": Case(Optimizer("adam", 0.092, 256)),
+    "4-batches": Case(Optimizer("adam", 0.092, 64, decay=0.97)),
     "adagrad": Case(Optimizer("adagrad", 0.092)),
 }
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._base.results import Result, text_table
 from .._base.types import Float
 from ..errors import DidNotConverge, InputError
-from .students import Learned, Optimizer, learn
+from .students import Optimizer, learn
 from .teachers import Taught
 from .two_layer import TwoLayer
 
@@ -157,9 +157,8 @@ class Transition(Result):
         columns = (v.tolist() for v in (self.weights, self.ck, self.feature, self.labels_ck, self.labels_ntk,
                                         self.r2, self.error))  # fmt: skip
         head = ["lr", "λ₁(W Wᵀ/d)", "λ₁(CK)", "|βᵀu₁|", "|yᵀv₁| CK", "|yᵀv₁| NTK", "R²", "test error"]
-        return text_table(
-            head, [[lr, *(round(v, 4) for v in row)] for lr, *row in zip(self.lrs, *columns, strict=True)]
-        )
+        rows = zip(self.lrs, *columns, strict=True)
+        return text_table(head, [[lr, *(f"{v:.3f}" for v in row)] for lr, *row in rows])
 
     def plot(self) -> "Figure":
         """λ₁, alignments and the test error over the learning rate, the threshold marked."""
@@ -190,23 +189,42 @@ def transition(
     rising = sorted(float(lr) for lr in lrs)
     if not rising or rising[0] <= 0:
         raise InputError(f"lrs={list(lrs)}; needed: learning rates above 0, such as [1, 2, 4, 8, 16].")
-    rows = []
-    for lr in rising:
-        try:
-            run = learn(net, data, Optimizer("sgd", lr, batch), until=until, epochs=epochs, progress=progress)
-        except DidNotConverge:
-            rows.append([math.nan] * 7)
-            continue
-        rows.append(transition_row(run, data))
-    edge = outlier_edge(*net.w.shape)
-    columns = torch.tensor(rows, dtype=torch.float64).T
-    return Transition(batch, tuple(rising), *columns, edge, alignments(net, data), _threshold(rising, columns[0], edge))
+    rows = [rate_row(net, data, lr, batch=batch, until=until, epochs=epochs, progress=progress) for lr in rising]
+    return gathered(net, data, batch, rising, rows)
 
 
-def transition_row(run: Learned, data: Taught) -> list[float]:
-    """λ₁ of W Wᵀ/d and of the CK, the three alignments, R² and test error of one training."""
+def rate_row(
+    net: TwoLayer, data: Taught, lr: float, *, batch: int | None, until: float, epochs: int, progress: bool
+) -> list[float]:
+    """λ₁ of W Wᵀ/d and of the CK, the three alignments, R² and test error of one training; nan where it diverges."""
+    try:
+        run = learn(net, data, Optimizer("sgd", lr, batch), until=until, epochs=epochs, progress=progress)
+    except DidNotConverge:
+        return [math.nan] * 7
     a = alignments(run.network, data, top=1)
     return [a.largest["weights"], a.largest["ck"], a.feature, a.labels["ck"], a.labels["ntk"], run.r2, run.error]
+
+
+def gathered(
+    net: TwoLayer, data: Taught, batch: int | None, lrs: Sequence[float], rows: Sequence[Sequence[float]]
+) -> Transition:
+    """The rows of `rate_row` for rising learning rates, and where outliers begin."""
+    edge = outlier_edge(*net.w.shape)
+    weights, ck, feature, labels_ck, labels_ntk, r2, error = torch.tensor(rows, dtype=torch.float64).T
+    return Transition(
+        batch=batch,
+        lrs=tuple(lrs),
+        weights=weights,
+        ck=ck,
+        feature=feature,
+        labels_ck=labels_ck,
+        labels_ntk=labels_ntk,
+        r2=r2,
+        error=error,
+        edge=edge,
+        initial=alignments(net, data, top=1),
+        threshold=_threshold(lrs, weights, edge),
+    )
 
 
 def _threshold(lrs: Sequence[float], largest: Tensor, edge: float) -> float:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from .aligned import Transition
     from .students import Learned
+    from .trainability import Trainability
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
 LINES = ("-", "--", "-.", ":")
@@ -74,4 +75,28 @@ def draw_evolution(runs: Mapping[str, "Learned"]) -> "Figure":
         axis.set(xlabel="part of all epochs", title=title)
         axis.grid(alpha=0.25, lw=0.4)
     kta.legend(frameon=False)
+    return figure
+
+
+def draw_trainability(result: "Trainability") -> "Figure":
+    """A figure: κ(Θ) and the mean predictor over depth and σ_w², of networks whose phases are not known."""
+    with needed("matplotlib", "a picture"):
+        from matplotlib.colors import LogNorm
+        from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    for axis, grid, title in zip(
+        figure.subplots(1, 2),
+        (result.kappa, result.predictor),
+        ("κ(Θ): too large to train", "‖P(Θ)y‖: too small to generalise"),
+        strict=True,
+    ):
+        shown = grid.cpu().masked_fill(~grid.cpu().isfinite(), float("nan"))
+        known = shown[shown.isfinite() & (shown > 0)]
+        if len(known):
+            # As in `plots.draw_phase`: beyond these, differences are rounding.
+            norm = LogNorm(max(float(known.min()), 1e-6), min(float(known.max()), 1e12))
+            image = axis.pcolormesh(result.w_vars, result.depths, shown.numpy(), norm=norm, cmap="viridis")
+            figure.colorbar(image, ax=axis)
+        axis.set(xlabel="σ_w²", ylabel="depth", title=title, facecolor="#dddddd")
     return figure

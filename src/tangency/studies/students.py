@@ -50,9 +50,7 @@ class Optimizer:
         if not checks.nonnegative(self.lr, "lr"):
             raise InputError("lr=0; needed: a learning rate above 0.")
         if not 0 < self.decay <= 1:
-            raise InputError(
-                f"decay={self.decay}; needed: what lr is multiplied by after an epoch, above 0, at most 1."
-            )
+            raise InputError(f"decay={self.decay}; needed: a factor for lr after each epoch, above 0, at most 1.")
         if self.batch is not None:
             checks.positive(self.batch, "batch", "a number of samples in a batch")
             if self.method == "gd":

@@ -34,7 +34,7 @@ class TwoLayer(Result):
 
     >>> from tangency.studies import two_layer
     >>> net = two_layer(20, 30, activation="tanh", seed=0)
-    >>> x = torch.randn(5, 20)
+    >>> x = torch.randn(5, 20, dtype=torch.float64)
     >>> net(x).shape, net.ntk(x).shape
     (torch.Size([5]), torch.Size([5, 5]))
     """
@@ -49,6 +49,8 @@ class TwoLayer(Result):
 
     def fields(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n h"]:
         """W x/√d, what goes into the activations."""
+        if x.dtype != self.w.dtype:
+            raise InputError(f"x is {x.dtype}, the network {self.w.dtype}. Use x.to({self.w.dtype}).")
         return x @ self.w.T * self.w.shape[1] ** -0.5
 
     def hidden(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n h"]:
@@ -114,7 +116,7 @@ class _Module(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[n, 1] outputs."""
         h, d = self.first.weight.shape
-        return self.last((self.phi(self.first(x) * d**-0.5) - self.mean) / self.scale) * h**-0.5  # type: ignore[no-any-return]
+        return self.last((self.phi(self.first(x) * d**-0.5) - self.mean) / self.scale) * h**-0.5
 
 
 def two_layer(
