@@ -1,25 +1,11 @@
 """Teachers, two-layer networks and what they learn, against autograd, Monte Carlo, torch and tangency's kernels."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
 import tangency as tg
-from tangency.studies import (
-    Optimizer,
-    alignments,
-    follow,
-    lazy,
-    learn,
-    normalised,
-    principal_angles,
-    target_alignment,
-    teacher,
-    transition,
-    two_layer,
-)
+from tangency.studies import Optimizer, alignments, follow, lazy, learn, normalised, teacher, transition, two_layer
 from tangency.studies.aligned import outlier_edge
 
 
@@ -207,11 +193,6 @@ def test_alignments_by_their_definitions() -> None:
     assert found.table().splitlines()[1].split()[0] == "W"
     single = alignments(net, teacher(25, 10, seed=0), top=1)
     assert single.feature == pytest.approx(abs(float(teacher(25, 10, seed=0).beta[0] @ u[0])))
-    assert target_alignment(torch.eye(3), torch.ones(3)) == pytest.approx(3**-0.5)
-    turned = torch.tensor([[math.cos(0.3), math.sin(0.3), 0.0], [0.0, 0.0, 2.0]])
-    torch.testing.assert_close(
-        principal_angles(torch.eye(3)[[0, 2]], turned), torch.tensor([0.0, 0.3]).double(), atol=1e-7, rtol=0
-    )
 
 
 def test_what_is_followed_is_what_alignments_say() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DidNotConverge, InputError
+from ..spectra import classify
 from ..studies import Learned, Optimizer, Taught, TwoLayer, alignments, lazy, learn, teacher, two_layer
 from .table import Experiment, Kept, Options, Row, Table, mean
 
@@ -161,8 +162,6 @@ def _numbers(run: Learned) -> Row:
 
 def kinds(spectra: dict[str, dict[str, Tensor]]) -> dict[str, str]:
     """The classifier's word for each matrix."""
-    from ..spectra import classify
-
     return {m: classify(pair["trained"].double(), pair["initial"].double()).kind for m, pair in spectra.items()}
 
 

@@ -1,6 +1,6 @@
 """What combines rooms: finite networks and their limit, which networks can be trained, what they learn of a teacher."""
 
-from .aligned import Alignments, Transition, alignments, follow, principal_angles, target_alignment, transition
+from .aligned import Alignments, Transition, alignments, follow, transition
 from .convergence import Convergence, GradientDescent, Trained, convergence
 from .phases import Phase, boundary, phase
 from .pictures import draw_evolution
@@ -34,8 +34,6 @@ __all__ = [
     "learn",
     "normalised",
     "phase",
-    "principal_angles",
-    "target_alignment",
     "teacher",
     "trainability",
     "transition",

@@ -15,6 +15,8 @@ from torch import Tensor
 from .._base.results import Result, text_table
 from .._base.types import Float
 from ..errors import DidNotConverge, InputError
+from ..linalg import top as top_pairs
+from ..spectra import label_alignment, principal_angles, target_alignment
 from .students import Optimizer, learn
 from .teachers import Taught
 from .two_layer import TwoLayer
@@ -54,7 +56,7 @@ class Alignments(Result):
 def alignments(net: TwoLayer, data: Taught, *, top: int = 100) -> Alignments:
     """|βᵀu₁|/‖β‖, |yᵀv₁|/‖y‖, KTA and principal angles with the `top` first directions of W, on the training samples.
 
-    Cost: two eigendecompositions of [n, n] and one of W.
+    `tg.spectra` has each of them for any kernel and weights. Cost: an eigenpair of both kernels, an SVD of W.
 
     >>> from tangency.studies import alignments, teacher, two_layer
     >>> found = alignments(two_layer(30, 90), teacher(60, 30), top=5)
@@ -62,39 +64,15 @@ def alignments(net: TwoLayer, data: Taught, *, top: int = 100) -> Alignments:
     (['ck', 'ntk'], torch.Size([1]))
     """
     u = torch.linalg.svd(net.w.double(), full_matrices=False)
-    d, y = net.w.shape[1], data.y.double()
-    largest = {"weights": float(u.S[0]) ** 2 / d}
+    largest = {"weights": float(u.S[0]) ** 2 / net.w.shape[1]}
     labels, kta = {}, {}
     for name, kernel in (("ck", net.ck(data.x)), ("ntk", net.ntk(data.x))):
-        values, vectors = torch.linalg.eigh(kernel.double())
-        largest[name] = float(values[-1])
-        labels[name] = float((y @ vectors[:, -1]).abs() / y.norm())
+        first = top_pairs(kernel, 1, progress=False)
+        largest[name] = float(first.values[0])
+        labels[name] = label_alignment(first, data.y)
         kta[name] = target_alignment(kernel, data.y)
     feature = float((data.beta.double() @ u.Vh[0]).norm())
-    return Alignments(largest, feature, labels, kta, principal_angles(data.beta, u.Vh[:top]))
-
-
-def target_alignment(kernel: Float[Tensor, "n n"], y: Float[Tensor, " n"]) -> float:
-    """⟨K, y yᵀ⟩_F/(‖K‖_F ‖y‖²), kernel target alignment: 1 where K is a multiple of y yᵀ.
-
-    >>> from tangency.studies import target_alignment
-    >>> y = torch.tensor([1.0, -2.0, 1.0])
-    >>> round(target_alignment(torch.outer(y, y), y), 6)
-    1.0
-    """
-    k, y = kernel.double(), y.double()
-    return float(y @ k @ y / (k.norm() * y.square().sum()))
-
-
-def principal_angles(a: Float[Tensor, "k d"], b: Float[Tensor, "m d"]) -> Float[Tensor, " r"]:
-    """θ_i = arccos σ_i(Q_aᵀ Q_b), the min(k, m) angles between the spans of two sets of rows, rising; in radian.
-
-    >>> from tangency.studies import principal_angles
-    >>> principal_angles(torch.eye(3)[:1], torch.eye(3)[1:])
-    tensor([1.5708], dtype=torch.float64)
-    """
-    first, second = (torch.linalg.qr(v.double().T).Q for v in (a, b))
-    return torch.linalg.svdvals(first.T @ second).clamp(max=1.0).arccos()
+    return Alignments(largest, feature, labels, kta, principal_angles(data.beta.double().T, u.Vh[:top].T))
 
 
 def follow(data: Taught, *, top: int = 100) -> Callable[[TwoLayer], dict[str, float]]:
@@ -113,7 +91,7 @@ def follow(data: Taught, *, top: int = 100) -> Callable[[TwoLayer], dict[str, fl
         a = net.hidden(data.x)
         # ⟨AAᵀ, yyᵀ⟩ = ‖Aᵀy‖² and ‖AAᵀ‖_F = ‖AᵀA‖_F: no [n, n].
         kta = (a.T @ data.y).square().sum() / ((a.T @ a).norm() * data.y.square().sum())
-        angles = {f"angle {i + 1}": float(v) for i, v in enumerate(principal_angles(data.beta, rows))}
+        angles = {f"angle {i + 1}": float(v) for i, v in enumerate(principal_angles(data.beta.T, rows.T))}
         first = float((data.beta @ rows[0]).norm())
         return {"r2": data.r2(net(data.x_test)), "feature": first, "kta": float(kta), **angles}
 
