@@ -1,7 +1,9 @@
 """Pictures of what two-layer networks learned; each function returns a matplotlib `Figure`."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
 
 from .._base.extras import needed
 from ..errors import InputError
@@ -9,15 +11,91 @@ from ..errors import InputError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .aligned import Transition
-    from .students import Learned
-    from .trainability import Trainability
-
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
 LINES = ("-", "--", "-.", ":")
 
 
-def draw_transition(found: "Transition") -> "Figure":
+class DrawnStart(Protocol):
+    """The network before training, as `tg.studies.alignments` returns it."""
+
+    @property
+    def largest(self) -> Mapping[str, float]:
+        """λ₁ of the weights and of both kernels."""
+
+
+class DrawnTransition(Protocol):
+    """What SGD leaves at each learning rate, as `tg.studies.transition` returns it."""
+
+    @property
+    def lrs(self) -> Sequence[float]:
+        """The learning rates, rising."""
+
+    @property
+    def weights(self) -> Tensor:
+        """λ₁ of W Wᵀ/d."""
+
+    @property
+    def ck(self) -> Tensor:
+        """λ₁ of the CK."""
+
+    @property
+    def feature(self) -> Tensor:
+        """|βᵀu₁|."""
+
+    @property
+    def labels_ck(self) -> Tensor:
+        """|yᵀv₁|/‖y‖ of the CK."""
+
+    @property
+    def labels_ntk(self) -> Tensor:
+        """|yᵀv₁|/‖y‖ of the NTK."""
+
+    @property
+    def error(self) -> Tensor:
+        """Mean squares on the test samples."""
+
+    @property
+    def edge(self) -> float:
+        """Above it, λ₁ of W Wᵀ/d is an outlier."""
+
+    @property
+    def initial(self) -> DrawnStart:
+        """Before training."""
+
+    @property
+    def threshold(self) -> float:
+        """The learning rate from which on there are outliers."""
+
+
+class DrawnRun(Protocol):
+    """A training that was followed, as `tg.studies.learn` returns it."""
+
+    @property
+    def seen(self) -> Sequence[Mapping[str, float]]:
+        """What was looked at, with the epoch."""
+
+
+class DrawnGrids(Protocol):
+    """κ and the mean predictor over depth and variance, as `tg.studies.trainability` returns them."""
+
+    @property
+    def w_vars(self) -> Sequence[float]:
+        """σ_w² of the columns."""
+
+    @property
+    def depths(self) -> Sequence[int]:
+        """Depths of the rows."""
+
+    @property
+    def kappa(self) -> Tensor:
+        """κ(Θ), [depths, w_vars]."""
+
+    @property
+    def predictor(self) -> Tensor:
+        """The mean predictor's size, [depths, w_vars]."""
+
+
+def draw_transition(found: DrawnTransition) -> "Figure":
     """A figure: λ₁ of W and of the CK, alignments and test error, each over the learning rate of SGD."""
     with needed("matplotlib", "a picture"):
         from matplotlib.figure import Figure
@@ -43,7 +121,7 @@ def draw_transition(found: "Transition") -> "Figure":
     return figure
 
 
-def draw_evolution(runs: Mapping[str, "Learned"]) -> "Figure":
+def draw_evolution(runs: Mapping[str, DrawnRun]) -> "Figure":
     """A figure: KTA of the CK, |βᵀu₁| and the principal angles while networks are trained (`watch=follow(data)`).
 
     >>> from tangency.studies import Optimizer, draw_evolution, follow, learn, teacher, two_layer
@@ -78,7 +156,7 @@ def draw_evolution(runs: Mapping[str, "Learned"]) -> "Figure":
     return figure
 
 
-def draw_trainability(result: "Trainability") -> "Figure":
+def draw_trainability(result: DrawnGrids) -> "Figure":
     """A figure: κ(Θ) and the mean predictor over depth and σ_w², of networks whose phases are not known."""
     with needed("matplotlib", "a picture"):
         from matplotlib.colors import LogNorm
