@@ -205,7 +205,7 @@ def test_what_is_followed_is_what_alignments_say() -> None:
         assert seen["kta"] == pytest.approx(found.kta["ck"])
         assert [seen["angle 1"], seen["angle 2"]] == pytest.approx(found.angles.tolist())
     figure = tg.studies.draw_evolution({"GD": run})
-    assert [axis.get_title() for axis in figure.axes] == ["KTA of the CK", "|βᵀu₁|", "principal angles (radian)"]
+    assert [axis.get_title() for axis in figure.axes] == ["KTA of the CK", "‖β u₁‖", "principal angles (radian)"]
     with pytest.raises(tg.InputError, match="blind was not followed; needed"):
         tg.studies.draw_evolution({"blind": learn(net, data, Optimizer("gd", 3.0), epochs=1, progress=False)})
 

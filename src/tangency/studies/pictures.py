@@ -114,7 +114,7 @@ def draw_transition(found: DrawnTransition) -> "Figure":
     for axis, title in zip(axes, ("λ₁(W Wᵀ/d)", "λ₁(CK)", "alignments", "test error"), strict=True):
         if found.threshold == found.threshold:
             axis.axvline(found.threshold, color=GREY, lw=1, ls=":")
-        axis.set(xlabel="learning rate of SGD", title=title, xscale="log")
+        axis.set(xlabel="learning rate of SGD", title=title)
         axis.grid(alpha=0.25, lw=0.4)
     for axis in axes[:3]:
         axis.legend(frameon=False, fontsize=8)
@@ -122,7 +122,7 @@ def draw_transition(found: DrawnTransition) -> "Figure":
 
 
 def draw_evolution(runs: Mapping[str, DrawnRun]) -> "Figure":
-    """A figure: KTA of the CK, |βᵀu₁| and the principal angles while networks are trained (`watch=follow(data)`).
+    """A figure: KTA of the CK, ‖β u₁‖ and the principal angles while networks are trained (`watch=follow(data)`).
 
     >>> from tangency.studies import Optimizer, draw_evolution, follow, learn, teacher, two_layer
     >>> data = teacher(60, 30)
@@ -148,7 +148,7 @@ def draw_evolution(runs: Mapping[str, DrawnRun]) -> "Figure":
             label = name if key == "angle 1" else None
             angles.plot(at, [s[key] for s in run.seen], color=color, lw=1.2, ls=LINES[k % 4], label=label)
     for axis, title in zip(
-        (kta, feature, angles), ("KTA of the CK", "|βᵀu₁|", "principal angles (radian)"), strict=True
+        (kta, feature, angles), ("KTA of the CK", "‖β u₁‖", "principal angles (radian)"), strict=True
     ):
         axis.set(xlabel="part of all epochs", title=title)
         axis.grid(alpha=0.25, lw=0.4)
