@@ -5,6 +5,7 @@ network on one teacher, over the learning rate of SGD. Then (Fig. 21): kernel ta
 between the teacher's directions and the first hundred of W, while networks are trained by GD, SGD and Adam.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -12,12 +13,6 @@ import torch
 from ..studies import Learned, Optimizer, Taught, TwoLayer, draw_evolution, follow, learn, teacher, two_layer
 from ..studies.aligned import gathered, rate_row
 from .table import Experiment, Kept, Options, Row, Table
-
-NOTES = (
-    "Half the published sizes (n = 1000, h = 750, d = 500), batches of 16, label noise 0.3, one network and data set;",
-    "  trained until L < 1e-5. nan: diverged. With --out, transition.png and evolution.png are there.",
-    "Angles: of a teacher with 5 directions and no quadratic, at the end of training, in radian.",
-)
 
 
 @dataclass(frozen=True)
@@ -49,8 +44,8 @@ class Sweep:
 
 SWEEP = Sweep()
 QUICK_SWEEP = Sweep(
-    200, 150, 100, (4, 10, 14), until=1e-3, epochs=200, top=20,
-    followed={"GD": Optimizer("gd", 5.0), "SGD": Optimizer("sgd", 14.0, 16), "Adam": Optimizer("adam", 0.092)},
+    300, 225, 150, (4, 12, 16, 18, 20), until=1e-3, epochs=300, top=30,
+    followed={"GD": Optimizer("gd", 5.0), "SGD": Optimizer("sgd", 20.0, 16), "Adam": Optimizer("adam", 0.092)},
 )  # fmt: skip
 
 
@@ -71,10 +66,13 @@ def reproduce_transition(options: Options) -> Table:
         draw_evolution(evolution).savefig(options.out / "evolution.png", dpi=110)
     columns = ("lr", "λ₁(W Wᵀ/d)", "λ₁(CK)", "|βᵀu₁|", "|yᵀv₁| CK", "|yᵀv₁| NTK", "R²", "test error")
     rows = [dict(zip(columns, [f"{lr:g}", *row], strict=True)) for lr, row in zip(sweep.lrs, values, strict=True)]
+    begin = "begin nowhere, or are everywhere" if math.isnan(found.threshold) else f"begin at {found.threshold:.3g}"
     notes = (
-        f"Outliers of W Wᵀ/d (above {found.edge:.2f}) begin between the learning rates around {found.threshold:.3g}.",
+        f"Outliers of W Wᵀ/d (above {found.edge:.2f}) {begin}.",
         *(f"{name}: {_end(run)}" for name, run in evolution.items()),
-        *NOTES,
+        f"n = {sweep.n}, h = {sweep.h}, d = {sweep.d}, batches of {sweep.batch}, label noise 0.3, one network,",
+        f"  one data set, until L < {sweep.until:g} (published: n = 2000, h = 1500, d = 1000). nan: diverged. Pictures are in --out.",
+        "GD, SGD, Adam: on a teacher with 5 directions and no quadratic; angles at the end of training, in radian.",
     )
     facts = {"threshold": found.threshold, "edge": found.edge, "runs": {key: kept[key] for key in kept.rows}}
     return Table("What SGD learns over its learning rate", columns, tuple(rows), notes, facts)
