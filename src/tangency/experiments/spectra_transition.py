@@ -71,7 +71,7 @@ def reproduce_transition(options: Options) -> Table:
         f"Outliers of W Wᵀ/d (above {found.edge:.2f}) {begin}.",
         *(f"{name}: {_end(run)}" for name, run in evolution.items()),
         f"n = {sweep.n}, h = {sweep.h}, d = {sweep.d}, batches of {sweep.batch}, label noise 0.3, one network,",
-        f"  one data set, until L < {sweep.until:g} (published: n = 2000, h = 1500, d = 1000). nan: diverged. Pictures are in --out.",
+        f"  one data set, until L < {sweep.until:g} (published: n = 2000, h = 1500, d = 1000). nan: diverged.",
         "GD, SGD, Adam: on a teacher with 5 directions and no quadratic; angles at the end of training, in radian.",
     )
     facts = {"threshold": found.threshold, "edge": found.edge, "runs": {key: kept[key] for key in kept.rows}}
