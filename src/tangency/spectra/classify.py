@@ -144,7 +144,7 @@ def _sentence(
     """The verdict and its numbers, for people."""
     end = f"the end of the initial bulk ({edge.threshold:.4g})"
     bulk = f"the bulks {'agree' if c.invariant else 'differ'} (KS {c.ks:.3f}, p {c.p:.2g})"
-    had = f"; {outside} were there before" if outside else ""
+    had = f"; {outside} {'were' if outside > 1 else 'was'} there before" if outside else ""
     if kind == "invariant":
         return f"Invariant: no value is new above {end}{had}; {bulk}."
     if kind == "changed bulk":

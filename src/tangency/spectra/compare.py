@@ -102,11 +102,8 @@ def quantiles(values: Float[Tensor, " n"], parts: Float[Tensor, " q"]) -> Float[
 def distance_ks(a: Float[Tensor, " n"], b: Float[Tensor, " m"]) -> float:
     """sup |F − G| of two samples, smallest first."""
     both = torch.cat([a, b])
-    return float(
-        (torch.searchsorted(a, both, right=True) / len(a) - torch.searchsorted(b, both, right=True) / len(b))
-        .abs()
-        .max()
-    )
+    f, g = (torch.searchsorted(v, both, right=True).double() / len(v) for v in (a, b))
+    return float((f - g).abs().max())
 
 
 def wasserstein(

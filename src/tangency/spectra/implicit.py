@@ -1,7 +1,7 @@
 """J Jᵀ without the Gram: products with the Jacobian and its transpose, batch by batch, by torch.func.
 
 K v = J (Jᵀ v): Jᵀ v is one weighted backward pass over all samples, J w one forward-mode pass. Whether torch's forward
-mode of this model agrees with its backward mode is measured once, uᵀ(J w) = (Jᵀ u)ᵀ w; where it does not, or cannot
+mode agrees with its backward mode is measured once for each batch, uᵀ(J w) = (Jᵀ u)ᵀ w; where it does not, or cannot
 run, J w is the derivative of the backward pass, which is linear.
 """
 
@@ -23,8 +23,6 @@ from ..errors import InputError, ModelError, NonFiniteError, PerformanceWarning
 from ..kernels.empirical import Empirical
 
 Point = dict[str, Tensor]  # by parameter
-# Disagreement of the two modes that is no rounding, in units of √ε (as for linearised networks).
-AGREE = 1.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,7 +34,7 @@ class JacobianGram:
     outputs: int  # c
     trace: bool  # Σ_c J_c J_cᵀ [n, n], else J Jᵀ [n, c, n, c]
     batch: int
-    forward: list[bool] = field(default_factory=list)  # whether forward mode agrees with backward mode, once known
+    forward: dict[int, bool] = field(default_factory=dict)  # of each batch, by its first sample: is it right
 
     @property
     def n(self) -> int:
@@ -93,10 +91,14 @@ class JacobianGram:
     def push(self, w: Point) -> Float[Tensor, "n c"]:
         """J w = Σ_p ∂f_c(x_i)/∂θ_p w_p: one forward-mode pass over all samples."""
         point, rest = self._point()
-        if not self.forward:
-            self.forward.append(self._agrees(point, rest))
-        along = _forward if self.forward[0] else _backward_twice
-        return torch.cat([along(f, point, w).detach() for _, f in self._batches(rest)])
+        rows = []
+        for part, f in self._batches(rest):
+            # Each batch once: samples may take different ways (a padded word, an expert).
+            if part.start not in self.forward:
+                self.forward[part.start] = _agrees(f, point)
+            along = _forward if self.forward[part.start] else _backward_twice
+            rows.append(along(f, point, w).detach())
+        return torch.cat(rows)
 
     def _point(self) -> tuple[Point, Point]:
         """The parameters that count, and everything else that the model holds."""
@@ -118,24 +120,23 @@ class JacobianGram:
 
                 yield part, f
 
-    def _agrees(self, point: Point, rest: Params) -> bool:
-        """uᵀ(J w) = (Jᵀ u)ᵀ w for random u and w, on the first batch."""
-        seeds = torch.Generator().manual_seed(0)
-        _, f = next(iter(self._batches(rest)))
-        with self.network.modes(differentiable=True, exact=True), Plainly():
-            out, back = vjp(f, point)[:2]
-            u = torch.randn(out.shape, generator=seeds, dtype=out.dtype).to(out.device)
-            w = {k: torch.randn(p.shape, generator=seeds, dtype=p.dtype).to(p.device) for k, p in point.items()}
-            try:
-                forwards = _forward(f, point, w)
-            except (RuntimeError, NotImplementedError, TypeError) as e:
-                if isinstance(e, torch.OutOfMemoryError):
-                    raise
-                return False
-            (rows,) = back(u)
-        one, other = float((forwards * u).sum()), math.fsum(float((rows[k] * w[k]).sum()) for k in w)
-        size = float(forwards.norm() * u.norm()) + abs(other)
-        return abs(one - other) <= AGREE * torch.finfo(out.dtype).eps ** 0.5 * size
+
+def _agrees(f: Callable[[Point], Tensor], point: Point) -> bool:
+    """uᵀ(J w) = (Jᵀ u)ᵀ w for random u and w."""
+    seeds = torch.Generator().manual_seed(0)  # leaves the caller's random numbers alone
+    out, back = vjp(f, point)[:2]
+    u = torch.randn(out.shape, generator=seeds, dtype=out.dtype).to(out.device)
+    w = {k: torch.randn(p.shape, generator=seeds, dtype=p.dtype).to(p.device) for k, p in point.items()}
+    try:
+        forwards = _forward(f, point, w)
+    except (RuntimeError, NotImplementedError, TypeError) as e:
+        if isinstance(e, torch.OutOfMemoryError):
+            raise
+        return False
+    (rows,) = back(u)
+    one, other = float((forwards * u).sum()), math.fsum(float((rows[k] * w[k]).sum()) for k in w)
+    size = float(forwards.norm() * u.norm()) + abs(other)
+    return abs(one - other) <= torch.finfo(out.dtype).eps ** 0.5 * size
 
 
 def _forward(f: Callable[[Point], Tensor], point: Point, w: Point) -> Tensor:

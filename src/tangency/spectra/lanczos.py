@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._base.types import Float
+from ..gram.gram import DenseGram
 
 
 @runtime_checkable
@@ -73,18 +74,19 @@ def lanczos(
     v = starts / starts.norm(dim=0)
     basis = v.new_zeros(q, steps, n)
     alpha, beta = v.new_zeros(steps, q), v.new_zeros(steps, q)
-    lengths = torch.full((q,), steps)
+    lengths, scale = torch.full((q,), steps), 0.0
     # Products are as exact as K's type: what they leave of a space that is exhausted is that, not zero.
     eps = torch.finfo(K.dtype).eps * n**0.5
     for k in range(steps):
         basis[:, k] = v.T
-        w = (K @ v.to(K.dtype)).to(v)
+        w = _product(K, v.to(K.dtype)).to(v)
+        # In units of the first product: of 1e200 there is no square.
+        scale = scale or float(w.abs().max()) or 1.0
+        w = w / scale
         alpha[k] = (w * v).sum(0)
-        known = basis[:, : k + 1]
-        w = w.T[:, :, None]
-        for _ in range(2):
-            w = w - known.transpose(1, 2) @ (known @ w)
-        beta[k] = w.norm(dim=(1, 2))
+        # Start by start: products with a vector are 15 times faster than a batched one of the same size (CPU).
+        w = torch.stack([_orthogonal(column, known[: k + 1]) for column, known in zip(w.T, basis, strict=True)], 1)
+        beta[k] = w.norm(dim=0)
         size = torch.maximum(alpha[: k + 1].abs().amax(0), beta[: k + 1].amax(0))
         done = (beta[k] <= eps * size) & (lengths == steps)
         lengths[done.cpu()] = k + 1
@@ -92,10 +94,24 @@ def lanczos(
             break
         # What is done goes on as zeros: no number of it is used.
         going = (lengths > k + 1).to(v.device)
-        v = torch.where(going, w[:, :, 0].T / beta[k].clamp_min(torch.finfo(v.dtype).tiny), torch.zeros_like(v))
+        v = torch.where(going, w / beta[k].clamp_min(torch.finfo(v.dtype).tiny), torch.zeros_like(v))
         if tick is not None:
             tick()
+    alpha, beta = alpha * scale, beta * scale
     return [_recurrence(alpha[:m, j], beta[:m, j], basis[j, :m]) for j, m in enumerate(lengths.tolist())]
+
+
+def _product(K: Operator, v: Float[Tensor, "n q"]) -> Float[Tensor, "n q"]:
+    """K v; of a matrix in memory as (vᵀ K)ᵀ, which BLAS does three to six times faster for few columns."""
+    if isinstance(K, DenseGram):
+        return (v.T.contiguous() @ K.value.reshape(len(v), -1)).T
+    return K @ v
+
+
+def _orthogonal(w: Float[Tensor, " n"], known: Float[Tensor, "k n"]) -> Float[Tensor, " n"]:
+    for _ in range(2):
+        w = w - known.T @ (known @ w)
+    return w
 
 
 def _recurrence(alpha: Tensor, beta: Tensor, basis: Tensor) -> Recurrence:

@@ -3,8 +3,7 @@
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor  # noqa: F401 - for the examples
+import torch  # noqa: F401 - for the examples
 
 from .._base.results import Result, text_table
 from ..errors import InputError
@@ -19,7 +18,7 @@ class Ranks(Result):
     entropy: float  # exp(−Σ p log p), p = λ / Σ λ
     stable: float  # Σ λ / λ_1; of a weight matrix with λ of WᵀW: ‖W‖_F² / ‖W‖²
     participation: float  # (Σ λ)² / Σ λ²
-    numerical: int  # values above n·ε·λ_1, ε of float64 unless the values came in another type
+    numerical: int  # values above 10 ε λ_1, ε of the type that they came in
     condition: float  # λ_1 / λ_n; infinite for a matrix without full numerical rank
     largest: float
     trace: float
@@ -47,12 +46,10 @@ def ranks(values: Values) -> Ranks:
         raise InputError(
             f"all {len(found)} values are 0; needed: at least one above 0, or there is no rank to speak of."
         )
-    kind = getattr(values, "dtype", torch.float64)
-    eps = torch.finfo(kind).eps if isinstance(kind, torch.dtype) and kind.is_floating_point else 2.0**-52
     part, scale = unit(found)
     total = float(part.sum())
     p = part[part > 0] / total
-    numerical = int((part > len(part) * eps).sum())
+    numerical = int((part > 0).sum())  # what is rounding is 0 by now
     return Ranks(
         n=len(found),
         entropy=math.exp(float(-(p * p.log()).sum())),

@@ -195,28 +195,35 @@ def _exponential(above: Float[Tensor, " k"], alpha: float) -> Ratio:
 
 
 def _lognormal(above: Float[Tensor, " k"], alpha: float) -> Ratio:
-    """log λ/λ₀ normal, cut off at 0: by maximum likelihood in (mean, log of the standard deviation)."""
-    unit = above / above.mean()
-    place = torch.tensor([float(unit.mean()), math.log(float(unit.std()))], dtype=unit.dtype, requires_grad=True)
-    steps = torch.optim.LBFGS([place], max_iter=200, line_search_fn="strong_wolfe", tolerance_change=1e-12)
+    """log λ/λ₀ = x normal, cut off at 0: p(x) ∝ exp(−b x − a x²/2), by maximum likelihood, which is concave in a and b.
 
-    def log_density(at: Tensor) -> Tensor:
-        """log p(unit), the part of the normal law above 0 made 1."""
-        mean, log_sd = at[0], at[1]
-        z = (unit - mean) * torch.exp(-log_sd)
-        inside = torch.special.log_ndtr(mean * torch.exp(-log_sd))
-        return -(z**2) / 2 - log_sd - math.log(2 * math.pi) / 2 - inside
+    The power law is a = 0, so that no ratio is above 0 but for rounding: small p say that the lognormal is better.
+    """
+    unit = above / above.mean()
+    first, second = 1.0, float(unit.square().mean())
+    with torch.inference_mode(False):  # also where the caller wants no gradients at all
+        place = torch.tensor([0.5, math.log(0.5)], dtype=unit.dtype, requires_grad=True)  # b and log a
+    steps = torch.optim.LBFGS([place], max_iter=60, line_search_fn="strong_wolfe", tolerance_change=1e-10)
+
+    def log_total(b: Tensor, a: Tensor) -> Tensor:
+        """log ∫ exp(−b x − a x²/2) dx over x > 0."""
+        t = b / (2 * a).sqrt()
+        # Each where it neither overflows nor cancels; the other gets an argument that does no harm.
+        right = torch.special.erfcx(t.clamp_min(0)).log()
+        left = t.clamp_max(0).square() + torch.special.log_ndtr(-(2**0.5) * t.clamp_max(0)) + math.log(2)
+        return 0.5 * (math.pi / (2 * a)).log() + torch.where(t > 0, right, left)
 
     def loss() -> Tensor:
         """The mean negative log likelihood, and its gradient."""
         steps.zero_grad()
-        # Far below 0 the lognormal tends to the power law itself, and the surface is flat: a bound ends the way there.
-        value = -log_density(place).mean() + 1e-6 * (place[0] / 100).square()
+        b, a = place[0], place[1].clamp(-15, 25).exp()
+        value = b * first + a * second / 2 + log_total(b, a)
         value.backward()
         return value
 
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         steps.step(loss)
-    found = log_density(place.detach())
+    b, a = place.detach()[0], place.detach()[1].clamp(-15, 25).exp()
+    found = -b * unit - a * unit.square() / 2 - log_total(b, a)
     # From log λ/λ₀ in units of its mean to λ/λ₀.
     return _vuong(_power_density(above, alpha), found - math.log(float(above.mean())) - above)

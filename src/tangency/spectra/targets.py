@@ -101,10 +101,13 @@ def linear_alignment(
 def _mixed(gram: JacobianGram, output: int, u: Tensor) -> Point:
     """Σ_x ∂/∂θ (uᵀ ∂f_c(x)/∂x), by parameter."""
     network, total = gram.network, dict[str, Tensor]()
-    state = network.state()
-    leaves = {k: state[k].detach().as_subclass(Tensor).requires_grad_() for k in network.trainable}
+    with torch.inference_mode(False):  # also where the caller wants no gradients at all
+        state = network.state()
+        leaves = {k: state[k].detach().as_subclass(Tensor).requires_grad_() for k in network.trainable}
     for part in tree.split(gram.x, gram.batch):
-        with torch.enable_grad(), network.modes(differentiable=True, exact=True), Plainly():
+        modes = network.modes(differentiable=True, exact=True)
+        with torch.inference_mode(False), torch.enable_grad(), modes, Plainly():
+            u = u.clone() if u.is_inference() else u
             x = part.detach().clone().requires_grad_()  # type: ignore[union-attr]  # a tensor, checked by the caller
             value = network({**state, **leaves}, x)[:, output].sum()
             (slope,) = torch.autograd.grad(value, x, create_graph=True, materialize_grads=True)

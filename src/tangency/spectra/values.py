@@ -23,6 +23,10 @@ class HasEigenvalues(Protocol):
         """All of them, largest first."""
 
 
+# Eigenvalues below so many ε of the largest, ε of the type that they came in, are rounding (heuristic: LAPACK's are
+# right to a few, and a Gram's entries too).
+ROUNDING = 10
+FINEST = torch.finfo(torch.float64).eps
 # A list, array or tensor [n] of eigenvalues; a Gram or symmetric matrix, which is decomposed; a result that has some.
 Values: TypeAlias = Numbers | Matrix | Spectrum | HasEigenvalues
 
@@ -38,7 +42,7 @@ def eigenvalues(K: Matrix, *, dtype: torch.dtype | None = None, device: Device =
     tensor([9., 4., 1.])
     """
     gram = square(K)
-    where = torch.device(device) if device is not None else gram.device or torch.device("cpu")
+    where = placed(device, gram.device)
     kind = dtype or gram.dtype
     need = 2 * gram.shape.numel() * torch.empty(0, dtype=kind).element_size()
     if where.type == "cpu" and need > memory_of.machine_memory():
@@ -50,9 +54,22 @@ def eigenvalues(K: Matrix, *, dtype: torch.dtype | None = None, device: Device =
     return torch.linalg.eigvalsh(flattened(gram, kind, where)).flip(0)
 
 
+def placed(device: Device, own: torch.device | None) -> torch.device:
+    """Where to work: what was asked for, if there is such a device; else where the matrix lies, or the CPU."""
+    if device is None:
+        return own or torch.device("cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as e:
+        raise InputError(f"device={device!r} cannot be used here ({str(e).splitlines()[0]}). Leave it out.") from e
+
+
 def given(values: Values, name: str = "values", least: int = 1) -> Float[Tensor, " n"]:
     """Eigenvalues as a user gave them: float64 in the machine's memory, largest first; at least `least` of them."""
+    kind = getattr(values, "precision", getattr(values, "dtype", None))
+    eps = torch.finfo(kind).eps if isinstance(kind, torch.dtype) and kind.is_floating_point else FINEST
     if isinstance(values, Spectrum):
+        eps = values.eps
         if not values.complete:
             raise InputError(
                 f"{name} holds {len(values)} of {values.vectors.shape[0]} eigenvalues; needed: all of them. Use "
@@ -71,9 +88,15 @@ def given(values: Values, name: str = "values", least: int = 1) -> Float[Tensor,
                 "symmetric matrix [n, n]."
             )
         checks.finite(found, name)
-    if len(found) < least:
+    if not len(found) or len(found) < least:
         raise InputError(f"{name} has {len(found)} eigenvalues; needed: at least {least}. Take more samples or rows.")
-    return found.detach().cpu().double().sort(descending=True).values
+    found = found.detach().cpu().double().sort(descending=True).values
+    return snapped(found, eps)
+
+
+def snapped(values: Float[Tensor, " n"], eps: float) -> Float[Tensor, " n"]:
+    """Values with zeros for those that are rounding of the largest: of a singular matrix they would be noise."""
+    return torch.where(values.abs() <= ROUNDING * eps * values.abs().max(), torch.zeros_like(values), values)
 
 
 def nonnegative(values: Values, name: str = "values", least: int = 1) -> Float[Tensor, " n"]:

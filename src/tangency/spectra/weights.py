@@ -99,6 +99,9 @@ def weights(model: nn.Module, *, names: Trainable = None, params: Params | None 
     if not isinstance(model, nn.Module):
         raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
     model, prefix = unwrapped(model)
+    for name, p in model.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter) or p.is_meta:
+            raise InputError(f"parameter {name} has no values yet (lazy, or on the meta device). Run or load it.")
     values: dict[str, Tensor] = {}
     if params is not None:
         checks.state_dict(params)
