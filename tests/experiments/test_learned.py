@@ -13,7 +13,7 @@ from tangency.errors import InputError
 from tangency.experiments import EXPERIMENTS
 from tangency.experiments.energy_table1 import label_energy
 from tangency.experiments.learned import LEARNED, LEARNERS, chosen, halves, learner, read_set, some_images
-from tangency.experiments.table import Learned, Options
+from tangency.experiments.table import Options, Trainings
 from tangency.models import mlp
 
 
@@ -35,7 +35,7 @@ def test_eigenfunctions_go_on_where_they_were_stopped(capsys: pytest.CaptureFixt
     assert more["rows"][1]["task"] == "20"
     table = EXPERIMENTS["eigenfunctions"].run(
         Options(
-            quick=True, progress=False, out=tmp_path, learned=Learned(samples=80, test=40, epochs=1, indices=(1, 20))
+            quick=True, progress=False, out=tmp_path, learned=Trainings(samples=80, test=40, epochs=1, indices=(1, 20))
         )
     )
     assert len(table.plot().axes) == 3  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ def test_directions_of_one_network(capsys: pytest.CaptureFixture[str]) -> None:
     assert first["σ/σ_0"] == "1.00e+00"
     assert float(last["σ/σ_0"]) < 0.5
     with pytest.raises(InputError, match="--indices up to 100 of resnet18; needed: below 32"):
-        EXPERIMENTS["anisotropy"].run(Options(learned=Learned(networks=("resnet18",), indices=(100,))))
+        EXPERIMENTS["anisotropy"].run(Options(learned=Trainings(networks=("resnet18",), indices=(100,))))
 
 
 def test_networks_are_drawn_as_published() -> None:
@@ -91,7 +91,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(InputError, match="--sets svhn; needed: mnist, cifar10"):
         read_set("svhn", Options())
     with pytest.raises(InputError, match="--networks vgg; needed: some of mlp, lenet, resnet18, narrow"):
-        chosen(Options(learned=Learned(networks=("vgg",))), ())
+        chosen(Options(learned=Trainings(networks=("vgg",))), ())
     with pytest.raises(InputError, match="MNIST.*--data"):
         EXPERIMENTS["eigenfunctions"].run(Options())
 

@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..experiments import EXPERIMENTS
 from ..experiments.cntk import NETWORKS
 from ..experiments.learned import LEARNED, LEARNERS
-from ..experiments.table import Learned, Options, Regression
+from ..experiments.table import Options, Regression, Trainings
 from .options import add_output, device, indices, names, positive
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def add(commands: "Commands") -> None:
         "--seeds",
         type=positive,
         default=3,
-        help="networks to train (surrogate-table1, energy-table1), repeats of the folds (uci); default: 3",
+        help="networks to train (surrogate-table1, energy-table1, spectra-table8), repeats of folds (uci); default: 3",
     )
     reproduce.add_argument(
         "--kernels", type=names, default=(), help="some of the kernels, with commas (tables 2, 3; cntk: ntk, nngp)"
@@ -49,6 +49,7 @@ def add(commands: "Commands") -> None:
     reproduce.add_argument(
         "--device", dest="where", type=device, help="cpu, cuda, cuda:1 (likewise; default: a GPU where there is one)"
     )
+    reproduce.add_argument("--cases", type=names, default=(), help="some of the rows, with commas (spectra-table8)")
     _cntk_options(reproduce)
     _learned_options(reproduce)
     add_output(reproduce)
@@ -74,11 +75,11 @@ def _learned_options(reproduce: argparse.ArgumentParser) -> None:
     learned.add_argument("--epochs", type=positive, help="(default: as published)")
 
 
-def _own_options(args: argparse.Namespace) -> tuple[Regression, Learned]:
+def _own_options(args: argparse.Namespace) -> tuple[Regression, Trainings]:
     """Of this experiment; what it does not take is refused."""
-    kinds = {"cntk": Regression, **dict.fromkeys(LEARNED, Learned)}
+    kinds = {"cntk": Regression, **dict.fromkeys(LEARNED, Trainings)}
     own = [f.name for f in fields(kinds[args.name])] + ["where"] if args.name in kinds else []
-    every = {f.name: None for kind in (Regression, Learned) for f in fields(kind)} | {"where": None}
+    every = {f.name: None for kind in (Regression, Trainings) for f in fields(kind)} | {"where": None}
     given = {name: value for name in every if (value := getattr(args, name)) is not None}
     for name in given:
         if name not in own:
@@ -88,7 +89,7 @@ def _own_options(args: argparse.Namespace) -> tuple[Regression, Learned]:
     given.pop("where", None)
     return (
         Regression(**given) if args.name == "cntk" else Regression(),
-        Learned(**given) if args.name in LEARNED else Learned(),
+        Trainings(**given) if args.name in LEARNED else Trainings(),
     )
 
 
@@ -96,7 +97,9 @@ def _reproduce(args: argparse.Namespace) -> int:
     regression, learned = _own_options(args)
     if args.quick and args.data is not None:
         raise InputError(f"--data {args.data} and --quick, which runs on bundled data; give one of the two.")
-    basic = (args.data, args.out, args.quick, args.seeds, args.kernels, not args.quiet)
+    if args.cases and args.name != "spectra-table8":
+        raise InputError(f"--cases is for spectra-table8; {args.name} does not take it.")
+    basic = (args.data, args.out, args.quick, args.seeds, args.kernels, args.cases, not args.quiet)
     options = Options(*basic, args.where, regression, learned)
     begin = time.perf_counter()
     table = EXPERIMENTS[args.name].run(options)

@@ -32,7 +32,7 @@ class Regression:
 
 
 @dataclass(frozen=True)
-class Learned:
+class Trainings:
     """What `tangency reproduce eigenfunctions`, `energy-table1` and `anisotropy` were given beside."""
 
     networks: tuple[str, ...] = ()  # some of mlp, lenet, resnet18, narrow
@@ -52,10 +52,11 @@ class Options:
     quick: bool = False  # small, on bundled data: shows that it runs, not what it finds
     seeds: int = 3
     kernels: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()  # some rows of spectra-table8
     progress: bool = True
     where: str | None = None  # the device that was asked for
     regression: Regression = field(default_factory=Regression)
-    learned: Learned = field(default_factory=Learned)
+    learned: Trainings = field(default_factory=Trainings)
 
     def folder(self, what: str) -> Path:
         """The folder with the official files; `what` names them where it is missing."""
