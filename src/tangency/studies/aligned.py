@@ -76,7 +76,7 @@ def alignments(net: TwoLayer, data: Taught, *, top: int = 100) -> Alignments:
 
 
 def follow(data: Taught, *, top: int = 100) -> Callable[[TwoLayer], dict[str, float]]:
-    """For `train_two_layer(watch=…)`: R², |βᵀu₁|, KTA of the CK and principal angles with `top` directions, at each look.
+    """For `train_two_layer(watch=…)`: R², |βᵀu₁|, KTA of the CK, principal angles with `top` directions, at each look.
 
     >>> from tangency.studies import Optimizer, follow, train_two_layer, teacher, two_layer
     >>> data = teacher(60, 30)
