@@ -1,8 +1,11 @@
 """`tg.audit` from a network: what it takes, what it warns of, what it leaves alone; decisions applied."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -58,7 +61,7 @@ def test_a_kernel_that_knows_nothing_gets_a_warning() -> None:
     x, _ = points(90)
     y = torch.randint(0, 3, (90,), generator=torch.Generator().manual_seed(3))
     found = tg.audit(tg.models.mlp([3, 16, 3]).eval(), (x, y), progress=False)
-    assert any("mean little" in w for w in found.warnings)
+    assert any("does not know these classes" in w for w in found.warnings)
 
 
 def test_leaks_and_contradictions() -> None:
@@ -128,6 +131,9 @@ def test_projected_features_agree_with_the_whole_kernel() -> None:
         ({"kernel": "NTK9"}, "no kernel"),
         ({"kernel": {}}, "kernels"),
         ({"kernel": {"a": 3}}, "a kernel"),
+        ({"kernel": 3}, r"kernel=3; needed: a name \(trNTK"),
+        ({"kernel": ["CK", 3]}, "needed: a name"),
+        ({"labels": np.array(["cat"] * 30)}, "labels has 'cat'; the classes are 0, 1, 2"),
         ({"retrain": lambda data: None}, "give a test set"),
         ({"groups": [1, 2]}, "groups"),
         ({"samples": 0}, "whole numbers"),
@@ -158,7 +164,7 @@ def decided(**changes: object) -> dict[str, object]:
         {"sample": 2, "action": "drop"},
         {"sample": 0, "action": "keep"},
     ]
-    return {"tangency_audit": 1, "samples": 4, "labels": digest(DATA.y), "decisions": rows} | changes
+    return {"tangency_audit": 1, "samples": 4, "data": digest(DATA), "decisions": rows} | changes
 
 
 def test_decisions_are_applied(tmp_path: Path) -> None:
@@ -174,8 +180,9 @@ def test_decisions_are_applied(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"tangency_audit": 9}, "no decisions of an audit"),
-        ({"samples": 5}, "the labels it had then"),
-        ({"labels": "0"}, "the labels it had then"),
+        ({"samples": 5}, "about 5 samples; the data have 4. Give the training set that was audited, as it was then"),
+        ({"data": None}, "what they are about"),
+        ({"data": {}}, "the labels and the classes and the inputs are not what was audited"),
         ({"decisions": 3}, "no list"),
         ({"decisions": [{"sample": 9, "action": "keep"}]}, "from 0 to 3"),
         ({"decisions": [{"sample": 1, "action": "mend"}]}, "keep, fix, drop"),
@@ -187,6 +194,73 @@ def test_decisions_are_applied(tmp_path: Path) -> None:
 def test_decisions_about_other_data_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         apply(DATA, decided(**changes))
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (replace(DATA, x=torch.eye(4)[[0, 2, 1, 3]]), "the inputs are"),
+        (replace(DATA, x=torch.eye(4).double()), "the inputs are"),
+        (replace(DATA, classes=("cat", "cow")), "the classes are"),
+        (replace(DATA, ids=("a", "c", "b", "d")), "the ids are"),
+        (replace(DATA, y=torch.tensor([1, 1, 1, 0])), "the labels are"),
+    ],
+)
+def test_decisions_name_what_of_the_data_is_another(other: tg.datasets.Labelled, what: str) -> None:
+    with pytest.raises(InputError, match=f"about other data: {what} not what was audited. Give the training set that"):
+        apply(other, decided())
+
+
+def test_decisions_about_a_folder_in_which_a_file_was_replaced_are_refused(tmp_path: Path) -> None:
+    """The files are as many, and so are those of each class, but number 5 is another picture."""
+    images = pytest.importorskip("PIL.Image")
+    root = tmp_path / "pictures"
+    for name in ("cat", "dog"):
+        (root / name).mkdir(parents=True)
+        for k in range(8):
+            images.new("L", (4, 4), 20 * k).save(root / name / f"{k:02}.png")
+    before = tg.datasets.folder(root, progress=False)
+    decisions = {"tangency_audit": 1, "samples": 16, "data": digest(before)}
+    decisions |= {"decisions": [{"sample": 5, "action": "drop"}]}
+    kept = apply(before, decisions).ids
+    assert kept is not None
+    assert not [name for name in kept if name.endswith("cat/05.png")]
+    (root / "cat" / "05.png").unlink()
+    images.new("L", (4, 4), 9).save(root / "cat" / "09.png")
+    table = tmp_path / "decisions.csv"
+    assert before.ids is not None
+    table.write_text(f"sample,id,given,action,label\n5,{before.ids[5]},cat,drop,\n")
+    after = tg.datasets.folder(root, progress=False)
+    assert after.y.tolist() == before.y.tolist()
+    with pytest.raises(InputError, match="the ids and the inputs are not what was audited"):
+        apply(after, decisions)
+    with pytest.raises(InputError, match=r"sample 5 was called '.*05.png' then and is '.*06.png' in the data"):
+        apply(after, table)
+
+
+def test_samples_in_any_form_are_applied_to(tmp_path: Path) -> None:
+    x, y = torch.eye(4), torch.tensor([0, 1, 1, 0])
+    about = {"tangency_audit": 1, "samples": 4, "decisions": [{"sample": 1, "action": "drop"}]}
+    mine = about | {"data": digest(tg.datasets.labelled((x, y)))}
+    for data in ((x, y), (x, y.tolist()), torch.utils.data.TensorDataset(x, y), DATA):
+        given = mine if data is not DATA else about | {"data": digest(replace(DATA, ids=None))}
+        assert apply(data, given).y.tolist() == [0, 1, 0]  # type: ignore[arg-type]
+    # The network that was audited may have had more classes than the data.
+    wider = replace(tg.datasets.labelled((x, y)), classes=tuple("01234"))
+    fixed = mine | {"data": digest(wider), "decisions": [{"sample": 1, "action": "fix", "label": "4"}]}
+    assert apply((x, y), fixed).y.tolist() == [0, 4, 1, 0]
+    with pytest.raises(InputError, match="targets are real numbers, which cannot be applied"):
+        apply((x, y.float()), mine)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"data is a int; needed: \(x, y\)"):
+        apply(3, mine)  # type: ignore[arg-type]
+
+
+def test_names_that_look_like_formulas_come_through_the_csv(tmp_path: Path) -> None:
+    """As the page writes them: with a ' before what a spreadsheet would run, and before a '."""
+    data = tg.datasets.Labelled(torch.eye(3), [0, 1, 0], ("=x", "'=x"), ids=["-s0", "'-s0", "=s"])
+    file = tmp_path / "decisions.csv"
+    file.write_text("sample,id,given,action,label\n0,'-s0,'=x,fix,''=x\n1,''-s0,''=x,fix,'=x\n2,'=s,'=x,keep,\n")
+    assert apply(data, file).y.tolist() == [1, 0, 0]
 
 
 def test_the_rate_is_bounded_by_a_copy_that_has_seen_no_label() -> None:
@@ -208,3 +282,107 @@ def test_the_rate_is_bounded_by_a_copy_that_has_seen_no_label() -> None:
     frozen = tg.decisions.audited._shuffled(net)
     assert torch.equal(frozen[0].weight, net[0].weight)  # type: ignore[index]
     assert not torch.equal(frozen[-1].weight, net[-1].weight)  # type: ignore[index]
+
+
+# ---- what networks and data may be ----------------------------------------------------------------------------------
+
+
+def test_names_from_numpy_and_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = points(30)
+    net = tg.models.mlp([3, 8, 3]).eval()
+    data = tg.datasets.Labelled(x, y, ("ant", "bee", "cow"))
+    names = np.array(data.classes)[y.numpy()]
+    subjects = [f"s{i % 9}" for i in range(30)]
+    margin = tg.audit(net, data, progress=False).suspects.margin
+    grouped = tg.audit(net, data, groups=subjects, progress=False).suspects.margin
+    assert not torch.equal(margin, grouped)
+    for labels in (names, names.astype(object), pandas.Series(names), pandas.Categorical(names), pandas.Series(y)):
+        assert torch.equal(tg.audit(net, data, labels=labels, progress=False).suspects.margin, margin)
+    for groups in (pandas.Series(subjects), pandas.Series(subjects, dtype=object), np.array(subjects, dtype=object)):
+        assert torch.equal(tg.audit(net, data, groups=groups, progress=False).suspects.margin, grouped)
+    for column in (pandas.Series(y.numpy(), index=range(9, 39)), pandas.array(y.tolist(), dtype="Int64")):
+        assert torch.equal(tg.audit(net, (x, column), progress=False).suspects.margin, margin)
+
+
+@pytest.mark.parametrize("names", [None, tuple("abcde")])
+def test_a_network_may_have_classes_of_which_there_is_no_sample(names: tuple[str, ...] | None) -> None:
+    x, y = points(60)
+    y = y.clamp_max(1)
+    net = tg.models.mlp([3, 16, 5]).eval()
+    data = (x, y) if names is None else tg.datasets.Labelled(x, y, names)
+    asked = (x[:9], torch.full((9,), 4)) if names is None else None
+    found = tg.audit(net, data, asked, progress=False)
+    assert found.train.classes == (names or tuple("01234"))
+    assert set(found.suspects.suggested.tolist()) <= {0, 1}
+    assert "no sample of " + ("2, 3, 4" if names is None else "c, d, e") in str(found.facts["said"])
+
+
+def test_networks_that_cannot_be_audited_as_they_are() -> None:
+    x, y = points(30)
+    net = tg.models.mlp([3, 8, 3]).eval()
+    with torch.inference_mode(), pytest.raises(InputError, match="Call it outside of inference_mode"):
+        tg.audit(net, (x, y), progress=False)
+    with pytest.raises(InputError, match=r"parameters are torch\.float16; .* copy\.deepcopy\(model\)\.float\(\)"):
+        tg.audit(tg.models.mlp([3, 8, 3]).half().eval(), (x.half(), y), progress=False)
+    with pytest.raises(InputError, match=r"If these are classes: y\.long\(\)"):
+        tg.audit(net, (x, y.float()), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: x @ x.T - 50 * torch.eye(len(x)), r"k\(x, x\) of sample 0 is -.*: K is not positive semi-definite"),
+        (lambda x: 0 * (x @ x.T), r"k\(x, x\) is 0 for all samples"),
+        (lambda x: torch.eye(len(x)) - torch.ones(len(x), len(x)) * 0.9, "K is not positive semi-definite; needed"),
+    ],
+)
+def test_what_is_no_gram_is_refused(make: Callable[[Tensor], Tensor], message: str) -> None:
+    x, y = points(90)
+    with pytest.raises(InputError, match=message):
+        tg.auditing.audit_gram(make(x.double()), y, progress=False)
+
+
+def test_what_retrain_returns_is_named() -> None:
+    x, y = points(60)
+    net = trained(x, y)
+    broken = tg.models.mlp([3, 8, 3]).eval()
+    torch.nn.init.constant_(next(broken.parameters()), float("nan"))
+    for model, words in (
+        (nn.Linear(3, 7).eval(), "outputs of shape"),
+        (broken, "outputs"),
+        (nn.Linear(5, 3).eval(), ""),
+    ):
+        with pytest.raises(InputError, match=f"the network that retrain returned for the data 'as given': .*{words}"):
+            tg.audit(net, (x, y), points(30, 1), retrain=lambda data, model=model: model, progress=False)
+
+
+def test_where_every_sample_is_a_suspect_the_audit_is_not_lost() -> None:
+    x, y = points(30)
+    found = tg.audit(trained(x, y), (x, y), points(30, 1), progress=False)
+    all_wrong = replace(found, suspects=replace(found.suspects, wrong=torch.ones(30).double()))
+    sizes = []
+
+    def retrain(data: tg.datasets.Labelled) -> nn.Module:
+        sizes.append(len(data))
+        return trained(x, y)
+
+    again = tg.decisions.audited._retrained(all_wrong, retrain, None)
+    assert again.cleaning is not None
+    assert again.cleaning.retrained is not None
+    assert list(again.cleaning.retrained) == ["as given", "mended"]
+    assert sizes == [30, 30]
+    assert "every sample is a suspect" in again.warnings[-1]
+
+
+def test_a_sample_whose_kernel_is_0_is_like_none() -> None:
+    x, y = points(60)
+    z, y_test = points(30, 1)
+    x[3], z[4] = 0, 0
+    found = tg.auditing.audit_gram(
+        x @ x.T, y, cross=z @ x.T, prior=z.square().sum(1), test_labels=y_test, progress=False
+    )
+    assert found.test_support is not None
+    assert (float(found.support.unexplained[3]), float(found.test_support.unexplained[4])) == (1, 1)
+    assert bool(found.similarity.isfinite().all())
+    assert not [pair for pair in found.copies.pairs.tolist() if 3 in pair]

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 import tangency as tg
 from tangency.auditing import machine
 from tangency.auditing.audit import copies_of
-from tangency.auditing.copies import DISCOVERIES, Around, Copies, around, chances, digests, find_copies
+from tangency.auditing.copies import DISCOVERIES, Around, Copies, around, chances, digests, distinct, find_copies
 from tangency.auditing.data import Data
 from tangency.auditing.machine import FeatureMachine, Nearest
+from tangency.auditing.result import _copies_in_words, _leaks_in_words
 from tangency.auditing.views import Views, without_itself
 from tangency.datasets import Labelled
 from tangency.decisions.layered import _layers, views
@@ -38,7 +39,7 @@ def test_independent_points_are_no_copies(d: int) -> None:
     """p-values of the nearest are at most as often small as they should be, and next to nothing is found."""
     x, z = torch.randn(4000, d, generator=generator()), torch.randn(2000, d, generator=generator(1))
     near, asked = FeatureMachine(x).nearest(K, False), FeatureMachine(x, z).nearest_to_test(K, False)
-    known = around(near)
+    known = around(near, digests(x))
     p = chances(asked, known.inverse[asked.places].mean(1), known)[:, 0]
     for level in (0.3, 0.1, 0.03, 0.01):
         expected = level * len(p)
@@ -87,8 +88,8 @@ def test_both_samples_have_to_be_surprised() -> None:
     """Far nearer than the other neighbours of one; but the other has as many as that nearer by: no copy."""
     distance = torch.tensor([[0.01, 0.5, 1.0]]).double()
     near = Nearest(1 - distance.square() / 2, torch.tensor([[0, 1, 2]]))
-    inverse = torch.full((3,), 0.2).double()
-    far, close = (Around(torch.tensor([r, 1.0, 1.0]).double(), inverse) for r in (1.0, 0.01))
+    inverse = torch.full((3, 1), 0.2).double()
+    far, close = (Around(torch.tensor([[r], [1.0], [1.0]]).double(), inverse) for r in (1.0, 0.01))
     assert float(chances(near, inverse[:1], far)[0, 0]) < 1e-9
     assert float(chances(near, inverse[:1], close)[0, 0]) == 1
 
@@ -97,20 +98,175 @@ def test_chances_are_those_of_the_smallest_of_uniform_numbers() -> None:
     """Both samples see the same: 1 − (1 − r^d)^(k − 1); 1 for the last neighbour, and not less for farther ones."""
     distance = torch.tensor([[0.1, 0.2, 0.4]]).double()
     near = Nearest(1 - distance.square() / 2, torch.tensor([[0, 1, 2]]))
-    inverse = torch.full((3,), 0.5).double()
-    p = chances(near, inverse[:1], Around(torch.full((3,), 0.4).double(), inverse))
+    inverse = torch.full((3, 1), 0.5).double()
+    p = chances(near, inverse[:1], Around(torch.full((3, 1), 0.4).double(), inverse))
     torch.testing.assert_close(p, 1 - (1 - (distance / 0.4) ** 2) ** 2)
 
 
 def test_both_orders_of_a_pair_are_one() -> None:
-    x = torch.randn(200, 3, generator=generator())
+    x = torch.randn(200, 8, generator=generator())
     x[50] = x[60] + 1e-4
     names = digests(x)
     near = FeatureMachine(x).nearest(K, False)
-    known = around(near)
-    found = find_copies([near], known.inverse, known, (names, names), None)
+    found = find_copies([near], around(near, names), (names, names), None)
     assert found.pairs.tolist().count([50, 60]) == 1
     assert [60, 50] not in found.pairs.tolist()
+
+
+# ---- independent samples that do not lie evenly ---------------------------------------------------------------------
+
+
+def seen_by(x: Tensor, width: int = 24, act: type[nn.Module] = nn.ReLU) -> Tensor:
+    """What an untrained hidden layer says."""
+    weight, bias = torch.randn(x.shape[1], width, generator=generator(5)), torch.randn(width, generator=generator(6))
+    return act()(x @ weight / x.shape[1] ** 0.5 + bias)
+
+
+def apart(x: Tensor, n: int) -> tuple[Copies, Copies]:
+    """Near copies among the first n, and of the rest in them, by a hidden layer; in an order by chance."""
+    x = x[torch.randperm(len(x), generator=generator(9))]
+    labels = [torch.zeros(k).long() for k in (n, len(x) - n)]
+    data = Data(Labelled(x[:n], labels[0], ("a", "b")), Labelled(x[n:], labels[1], ("a", "b")))
+    h = seen_by(x)
+    seen = Views(h[:n], h[n:], None, None, "")
+    within, leaks = copies_of(data, seen.within(K, False), seen.between(K, False), (x[:n], x[n:]), seen.by)
+    assert leaks is not None
+    return within, leaks
+
+
+def near_ones(*found: Copies) -> int:
+    return sum(int((~c.exact).sum()) for c in found)
+
+
+def clusters(n: int, each: int, spread: float, seed: int, d: int = 10) -> Tensor:
+    """Of about so many samples each, drawn independently."""
+    g = generator(seed)
+    centres = 5 * torch.randn(n // each, d, generator=g)
+    return centres[torch.randint(n // each, (n,), generator=g)] + spread * torch.randn(n, d, generator=g)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("each", "spread"), [(10, 0.05), (10, 0.2), (10, 0.5), (10, 2.0), (30, 0.1), (4, 0.2), (3, 0.1)]
+)
+def test_samples_of_a_cluster_are_no_copies(each: int, spread: float, seed: int) -> None:
+    """Of clusters of any size, also where most are too small to be told from copies."""
+    assert near_ones(*apart(clusters(210, each, spread, seed), 150)) <= 2
+
+
+def test_where_all_lie_in_small_clusters_only_equal_ones_are_told_and_that_is_said() -> None:
+    x = (5 * torch.randn(70, 10, generator=generator())).repeat(3, 1) + 0.1 * torch.randn(
+        210, 10, generator=generator(1)
+    )
+    x[200] = x[3]
+    within, leaks = apart(x, 209)
+    assert within.equal_only
+    assert leaks.equal_only
+    assert within.crowded > 0.8
+    assert "only equal samples" in within.warnings[0]
+    assert near_ones(within, leaks) == 0
+    assert len(within) + len(leaks) == 1
+    even, _ = apart(torch.randn(210, 10, generator=generator()), 150)
+    assert not even.warnings
+    assert even.crowded == 0
+
+
+def test_an_audit_of_small_clusters_warns() -> None:
+    x, y = (2 * torch.randn(50, 30, generator=generator())).repeat(4, 1), torch.arange(200) % 50 % 2
+    x = x + 0.2 * torch.randn(200, 30, generator=generator(1))
+    model = nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2)).eval()
+    found = tg.audit(model, (x, y), progress=False)
+    assert len(found.copies) == 0
+    assert any("small clusters" in w for w in found.warnings)
+    assert "No training samples are equal." in found.words()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_large_leak_is_told_where_training_samples_lie_evenly(seed: int) -> None:
+    """Every test sample is in the training set: that is no cluster, as the training samples have none."""
+    x = torch.randn(400, 10, generator=generator(seed))
+    _, leaks = found_in(x, x[:200] + 0.01 * torch.randn(200, 10, generator=generator(7)))
+    assert len(leaks.pairs[:, 0].unique()) >= 195
+
+
+@pytest.mark.parametrize("n", [210, 1400])
+@pytest.mark.parametrize("kind", ["sparse", "log-normal", "one dimension", "uniform", "heavy tails"])
+def test_unevenly_spread_samples_are_no_copies(kind: str, n: int) -> None:
+    """At most 1 % of them, or two pairs."""
+    pairs = 0
+    for seed in range(3):
+        g = generator(seed)
+        normal = torch.randn(n, 10, generator=g)
+        x = {
+            "sparse": normal * (torch.rand(n, 10, generator=g) < 0.1),  # a third are all zeros: these are copies
+            "log-normal": (1.5 * normal).exp(),
+            "one dimension": normal[:, :1].repeat(1, 10),
+            "uniform": torch.rand(n, 10, generator=g),
+            "heavy tails": normal / torch.rand(n, 1, generator=g),
+        }[kind]
+        pairs += near_ones(*apart(x, n * 5 // 7))
+    assert pairs <= 3 * max(2, 0.01 * n)
+
+
+@pytest.mark.parametrize("d", [2, 10, 50])
+def test_evenly_spread_samples_seen_by_a_layer_are_no_copies(d: int) -> None:
+    found = [c for seed in range(3) for c in apart(torch.randn(600, d, generator=generator(seed)), 400)]
+    assert near_ones(*found) <= 2
+
+
+def test_near_copies_of_pictures_are_found() -> None:
+    """Noise of a hundredth of the spread, as a pair and as a triple."""
+    (x, _), g = pictures(400, 0), generator(3)
+    x[300:320] = x[:20] + 0.01 * x.std() * torch.randn(20, 3, 12, 12, generator=g)
+    x[320:330] = x[:10] + 0.01 * x.std() * torch.randn(10, 3, 12, 12, generator=g)
+    within, _ = found_in(x.flatten(1), pictures(10, 1)[0].flatten(1))
+    pairs = {tuple(p) for p in within.pairs.tolist()}
+    assert {(i, 300 + i) for i in range(20)} | {(i, 320 + i) for i in range(10)} <= pairs
+    assert all(b >= 300 for _, b in pairs)
+
+
+def test_equal_samples_do_not_make_others_copies() -> None:
+    """Forty that are equal, as far away as each other: their neighbours lie evenly all the same."""
+    x = torch.randn(400, 5, generator=generator())
+    x[100:140] = x[0]
+    within, leaks = found_in(x, torch.randn(100, 5, generator=generator(1)))
+    assert int(within.exact.sum()) == 40
+    assert near_ones(within, leaks) == 0
+
+
+def test_equal_neighbours_count_once() -> None:
+    near = Nearest(torch.tensor([[0.9, 0.8, 0.8, 0.7]]), torch.tensor([[4, 1, 2, 3]]))
+    rest = distinct(near, ["a", "b", "b", "c", "d"])
+    assert rest.places[0, :3].tolist() == [4, 1, 3]
+    torch.testing.assert_close(rest.similarity[0, :3], torch.tensor([0.9, 0.8, 0.7]))
+    assert bool(rest.similarity[0, 3].isnan())
+
+
+def test_minus_zero_is_zero() -> None:
+    assert digests(torch.tensor([[0.0, 1.0]])) == digests(torch.tensor([[-0.0, 1.0]]))
+    assert digests(torch.tensor([[0, 1]])) != digests(torch.tensor([[0.0, 1.0]]))
+
+
+# ---- in words -------------------------------------------------------------------------------------------------------
+
+
+def listed(pairs: list[list[int]], contradictory: list[bool]) -> Copies:
+    n = len(pairs)
+    numbers, no = torch.ones(n), torch.zeros(n, dtype=torch.bool)
+    return Copies(torch.tensor(pairs), numbers, numbers, ~no, torch.tensor(contradictory), no, 1.0)
+
+
+def test_words_count_samples() -> None:
+    """One test sample with two copies of another label is one; one group is no groups."""
+    leaks = listed([[0, 5], [0, 6], [1, 5], [2, 7]], [True, True, True, False])
+    assert _leaks_in_words(leaks, 3, "label") == (
+        "3 of 3 test samples are in the training set too, 2 with another label."
+    )
+    copies = listed([[0, 1], [1, 2]], [False, True])
+    assert _copies_in_words(copies, "training samples", "label") == (
+        "3 training samples are copies of one another, in one group (2 equal pairs, 1 with different labels)."
+    )
+    assert "in 2 groups" in _copies_in_words(listed([[0, 1], [2, 3]], [False, False]), "samples", "label")
 
 
 # ---- mirror images, layers ------------------------------------------------------------------------------------------
@@ -215,8 +371,8 @@ def test_chances_take_no_more_than_a_few_numbers_for_each_neighbour() -> None:
             return out
 
     x = torch.randn(500, 3, generator=generator())
-    near = FeatureMachine(x).nearest(K, False)
+    near, names = FeatureMachine(x).nearest(K, False), digests(x)
     with Sizes():
-        known = around(near)
+        known = around(near, names)
         chances(near, known.inverse, known)
     assert largest <= 500 * K

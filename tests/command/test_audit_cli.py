@@ -37,6 +37,14 @@ def named():
     net, train = make()
     return {"model": net, "train": train, "labels": [train.classes[k] for k in train.y.tolist()]}
 
+def real():
+    train = data()
+    return torch.nn.Linear(3, 1), (train.x, train.x[:, 0])
+
+def real_labels():
+    train = data()
+    return {"model": torch.nn.Linear(3, 1), "train": train, "labels": train.x[:, 0]}
+
 def nothing():
     return {"model": None}
 
@@ -70,7 +78,9 @@ def test_a_page_and_figures(job: str, function: str, tmp_path: Path, capsys: pyt
     assert "trained" in said.err
     rows = list(csv.DictReader((tmp_path / "all" / "samples.csv").open()))
     assert len(rows) == 60
-    assert {"id", "is_label_issue", "given_label", "predicted_label", "leaked"} <= set(rows[0])
+    assert [r["sample"] for r in rows] == [str(i) for i in range(60)]
+    assert [r["id"] for r in rows] == [f"i{i}" for i in range(60)]
+    assert {"is_label_issue", "given_label", "predicted_label", "leaked"} <= set(rows[0])
 
 
 def test_words_for_people(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +98,7 @@ def test_decisions_become_labels(
 ) -> None:
     data = training_set()
     rows = [{"sample": 0, "action": "fix", "label": "=1+1"}, {"sample": 5, "action": "drop"}]
-    decisions = {"tangency_audit": 1, "samples": 60, "labels": digest(data.y), "decisions": rows}
+    decisions = {"tangency_audit": 1, "samples": 60, "data": digest(data), "decisions": rows}
     (tmp_path / "decided.json").write_text(json.dumps(decisions))
     out = tmp_path / f"labels.{ending}"
     assert main(["audit", "apply", f"{job}:{function}", str(tmp_path / "decided.json"), "--out", str(out)]) == 0
@@ -110,7 +120,9 @@ def test_decisions_become_labels(
         (["audit", "apply", "JOB:data", "gone.json", "--out", "a.csv"], "does not exist"),
         (["audit", "apply", "JOB:data", "gone.json", "--out", "a.txt"], ".csv or .json"),
         (["audit", "apply", "JOB:nothing", "gone.json", "--out", "a.csv"], "'train'"),
-        (["audit", "apply", "JOB:data", "other.json", "--out", "a.csv"], "the labels it had then"),
+        (["audit", "apply", "JOB:data", "other.json", "--out", "a.csv"], "the labels are not what was audited"),
+        (["audit", "apply", "JOB:real", "other.json", "--out", "a.csv"], "real numbers, which cannot be applied"),
+        (["audit", "apply", "JOB:real_labels", "other.json", "--out", "a.csv"], "which cannot be applied"),
         (["audit", "apply", "JOB:data", "bytes.json", "--out", "a.csv"], "no text"),
     ],
 )
@@ -119,7 +131,8 @@ def test_what_cannot_be_used_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    other = {"tangency_audit": 1, "samples": 60, "labels": digest(torch.zeros(60)), "decisions": []}
+    data = training_set()
+    other = {"tangency_audit": 1, "samples": 60, "data": digest(data, torch.zeros_like(data.y)), "decisions": []}
     Path("other.json").write_text(json.dumps(other))
     Path("bytes.json").write_bytes(b"\xff\xfe\x00")
     assert main([w.replace("JOB", job) for w in words]) == 2

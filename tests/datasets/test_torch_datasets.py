@@ -342,3 +342,27 @@ def test_loaders_that_give_something_else_than_their_data_set() -> None:
     masked: list[object] = [(np.ma.masked_equal(x.numpy(), 4.0), 0) for x in X]
     with pytest.raises(InputError, match=r"item 0 of data has a masked array|item 0 of .* masked array"):
         labelled(Listed(masked))
+
+
+class Noisy(torch.utils.data.Dataset[Any]):
+    """Each item is another when it is read again, from one number on."""
+
+    def __init__(self, first: int, labels: bool = False) -> None:
+        self.first, self.labels = first, labels
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, k: int) -> tuple[Tensor, int]:
+        x = torch.full((3,), float(k))
+        if k < self.first or self.labels:
+            return x, int(torch.randint(0, 10**6, ())) if k >= self.first else k % 3
+        return x + torch.rand(3), k % 3
+
+
+@pytest.mark.parametrize(("data", "item"), [(Noisy(0), 0), (Noisy(3), 4), (Noisy(8), 8), (Noisy(8, labels=True), 8)])
+def test_augmentation_is_refused(data: Noisy, item: int) -> None:
+    for given in (data, DataLoader(data, batch_size=4)):
+        with pytest.raises(InputError, match=f"item {item} of train is another each time .* Switch augmentation off"):
+            labelled(given, name="train")
+    assert len(labelled(Noisy(9))) == 9

@@ -348,6 +348,8 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda: leave_out(K, Y, reg=1, f0=Y[:2]), tg.InputError, r"f0 has shape \(2,\); needed: \(8,\)"),
     (lambda: leave_out(K, Y, reg=1, groups=[1, 2]), tg.InputError, r"groups have shape \(2,\).*each of the 8 samples"),
     (lambda: leave_out(K, Y, reg=1, groups=["a"] * 8), tg.InputError, "all 8 samples are of group a; .*two groups"),
+    (lambda: leave_out(K, Y, reg=1, groups=[1.5, "a"] * 4), tg.InputError, "groups hold 1.5; needed: .*or strings"),
+    (lambda: leave_out(K, Y, reg=1, groups=[[1], [1, 2]] * 4), tg.InputError, r"groups hold \[1\]; needed"),
     (lambda: leave_out(K, Y, reg=1, groups=Y), tg.InputError, "groups are float64; needed: .*integers or strings"),
     (lambda: leave_out(K, Y, reg=1, memory=900), tg.MemoryBudgetError, "factor of a 8 x 8 matrix.*scratch="),
     (lambda: leave_out(K, Y, reg=1, scratch="/nowhere"), tg.InputError, "scratch='/nowhere'; needed: a folder"),

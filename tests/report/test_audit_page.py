@@ -258,15 +258,14 @@ def test_what_was_decided_is_applied(
         assert clean.y.tolist() == labels[keep].tolist()
     exported = json.loads((tmp_path / "decisions.json").read_text())
     assert {k: v for k, v in exported.items() if k != "decisions"} == {
-        "tangency_audit": 1, "samples": 240, "labels": digest(nasty.train.y),
+        "tangency_audit": 1, "samples": 240, "data": digest(nasty.train),
     }  # fmt: skip
     assert nasty.train.ids is not None
-    with written(page, "labels", tmp_path).open(encoding="utf-8-sig", newline="") as file:
+    with written(page, "labels", tmp_path).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(r["sample"]) for r in rows] == keep.nonzero()[:, 0].tolist()
-    bare = lambda text: text[1:] if text.startswith("'") else text  # noqa: E731
-    assert [bare(r["label"]) for r in rows] == [NAMES[int(k)] for k in labels[keep]]
-    assert [bare(r["id"]) for r in rows] == [nasty.train.ids[int(r["sample"])] for r in rows]
+    assert [r["label"] for r in rows] == [NAMES[int(k)] for k in labels[keep]]
+    assert [r["id"] for r in rows] == [nasty.train.ids[int(r["sample"])] for r in rows]
     cells = [
         c for line in csv.reader((tmp_path / "decisions.csv").open(encoding="utf-8-sig", newline="")) for c in line
     ]
@@ -285,17 +284,32 @@ def test_what_was_decided_is_applied(
     assert page.evaluate("window.hacked") is None
 
 
+def test_a_quoted_formula_and_the_formula_are_two_classes(show: Opener, tmp_path: Path) -> None:
+    a = audited("texts", c=4, names=("=x", "'=x", "''=x", "-1"), m=0)
+    page = show(report.write(a, tmp_path))
+    order = a.listed.tolist()[:8]
+    wanted = {i: (int(a.suspects.given[i]) + 1 + k % 3) % 4 for k, i in enumerate(order)}
+    decide_all(page, {i: ("fix", label) for i, label in wanted.items()})
+    clean = tg.auditing.apply(a.train, written(page, "csv", tmp_path))
+    assert {i: int(clean.y[i]) for i in order} == wanted
+
+
 def test_files_of_other_data_are_refused(
     show: Opener, found: Audit, page_of: Callable[[Audit], Path], tmp_path: Path
 ) -> None:
     page = show(page_of(found))
-    good = {"tangency_audit": 1, "samples": 160, "labels": digest(found.train.y), "decisions": []}
+    good = {"tangency_audit": 1, "samples": 160, "data": digest(found.train), "decisions": []}
     one = {"sample": 3, "action": "drop"}
     head = "sample,id,given,action,label\n"
     own = found.train.classes[int(found.train.y[3])]
     other = "kind 0" if own != "kind 0" else "kind 1"
     for name, text, words in (
-        ("a.json", json.dumps(good | {"labels": "0" * 16, "decisions": [one]}), "about other data: 160 samples with"),
+        (
+            "a.json",
+            json.dumps(good | {"data": digest(found.train) | {"inputs": "0"}, "decisions": [one]}),
+            "about other data: the inputs are not those of this page",
+        ),
+        ("aa.json", json.dumps(good | {"data": None, "decisions": [one]}), "the labels and the classes and the inputs"),
         ("b.json", json.dumps(good | {"samples": 7}), "this page is about 160"),
         ("c.json", "{", "neither JSON nor CSV"),
         ("d.json", json.dumps({"decisions": [one]}), "no decisions of an audit"),
@@ -306,6 +320,7 @@ def test_files_of_other_data_are_refused(
         ),
         ("f.json", json.dumps(good | {"decisions": [{"sample": 1, "action": "fix", "label": "x"}]}), "does not fit"),
         ("g.csv", f"{head}3,,{other},drop,\n", "sample 3 was"),
+        ("gg.csv", f"{head}3,another.png,{own},drop,\n", "sample 3 was called “another.png” there and is"),
         ("h.csv", "sample,action\n3,drop\n", "no column given, label"),
         ("i.csv", f"{head}3,,{own},burn,\n", "does not fit: sample 3, burn"),
     ):

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,14 +13,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .._base import checks
+from .._base import checks, fingerprint, tree
 from .._base.types import FilePath
-from ..datasets import Labelled
+from ..datasets import Labelled, labelled
+from ..datasets.accepted import real
 from ..datasets.files import path, read_bytes
+from ..datasets.labelled import Samples
 from ..errors import InputError
 
 ACTIONS = ("keep", "fix", "drop")
 VERSION = 1
+AS_THEN = "Give the training set that was audited, as it was then."
 
 
 @dataclass(frozen=True)
@@ -31,31 +35,69 @@ class Decided:
     label: str | None = None
 
 
-def digest(y: Tensor) -> str:
-    """Which labels they are: decisions about others are refused."""
-    return hashlib.sha256(y.detach().cpu().long().contiguous().numpy().tobytes()).hexdigest()[:16]
+def digest(data: Labelled, given: Tensor | None = None) -> dict[str, str | None]:
+    """Which data they are: short hashes of labels, class names, ids (None without) and inputs, to the bit.
+
+    `given`: labels or real targets in place of the data's own. Classes that are called by their numbers are counted.
+
+    >>> digest(labelled((torch.eye(3), [0, 1, 1])))["classes"]
+    '2 numbered'
+    """
+    y = (data.y if given is None else given).detach().cpu()
+    y = y.double() if y.is_floating_point() else y.long()
+    inputs = {f"{name} {v.dtype} {tuple(v.shape)} ": v for name, v in tree.leaves(data.x)}
+    return {
+        "labels": fingerprint.digest({"": y}),
+        "classes": f"{len(data.classes)} numbered"
+        if data.classes == _numbers(len(data.classes))
+        else _hash(data.classes),
+        "ids": None if data.ids is None else _hash(data.ids),
+        "inputs": fingerprint.digest(inputs),
+    }
 
 
-def apply(data: Labelled, decisions: FilePath | Mapping[str, object]) -> Labelled:
+def _numbers(c: int) -> tuple[str, ...]:
+    """What c classes without names are called."""
+    return tuple(map(str, range(c)))
+
+
+def _hash(names: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
+
+
+def apply(data: Samples, decisions: FilePath | Mapping[str, object]) -> Labelled:
     """The samples that were kept, with the labels that were fixed: by the page's export, a .json or .csv, or a dict.
 
-    `data` are the samples that were audited, with the labels they had then: decisions about others are refused (a CSV
-    does not say which labels it is about, so there only the sample numbers are checked, and the labels it quotes).
+    `data` are the samples that were audited, as they were then (in any form that `tg.datasets.labelled` takes):
+    decisions about others are refused. A CSV does not say which data it is about, so there only the sample numbers, the
+    labels and the names of samples that it quotes are checked.
 
     >>> data = Labelled(torch.eye(3), [0, 1, 1], ("cat", "dog"))
-    >>> decided = {"tangency_audit": 1, "samples": 3, "labels": digest(data.y),
+    >>> decided = {"tangency_audit": 1, "samples": 3, "data": digest(data),
     ...            "decisions": [{"sample": 1, "action": "fix", "label": "cat"}, {"sample": 2, "action": "drop"}]}
     >>> apply(data, decided).y.tolist()
     [0, 0]
     """
-    y, kept = decided(data, decisions)
+    data, y, kept = decided(audited(data), decisions)
     return replace(data, y=y).select(kept)
 
 
-def decided(data: Labelled, decisions: FilePath | Mapping[str, object]) -> tuple[Tensor, Tensor]:
-    """The labels of all samples after the decisions, and a mask of those that are kept."""
+def audited(data: object, labels: object = None) -> Labelled:
+    """The training set, in any form; refuses real targets, its own or `labels` in their place."""
+    y = data[1] if isinstance(data, (tuple, list)) and len(data) == 2 else None
+    if real(y if labels is None else labels):
+        raise InputError(
+            "the targets are real numbers, which cannot be applied: Labelled has no place for them. Needed: classes "
+            "(if these are: y.long()); or drop samples by the numbers in the decisions."
+        )
+    return labelled(data, name="data")
+
+
+def decided(data: Labelled, decisions: FilePath | Mapping[str, object]) -> tuple[Labelled, Tensor, Tensor]:
+    """The data, with all classes that were audited, the labels after the decisions, and a mask of samples to keep."""
+    data, found = _read(data, decisions)
     y, kept = data.y.clone(), torch.ones(len(data), dtype=torch.bool)
-    for one in _read(data, decisions):
+    for one in found:
         if one.action == "drop":
             kept[one.sample] = False
         elif one.action == "fix":
@@ -63,59 +105,77 @@ def decided(data: Labelled, decisions: FilePath | Mapping[str, object]) -> tuple
             y[one.sample] = data.classes.index(one.label)
     if not bool(kept.any()):
         raise InputError("every sample is dropped; needed: decisions that keep some.")
-    return y, kept
+    return data, y, kept
 
 
-def _read(data: Labelled, decisions: FilePath | Mapping[str, object]) -> list[Decided]:
-    """Checked against the data."""
+def _read(data: Labelled, decisions: FilePath | Mapping[str, object]) -> tuple[Labelled, list[Decided]]:
+    """Checked against the data, which get the classes that were audited where they have no names."""
     where = "the decisions" if isinstance(decisions, Mapping) else str(decisions)
     try:
-        rows = _rows(data, decisions if isinstance(decisions, Mapping) else path(decisions, "decisions"))
+        data, rows = _rows(data, decisions if isinstance(decisions, Mapping) else path(decisions, "decisions"))
         found = [_one(data, row) for row in rows]
         twice = [sample for sample, many in Counter(d.sample for d in found).items() if many > 1]
         if twice:
             raise InputError(f"sample {twice[0]} is there twice; needed: one decision for each sample.")
     except InputError as e:
         raise InputError(f"{where}: {e}") from None
-    return found
+    return data, found
 
 
-def _rows(data: Labelled, decisions: Path | Mapping[str, object]) -> Sequence[Mapping[str, object]]:
-    """One for each decision, unchecked."""
+Rows = Sequence[Mapping[str, object]]
+
+
+def _rows(data: Labelled, decisions: Path | Mapping[str, object]) -> tuple[Labelled, Rows]:
+    """One for each decision, unchecked; with the data, checked."""
     if isinstance(decisions, Path):
         try:
             text = read_bytes(decisions, "the page's export").decode("utf-8-sig")
         except UnicodeDecodeError:
             raise InputError("no text (UTF-8); needed: the page's export as it is.") from None
         if decisions.suffix.lower() == ".csv":
-            return _csv_rows(text, data.classes)
+            return data, _csv_rows(text, data)
         try:
             decisions = json.loads(text)
         except json.JSONDecodeError as e:
             raise InputError(f"no JSON ({e}); needed: the page's export (.json, or .csv by that name).") from None
     if not isinstance(decisions, Mapping) or decisions.get("tangency_audit") != VERSION:
         raise InputError(f'no decisions of an audit; needed: the page\'s export, with "tangency_audit": {VERSION}.')
-    if decisions.get("samples") != len(data) or decisions.get("labels") != digest(data.y):
-        raise InputError(
-            f"about {decisions.get('samples')} samples with the labels {decisions.get('labels')}; the data have "
-            f"{len(data)} with {digest(data.y)}. Give the training set that was audited, with the labels it had then."
-        )
+    data = _same(data, decisions)
     rows = decisions.get("decisions")
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise InputError('"decisions" is no list of decisions; needed: the page\'s export as it is.')
-    return rows
+    return data, rows
 
 
-def _csv_rows(text: str, classes: Sequence[str]) -> list[dict[str, object]]:
+def _same(data: Labelled, decisions: Mapping[str, object]) -> Labelled:
+    """The data, with as many numbered classes as there were; refuses others than the decisions are about."""
+    if decisions.get("samples") != len(data):
+        raise InputError(f"about {decisions.get('samples')} samples; the data have {len(data)}. {AS_THEN}")
+    about = decisions.get("data")
+    if not isinstance(about, Mapping):
+        raise InputError('"data", which says what they are about, is not there; needed: the page\'s export as it is.')
+    # A network may have classes that the training set has no sample of.
+    many = re.fullmatch(r"(\d{1,6}) numbered", str(about.get("classes")))
+    if many and data.classes == _numbers(len(data.classes)) and len(data.classes) < int(many[1]):
+        data = replace(data, classes=_numbers(int(many[1])))
+    own = digest(data)
+    # Samples without names may be those that had some.
+    other = [k for k, v in own.items() if about.get(k) != v and not (k == "ids" and None in (v, about.get(k)))]
+    if other:
+        raise InputError(f"about other data: the {' and the '.join(other)} are not what was audited. {AS_THEN}")
+    return data
+
+
+def _csv_rows(text: str, data: Labelled) -> list[dict[str, object]]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
     missing = {"sample", "action", "given", "label"} - set(reader.fieldnames or ())
     if missing:
         raise InputError(f"no column {checks.some(sorted(missing))}; needed: the page's export as it is.")
-    names = set(classes)
+    names = {"given": set(data.classes), "label": set(data.classes), "id": set(data.ids or ())}
 
     def named(key: str, value: str | None) -> str | None:
         # The page puts a ' before what a spreadsheet would take for a formula, and before a '.
-        ours = key in ("given", "label") and value is not None and value.startswith("'") and value[1:] in names
+        ours = value is not None and value.startswith("'") and value[1:] in names.get(key, ())
         return value[1:] if ours and value is not None else value
 
     return [{k: named(k, v) for k, v in row.items() if k is not None} for row in reader]
@@ -134,9 +194,12 @@ def _one(data: Labelled, row: Mapping[str, object]) -> Decided:
         raise InputError(f"sample {number}: action {action!r}; needed: one of {', '.join(ACTIONS)}.")
     given, own = row.get("given"), data.classes[int(data.y[number])]
     if given is not None and given != own:
+        raise InputError(f"sample {number} was {given!r} then and is {own!r} in the data. {AS_THEN}")
+    called = row.get("id")
+    if called and data.ids is not None and called != data.ids[number]:
         raise InputError(
-            f"sample {number} was {given!r} then and is {own!r} in the data. Give the training set that was audited, "
-            "with the labels it had then."
+            f"sample {number} was called {called!r} then and is {data.ids[number]!r} in the data. {AS_THEN} (If a "
+            "spreadsheet has changed the names: delete the column id.)"
         )
     if action == "fix" and label not in data.classes:
         raise InputError(f"sample {number}: label {label!r}; the classes are {checks.some(list(data.classes))}.")

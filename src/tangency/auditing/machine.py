@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._base.progress import bar
-from ..errors import InputError
+from ..errors import InputError, NotPositiveDefinite
 from ..gram.gram import Gram
 from ..linalg.eigen import Spectrum, spectrum, top
 from ..regress import LeftOut, gaussian_process, least_squares, leave_out, leave_out_features, ridge
@@ -19,6 +19,10 @@ from ..regress import LeftOut, gaussian_process, least_squares, leave_out, leave
 DECOMPOSED = 6000
 # Rows of a Gram that are looked at together take about so many numbers.
 BAND = 2**25
+NO_GRAM = (
+    "is not positive semi-definite; needed: the Gram matrix of a kernel, such as Φ @ Φ.T of features. Of similarities "
+    "of another kind, take K + c·I with c larger than the size of K's smallest eigenvalue."
+)
 
 
 class Nearest(NamedTuple):
@@ -75,7 +79,9 @@ class Machine(ABC):
     def unexplained(self, left: LeftOut) -> Tensor:
         """The part of k(x, x) that all other samples leave open, [n]: reg·h/(1 − h) of it, h the leverage."""
         rest = (1 - left.leverage).clamp_min(torch.finfo(left.leverage.dtype).eps)
-        return (left.reg * left.leverage / rest / self.squares.to(rest)).clamp(0, 1)
+        squares = self.squares.to(rest)
+        # Of nothing, nothing is explained.
+        return torch.where(squares > 0, left.reg * left.leverage / rest / squares, 1).clamp(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +109,7 @@ class GramMachine(Machine):
     @cached_property
     def squares(self) -> Tensor:
         """The diagonal."""
-        return self.gram.diag().double()
+        return _lengths(self.gram.diag().double())
 
     @cached_property
     def spectrum(self) -> Spectrum | None:
@@ -115,15 +121,20 @@ class GramMachine(Machine):
     ) -> LeftOut:
         """By the spectrum, or by a factor."""
         targets = self._there(targets)
-        if kept is None:
-            return leave_out(self.spectrum or self.gram, targets, reg=reg, groups=groups, progress=False)
-        return leave_out(self.gram, targets, reg=reg, groups=groups, sample_weights=kept.to(targets), progress=False)
+        try:
+            if kept is None:
+                return leave_out(self.spectrum or self.gram, targets, reg=reg, groups=groups, progress=False)
+            weights = kept.to(targets)
+            return leave_out(self.gram, targets, reg=reg, groups=groups, sample_weights=weights, progress=False)
+        except NotPositiveDefinite as e:
+            raise InputError(f"K {NO_GRAM}") from e
 
     def see(self, targets: Tensor, reg: float) -> Seen:
         """The mean and the variance of the Gaussian process with this noise."""
         cross, prior = self._test()
         found = gaussian_process(self.gram, self._there(targets), noise=reg).predict(cross, self._there(prior))
-        return Seen(found.mean, (found.covariance / prior.to(found.covariance)).clamp(0, 1))
+        own = prior.to(found.covariance)
+        return Seen(found.mean, torch.where(own > 0, found.covariance / own, 1).clamp(0, 1))
 
     def without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
         """A fit in which the others weigh nothing."""
@@ -176,7 +187,7 @@ class FeatureMachine(Machine):
     @cached_property
     def squares(self) -> Tensor:
         """‖φ‖²."""
-        return self.features.double().square().sum(1)
+        return _lengths(self.features.double().square().sum(1))
 
     @cached_property
     def moments(self) -> Tensor:
@@ -198,7 +209,8 @@ class FeatureMachine(Machine):
         fit = least_squares(self.features, targets.to(z.device), reg=reg)
         lower = torch.linalg.cholesky(self.moments + reg * torch.eye(len(self.moments)).to(self.moments))
         open_ = reg * torch.linalg.solve_triangular(lower, z.double().T, upper=False).square().sum(0)
-        return Seen(fit.predict(z), (open_ / z.double().square().sum(1)).clamp(0, 1))
+        own = z.double().square().sum(1)
+        return Seen(fit.predict(z), torch.where(own > 0, open_ / own, 1).clamp(0, 1))
 
     def without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
         """A fit to the features of these."""
@@ -235,6 +247,19 @@ class FeatureMachine(Machine):
         return self.test
 
 
+def _lengths(squares: Tensor) -> Tensor:
+    """k(x, x) as it is; refuses what no kernel has."""
+    wrong = (~(squares >= 0)).nonzero()[:, 0].tolist()
+    if wrong:
+        raise InputError(f"k(x, x) of sample {wrong[0]} is {float(squares[wrong[0]]):.4g}: K {NO_GRAM}")
+    if not bool((squares > 0).any()):
+        raise InputError(
+            "k(x, x) is 0 for all samples: to this kernel nothing is like anything. Needed: a kernel that is not 0, of "
+            "a network with trainable parameters."
+        )
+    return squares
+
+
 def _nearest(gram: Gram, rows: Tensor, columns: Tensor, k: int, same: bool, progress: bool) -> Nearest:
     """By the cosines of a Gram, whose samples have these k(x, x)."""
     parts: list[Nearest] = []
@@ -243,6 +268,7 @@ def _nearest(gram: Gram, rows: Tensor, columns: Tensor, k: int, same: bool, prog
         for start in range(0, gram.shape[0], height):
             band = gram[start : start + height].double()
             band = band / (rows[start : start + height, None].to(band) * columns.to(band)).sqrt()
+            band = band.nan_to_num(nan=0.0)  # a sample with k(x, x) = 0 is like none
             parts.append(_largest(band, start, k, same))
             step(len(band))
     return Nearest(*(torch.cat(p) for p in zip(*parts, strict=True)))

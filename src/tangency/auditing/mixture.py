@@ -50,6 +50,8 @@ def tell_apart(margins: Tensor) -> Kinds:
     some = some / spread
     alone = _alone(some)
     together, theta = _together(some)
+    if not (math.isfinite(alone) and math.isfinite(together)):  # few values, as of a kernel that tells nothing
+        return Kinds(torch.zeros_like(m), -math.inf)
     # Three more parameters, at the price of Akaike's information criterion.
     evidence = alone - together - 3
     wrong, right = _terms(m / spread, theta)

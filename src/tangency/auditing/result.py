@@ -80,11 +80,7 @@ class Audit(Result):
         ]
         if self.leaks is not None:
             assert self.test is not None
-            samples = len(set(self.leaks.pairs[:, 0].tolist()))
-            lines.append(
-                f"{samples:,} of {len(self.test):,} test samples are in the training set too"
-                + (f", {int(self.leaks.contradictory.sum())} with another {what}." if samples else ".")
-            )
+            lines.append(_leaks_in_words(self.leaks, len(self.test), what))
         lines.append(f"{_many(len(self.support.outliers), 'training')} like nothing else in the training set.")
         if self.test_support is not None:
             lines.append(f"{_many(len(self.test_support.outliers), 'test')} like nothing in the training set.")
@@ -190,6 +186,8 @@ class Audit(Result):
         if self.real:
             raise InputError("the targets are real numbers, which Labelled has no place for; use .suspects.")
         wrong = self.suspects.wrong > 0.5
+        if how == "drop" and bool(wrong.all()):
+            raise InputError("every sample is more likely wrong than right, so none would be left; look at .warnings.")
         if how == "drop":
             return self.train.select(~wrong)
         return relabelled(self.train, torch.where(wrong, self.suspects.suggested, self.suspects.given))
@@ -227,11 +225,22 @@ def relabelled(data: Labelled, y: Tensor) -> Labelled:
 def _copies_in_words(copies: Copies, where: str, what: str) -> str:
     groups = copies.groups()
     if not groups:
-        return f"No {where} are copies of one another."
+        return f"No {where} are {'equal' if copies.equal_only else 'copies of one another'}."
+    equal, differ = int(copies.exact.sum()), int(copies.contradictory.sum())
     return (
-        f"{sum(map(len, groups)):,} {where} are copies of one another, in {len(groups):,} groups "
-        f"({int(copies.exact.sum())} equal pairs, {int(copies.contradictory.sum())} with different {what}s)."
+        f"{sum(map(len, groups)):,} {where} are copies of one another, in "
+        f"{'one group' if len(groups) == 1 else f'{len(groups):,} groups'} "
+        f"({equal:,} equal pair{'s' * (equal != 1)}, {differ:,} with different {what}s)."
     )
+
+
+def _leaks_in_words(leaks: Copies, tested: int, what: str) -> str:
+    """Counts test samples: one may be in the training set several times."""
+    samples = len(leaks.pairs[:, 0].unique())
+    differ = len(leaks.pairs[leaks.contradictory, 0].unique())
+    verb, like = "is" if samples == 1 else "are", " as equal samples" * leaks.equal_only
+    label = f", {differ:,} with another {what}" if samples else ""
+    return f"{samples:,} of {tested:,} test samples {verb} in the training set too{like}{label}."
 
 
 def _many(count: int, which: str) -> str:
@@ -239,4 +248,7 @@ def _many(count: int, which: str) -> str:
 
 
 def _counts(copies: Copies) -> Json:
-    return {"pairs": len(copies), "equal": int(copies.exact.sum()), "contradictory": int(copies.contradictory.sum())}
+    return {
+        "pairs": len(copies), "equal": int(copies.exact.sum()), "contradictory": int(copies.contradictory.sum()),
+        "crowded": copies.crowded,
+    }  # fmt: skip

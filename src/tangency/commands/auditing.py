@@ -11,8 +11,8 @@ from torch import nn
 from .._base import checks, strict_json
 from .._base.types import Json
 from ..auditing import Audit
-from ..auditing.applied import decided
-from ..datasets import Labelled, labelled
+from ..auditing.applied import audited, decided
+from ..datasets import Labelled
 from ..datasets.files import writable
 from ..decisions import TITLES, audit
 from ..decisions.audited import with_labels
@@ -85,7 +85,9 @@ def _tell(found: Audit, listed: Path | None, args: argparse.Namespace) -> int:
     """Write the page, print what was found and where it is."""
     page = write(found, args.out)
     if listed is not None:
-        found.issues().to_csv(listed)
+        issues = found.issues()
+        issues.insert(0, "sample", range(len(issues)))
+        issues.to_csv(listed, index=found.train.ids is not None)
     if args.json:
         print(strict_json.text({**found.summary(), "report": str(page.resolve())}, 2))
         return 0
@@ -102,8 +104,7 @@ def _apply(args: argparse.Namespace) -> int:
     to, decisions = writable(args.out, "--out").absolute(), args.decisions.absolute()
     if to.suffix.lower() not in (".csv", ".json"):
         raise InputError(f"--out {args.out}; needed: a file that ends with .csv or .json.")
-    data = _training_set(args)
-    y, kept = decided(data, decisions)
+    data, y, kept = decided(_training_set(args), decisions)
     rows: list[dict[str, Json]] = [
         {"sample": i, **({"id": data.ids[i]} if data.ids else {}), "label": data.classes[int(y[i])]}
         for i in kept.nonzero()[:, 0].tolist()
@@ -122,13 +123,14 @@ def _training_set(args: argparse.Namespace) -> Labelled:
     """With the labels that were audited."""
     made = made_by(args, "what it returned for the audit, or the training set alone")
     if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
-        return labelled(made[1], name="train")
+        return audited(made[1])
     if not isinstance(made, dict):
-        return labelled(made, name="train")
+        return audited(made)
     if made.get("train") is None:
         raise InputError(f"{args.function} returned a dict without 'train'; needed: what it returned for the audit.")
-    data = labelled(made["train"], name="train")
-    return data if made.get("labels") is None else with_labels(data, made["labels"])
+    labels = made.get("labels")
+    data = audited(made["train"], labels)
+    return data if labels is None else with_labels(data, labels)
 
 
 def _csv(rows: list[dict[str, Json]]) -> str:

@@ -40,8 +40,30 @@ def _tensor(array: np.ndarray, name: str) -> Tensor:
     return tree.from_array(np.asanyarray(array, order="C"), name)
 
 
+def real(y: object) -> bool:
+    """Whether these are real numbers, and no classes."""
+    if isinstance(y, (list, tuple)):
+        return any(isinstance(v, float) for v in y)
+    kind = getattr(y, "dtype", None)
+    return kind is not None and (kind.is_floating_point if isinstance(kind, torch.dtype) else kind.kind == "f")
+
+
+def as_array(values: Any) -> Any:
+    """A column of pandas as an array, of whole numbers where it holds nothing else; other values as they are.
+
+    >>> as_array(np.array([0, 1], dtype=object))
+    array([0, 1])
+    """
+    column = type(values).__module__.split(".")[0] == "pandas" and getattr(values, "ndim", 0) == 1
+    array = np.asarray(values) if column else values
+    if isinstance(array, np.ndarray) and array.dtype.kind == "O" and array.size and all(map(whole, array.flat)):
+        return array.astype(np.int64)
+    return array
+
+
 def labels(y: object) -> Tensor:
     """One integer a sample, as int64."""
+    y = as_array(y)
     if not isinstance(y, Tensor):
         if not isinstance(y, (np.ndarray, list, tuple)):
             raise InputError(

@@ -26,6 +26,8 @@ from ..errors import InputError, MemoryBudgetError
 Collate: TypeAlias = Callable[[list[Any]], Any]  # a DataLoader's collate_fn, of a list of items
 # Seconds of reading before a bar is shown.
 _PATIENCE = 2.0
+# Items that are read twice.
+_AGAIN = 3
 
 
 class Read(NamedTuple):
@@ -65,6 +67,7 @@ def read(data: "Dataset[object] | DataLoader[object]", name: str, progress: bool
     items = list(_items(dataset, name, usual, progress))
     if not items:
         raise InputError(f"{name}: the data set is empty; needed: at least one sample.")
+    _check_fixed(dataset, items, name)
     try:
         batch = collate(items)
     except (TypeError, RuntimeError, ValueError, KeyError, AttributeError) as e:
@@ -146,6 +149,32 @@ def _items(dataset: "Dataset[object]", name: str, usual: bool, progress: bool) -
                 _check_room(held, room, f"{k + 1:,} samples and more", name)
             yield item
             step()
+
+
+def _check_fixed(dataset: "Dataset[object]", items: list[object], name: str) -> None:
+    """Refuse a data set of which some items are others when they are read again, by a few of them."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        return  # a stream may be there once
+    last = len(items) - 1
+    for k in sorted({last * j // (_AGAIN - 1) for j in range(_AGAIN)}):
+        if any(not _equal(a, b) for a, b in zip(_values(items[k]), _values(dataset[k]), strict=False)):
+            raise InputError(
+                f"item {k} of {name} is another each time it is read. Needed: fixed samples. Switch augmentation off "
+                "(give the data set the transform of evaluation), or draw random numbers once and keep what they give."
+            )
+
+
+def _equal(a: object, b: object) -> bool:
+    """Whether numbers are the same; of other things nothing is known."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        same = a.shape == b.shape and a.dtype == b.dtype
+        return same and bool(((a == b) | ((a != a) & (b != b))).all())
+    if isinstance(a, (np.ndarray, np.generic, int, float)) and isinstance(b, (np.ndarray, np.generic, int, float)):
+        left, right = np.asarray(a), np.asarray(b)
+        if left.shape != right.shape:
+            return False
+        return bool(np.all((left == right) | ((left != left) & (right != right))))
+    return True
 
 
 def _check_places(items: list[object], batch: Sequence[object], collate: Collate, name: str) -> None:

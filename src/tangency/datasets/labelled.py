@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from .._base import checks, tree
 from .._base.types import Array, Inputs
@@ -242,6 +243,10 @@ class Labelled:
         )
 
 
+# What is taken for samples with their classes.
+Samples = Labelled | tuple[Inputs, Array | Sequence[int]] | Dataset[Any] | DataLoader[Any]
+
+
 class TrainTest(NamedTuple):
     """Samples to train on and samples to be asked about: `train, test = digits()`."""
 
@@ -252,9 +257,10 @@ class TrainTest(NamedTuple):
 def labelled(data: Any, *, classes: Sequence[str] | None = None, name: str = "data", progress: bool = True) -> Labelled:
     """(x, y) or a torch data set of such pairs as `Labelled`; what is `Labelled` already stays as it is.
 
-    x: what the model takes, y: the class of each sample, from 0; tensors, arrays, and for y lists. A
-    `torch.utils.data.Dataset` of (x, y), or a `DataLoader` of one, is read once, in the data set's own order: shuffling
-    and `drop_last` do not matter, a `collate_fn` is used. `classes`: their names, by default a data set's own
+    x: what the model takes, y: the class of each sample, from 0; tensors, arrays, and for y lists and columns of
+    pandas. A `torch.utils.data.Dataset` of (x, y), or a `DataLoader` of one, is read once, in the data set's own order:
+    shuffling and `drop_last` do not matter, a `collate_fn` is used. A few items are read again: they must be the same,
+    so augmentation is refused. `classes`: their names, by default a data set's own
     (`.classes`), else "0", "1", …; `name`: what the set is called, in messages too; `progress`: of long reading.
 
     >>> labelled((torch.rand(5, 3), [0, 1, 2, 1, 0]), name="toy")

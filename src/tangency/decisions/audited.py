@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,14 +13,15 @@ from .._base import checks, tree
 from .._base.types import Array, Inputs, Json, Memory, StorePlace
 from .._version import __version__
 from ..auditing.audit import check, examine
-from ..auditing.cleaning import Cleaning
 from ..auditing.data import Data
 from ..auditing.machine import FeatureMachine, GramMachine, Machine
 from ..auditing.result import Audit
 from ..datasets import Labelled
+from ..datasets.accepted import as_array, real
+from ..datasets.labelled import Samples
 from ..engine import outputs as heads
 from ..engine.network import check_evaluation_mode, unwrapped
-from ..errors import InputError, MissingLibrary
+from ..errors import InputError, MissingLibrary, ModelError
 from ..kernels.combine import CosineKernel
 from ..kernels.kernel import Kernel
 from ..models import outputs
@@ -27,7 +29,7 @@ from ..projection import Projected
 from ..regress.groups import GroupLabels, checked_groups
 from ..surrogate import Kind
 from .compared import TITLES, Grams, Names, choose_named, kernels, with_logits
-from .data import Samples, checked_pair, checked_train, common_name, placed
+from .data import checked_pair, checked_train, common_name, placed
 from .described import described
 from .layered import views
 
@@ -85,7 +87,7 @@ def audit(
     True
     """
     begin = time.perf_counter()
-    model = _module(model)
+    model = _module(model, kernel)
     data = _data(model, train, test, labels, retrain, progress)
     check(data, samples, neighbours)
     checked_groups(groups, len(data.train), torch.device("cpu"))
@@ -97,18 +99,43 @@ def audit(
     inputs, seen = (data.train.x, _x(data.test)), views(model, x, z, memory, progress)
     found = examine(machines, data, groups, samples, neighbours, progress, facts, inputs, seen, blind)
     if retrain is not None:
-        found = replace(found, cleaning=_retrained(found, retrain, outputs_are))
+        found = _retrained(found, retrain, outputs_are)
     found.facts["seconds"] = time.perf_counter() - begin
     return found
 
 
-def _module(model: nn.Module) -> nn.Module:
+def _module(model: nn.Module, kernel: object) -> nn.Module:
     """The model itself, without wrappers; refuses what is none, or not in evaluation mode."""
     if not isinstance(model, nn.Module):
         raise InputError(f"model is a {type(model).__name__}; needed: a torch.nn.Module.")
+    if torch.is_inference_mode_enabled():
+        raise InputError(
+            "tg.audit was called inside torch.inference_mode(), where there are no gradients; needed: gradients. Call "
+            "it outside of inference_mode (torch.no_grad() does not matter)."
+        )
     model = unwrapped(model)[0]
     check_evaluation_mode(model)
+    _check_kernel(model, kernel)
     return model
+
+
+def _check_kernel(model: nn.Module, kernel: object) -> None:
+    """Refuse what is no kernel and no name of one, and a model whose named kernels cannot be computed as it is."""
+    given = list(kernel.values()) if isinstance(kernel, Mapping) else [kernel]
+    if given and all(isinstance(k, Kernel) for k in given):
+        return
+    names = [kernel] if isinstance(kernel, str) else kernel
+    if names is not None and not (isinstance(names, (list, tuple)) and all(isinstance(v, str) for v in names)):
+        raise InputError(
+            f"kernel={kernel!r}; needed: a name ({', '.join(TITLES)}), a kernel (tg.trace_ntk(model)), or kernels by "
+            "name."
+        )
+    narrow = {p.dtype for p in model.parameters() if p.is_floating_point()} - {torch.float32, torch.float64}
+    if narrow:
+        raise InputError(
+            f"the model's parameters are {next(iter(narrow))}; needed: float32 or float64. Give a copy of it, "
+            "copy.deepcopy(model).float(), or the model itself, model.float(), with inputs of that type."
+        )
 
 
 def _data(
@@ -143,15 +170,18 @@ def _x(data: Labelled | None) -> Inputs | None:
 def _class_data(model: nn.Module, train: Samples, test: Samples | None, labels: object, progress: bool) -> Data:
     """Both sets checked, with the labels that are to be audited."""
     if test is None:
-        known, asked = checked_train(model, train, progress), None
+        known, asked = checked_train(model, train, progress, absent=True), None
     else:
-        known, asked = checked_pair(model, train, test, progress)
+        known, asked = checked_pair(model, train, test, progress, absent=True)
     return Data(known if labels is None else with_labels(known, labels), asked)
 
 
 def with_labels(known: Labelled, labels: object) -> Labelled:
     """The samples with other labels, numbers or names of classes."""
     names = {c: i for i, c in enumerate(known.classes)}
+    labels = as_array(labels)
+    if isinstance(labels, np.ndarray) and labels.dtype.kind in "UO":
+        labels = labels.tolist()
     if isinstance(labels, Sequence) and not isinstance(labels, str) and all(isinstance(v, str) for v in labels):
         unknown = [v for v in labels if v not in names]
         if unknown:
@@ -169,24 +199,19 @@ def with_labels(known: Labelled, labels: object) -> Labelled:
 def _real_data(model: nn.Module, train: object, test: object, labels: object) -> Data | None:
     """Samples with real targets; None if they have classes."""
     y = labels if labels is not None else train[1] if isinstance(train, (tuple, list)) and len(train) == 2 else None
-    if not _real(y):
+    if not real(y):
         return None
     x, targets = _pair(train, y, "train")
     z, test_targets = (None, None) if test is None else _pair(test, None, "test")
     width = outputs(model, placed(model, tree.take(x.x, slice(0, 2)))).reshape(2, -1).shape[1]
     for which, t in (("train", targets), ("test", test_targets)):
         if t is not None and t.shape[1] != width:
+            classes = t.shape[1] == 1 and bool((t == t.round()).all())
             raise InputError(
-                f"a target of {which} has {t.shape[1]} numbers, an output of the model {width}; needed: as many."
+                f"a target of {which} has {t.shape[1]} number{'s' * (t.shape[1] > 1)}, an output of the model {width}; "
+                f"needed: as many.{' If these are classes: y.long().' if classes else ''}"
             )
     return Data(x, z, targets, test_targets)
-
-
-def _real(y: object) -> bool:
-    if isinstance(y, (list, tuple)):
-        return any(isinstance(v, float) for v in y)
-    kind = getattr(y, "dtype", None)
-    return kind is not None and (kind.is_floating_point if isinstance(kind, torch.dtype) else kind.kind == "f")
 
 
 def _pair(samples: object, y: object, which: str) -> tuple[Labelled, Tensor]:
@@ -214,13 +239,6 @@ def _kernels(
 ) -> tuple[Data, dict[str, Kernel], Mapping[str, str], str]:
     """The data with what the network says of them, the kernels that are tried, their titles, and what is to be said."""
     given = {"kernel": kernel} if isinstance(kernel, Kernel) else kernel if isinstance(kernel, Mapping) else None
-    if given is not None:
-        wrong = next((n for n, k in given.items() if not isinstance(k, Kernel)), None)
-        if wrong is not None or not given:
-            raise InputError(
-                f"kernel={kernel!r}; needed: a name ({', '.join(TITLES)}), a kernel (tg.trace_ntk(model)), or kernels "
-                "by name."
-            )
     titles: Mapping[str, str] = TITLES
     said = ""
     names: Names = None if given is not None else kernel  # type: ignore[assignment]  # no kernel: names
@@ -236,7 +254,15 @@ def _kernels(
         given, titles, said = choose_named(network, wanted, read, x)
         if names is None:
             given = dict(given) | {BLIND: kernels(_shuffled(network), ["trNTK"])["trNTK"]}
-    return data, dict(given), titles, " ".join(filter(None, [read.said, said]))
+    return data, dict(given), titles, " ".join(filter(None, [read.said, said, _absent(data.train)]))
+
+
+def _absent(train: Labelled) -> str:
+    """Of which classes there is no sample, if so."""
+    none = [train.classes[k] for k in (train.counts() == 0).nonzero()[:, 0].tolist()]
+    if not none:
+        return ""
+    return f"The training set has no sample of {checks.some(none)}, so no label is suggested to be that."
 
 
 def _shuffled(network: nn.Module) -> nn.Module:
@@ -321,18 +347,28 @@ def _of_features(kernel: Projected, grams: Grams, unit: bool) -> FeatureMachine 
     return FeatureMachine(*made)
 
 
-def _retrained(found: Audit, retrain: Retrain, outputs_are: Kind | None) -> Cleaning | None:
+def _retrained(found: Audit, retrain: Retrain, outputs_are: Kind | None) -> Audit:
     """Test accuracies of networks trained on the data as they are, without the suspects, and with mended labels."""
     assert found.cleaning is not None
-    assert found.test is not None
-    sets = {"as given": found.train, "dropped": found.cleaned("drop"), "mended": found.cleaned("fix")}
-    scores = {}
-    for name, data in sets.items():
-        model = retrain(data)
-        if not isinstance(model, nn.Module):
-            raise InputError(f"retrain returned a {type(model).__name__}; needed: the network that it trained.")
+    sets, warnings = {"as given": found.train}, found.warnings
+    if found.suspects.count < len(found.train):
+        sets["dropped"] = found.cleaned("drop")
+    else:
+        warnings += ("every sample is a suspect: none would be left, so nothing was trained without the suspects.",)
+    sets["mended"] = found.cleaned("fix")
+    scores = {name: _accuracy(retrain(data), data, found.test, name, outputs_are) for name, data in sets.items()}
+    return replace(found, cleaning=replace(found.cleaning, retrained=scores), warnings=warnings)
+
+
+def _accuracy(model: object, data: Labelled, test: Labelled | None, name: str, outputs_are: Kind | None) -> float:
+    """On the test samples, of a network that was trained on these data."""
+    assert test is not None
+    if not isinstance(model, nn.Module):
+        raise InputError(f"retrain returned a {type(model).__name__}; needed: the network that it trained.")
+    try:
         check_evaluation_mode(model)
         read = heads.learn(outputs, model, placed(model, data.x), data.y, len(data.classes), outputs_are)
-        said = _said(model, placed(model, found.test.x), read)
-        scores[name] = float((said == found.test.y.cpu()).double().mean())
-    return replace(found.cleaning, retrained=scores)
+        said = _said(model, placed(model, test.x), read)
+    except (InputError, ModelError) as e:
+        raise InputError(f"the network that retrain returned for the data {name!r}: {e}") from e
+    return float((said == test.y.cpu()).double().mean())

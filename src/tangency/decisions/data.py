@@ -1,31 +1,33 @@
 """What is given to `explain` and `audit`: a model, and samples with their classes, checked against each other."""
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from .._base import checks, tree
-from .._base.types import Array, Inputs
+from .._base.types import Inputs
 from ..datasets import Labelled, labelled, same_columns
 from ..datasets.from_torch import class_names
+from ..datasets.labelled import Samples
 from ..errors import InputError
 from ..models import outputs
 
-Samples = Labelled | tuple[Inputs, Array | Sequence[int]] | Dataset[Any] | DataLoader[Any]
 
+def checked_train(model: nn.Module, train: Samples, progress: bool, absent: bool = False) -> Labelled:
+    """The training set; refuses what is no classifier's.
 
-def checked_train(model: nn.Module, train: Samples, progress: bool) -> Labelled:
-    """The training set; refuses what is no classifier's."""
+    `absent`: classes may be there without samples; where they have no names, as many as the model has outputs.
+    """
     known = labelled(train, name="train", progress=progress)
+    count = _check_labels(model, known)
+    if absent and count > len(known.classes) and not _named(train):
+        known = replace(known, classes=tuple(map(str, range(count))))
     if len(known.classes) < 2:
         raise InputError(f"there is one class only ({known.classes[0]!r}); a classifier needs two or more.")
-    _check_labels(model, known)
     counts = known.counts()
-    if not bool(counts.all()):
+    if not absent and not bool(counts.all()):
         empty = [known.classes[c] for c in (counts == 0).nonzero()[:, 0].tolist()]
         raise InputError(
             f"the training set has no sample of {checks.some(empty)}. Leave the class out of both sets "
@@ -34,12 +36,13 @@ def checked_train(model: nn.Module, train: Samples, progress: bool) -> Labelled:
     return known
 
 
-def checked_pair(model: nn.Module, train: Samples, test: Samples, progress: bool) -> tuple[Labelled, Labelled]:
-    """Both sets, checked against each other."""
-    known = checked_train(model, train, progress)
+def checked_pair(
+    model: nn.Module, train: Samples, test: Samples, progress: bool, absent: bool = False
+) -> tuple[Labelled, Labelled]:
+    """Both sets, checked against each other; `absent`: as above."""
+    known = checked_train(model, train, progress, absent)
     # A test set without names takes the training set's: it need not have samples of every class.
-    named = isinstance(test, Labelled) or class_names(test) is not None
-    asked = labelled(test, classes=None if named else known.classes, name="test", progress=progress)
+    asked = labelled(test, classes=None if _named(test) else known.classes, name="test", progress=progress)
     if asked.classes != known.classes:
         raise InputError(
             f"the test set's classes are {checks.some(list(asked.classes))}, the training set's "
@@ -53,8 +56,13 @@ def checked_pair(model: nn.Module, train: Samples, test: Samples, progress: bool
     return known, asked
 
 
-def _check_labels(model: nn.Module, train: Labelled) -> None:
-    """Refuse labels for which the model has no output, by its first two samples."""
+def _named(data: Samples) -> bool:
+    """Whether the classes have names."""
+    return isinstance(data, Labelled) or class_names(data) is not None
+
+
+def _check_labels(model: nn.Module, train: Labelled) -> int:
+    """Refuse labels for which the model has no output, by its first two samples; how many classes it tells apart."""
     out = outputs(model, placed(model, tree.take(train.x, slice(0, 2))))
     count = 1 if out.dim() == 1 else out.shape[1]
     most = int(train.y.max())
@@ -63,6 +71,7 @@ def _check_labels(model: nn.Module, train: Labelled) -> None:
             f"the labels of the training set go to {most} and the model has {count} output{'s' * (count > 1)}; needed: "
             f"labels from 0 to {max(2, count) - 1}. Number the classes from 0, or mend the labels that are too large."
         )
+    return max(2, count) if out.dim() <= 2 else 0
 
 
 def placed(model: nn.Module, x: Inputs) -> Inputs:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .._base.types import Json, Memory, StorePlace
 from .._version import __version__
 from ..datasets import Labelled, labelled
+from ..datasets.labelled import Samples
 from ..engine import outputs as heads
 from ..engine.network import check_evaluation_mode, unwrapped
 from ..errors import DidNotConverge, InputError, MissingLibrary, ModelError
@@ -23,7 +24,7 @@ from ..surrogate.faithful import levelled, rounding
 from .attribution import Attribution, summarize
 from .chance import shuffled
 from .compared import Grams, Names, choose_named, take_given, with_logits
-from .data import Samples, checked_pair, common_name, placed
+from .data import checked_pair, common_name, placed
 from .described import described
 from .forensics import flag
 from .result import Decisions, Explanation

@@ -1,5 +1,6 @@
 """Which samples are left out together: each by itself, or all of a group (a subject, a source)."""
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ def checked_groups(groups: GroupLabels, n: int, device: torch.device) -> Tensor:
     """The number of each sample's group, [n], from 0 on."""
     if groups is None:
         return torch.arange(n, device=device)
-    labels = groups.detach().cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
+    labels = _labels(groups)
     if labels.dtype.kind not in "biuUS":
         raise InputError(
             f"groups are {labels.dtype}; needed: a label for each sample, integers or strings, such as its subject."
@@ -33,6 +34,33 @@ def checked_groups(groups: GroupLabels, n: int, device: torch.device) -> Tensor:
             f"all {n} samples are of group {names[0]!s}; needed: at least two groups: a fit is made of the others."
         )
     return torch.from_numpy(number.reshape(-1)).to(device)
+
+
+def _labels(groups: object) -> np.ndarray:
+    """As an array; of numbers and strings together, which are different groups (1 is not '1'), their numbers.
+
+    >>> _labels([1, "1", 1])
+    array([0, 1, 0])
+    """
+    if isinstance(groups, Tensor):
+        return groups.detach().cpu().numpy()
+    if isinstance(groups, (list, tuple)):
+        values = list(groups)
+    else:
+        array = np.asarray(groups)
+        if array.dtype.kind != "O" or array.ndim != 1:
+            return array
+        values = array.tolist()  # a column of pandas, say
+    if len({isinstance(v, str) for v in values}) < 2:
+        with contextlib.suppress(ValueError):  # lists of several lengths
+            return np.asarray(values)
+    wrong = [v for v in values if not isinstance(v, (str, int, np.integer))]
+    if wrong:
+        raise InputError(
+            f"groups hold {wrong[0]!r}; needed: a label for each sample, integers or strings, such as its subject."
+        )
+    number = {v: k for k, v in enumerate(dict.fromkeys(values))}
+    return np.array([number[v] for v in values])
 
 
 def by_size(labels: Tensor) -> list[Tensor]:

@@ -4,11 +4,13 @@ Labels of all training samples are there, and what the samples and classes are c
 """
 
 import hashlib
+import weakref
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .._base import strict_json
 from .._base.strict_json import plain
 from .._base.types import Json
 from ..auditing import Audit, Copies, Support
@@ -85,7 +87,7 @@ def audit_content(a: Audit, frame: Frame, train: Tensor, test: Tensor) -> Conten
         "real": real,
         "samples": len(a.train),
         "tests": None if a.test is None else len(a.test),
-        "digest": labels_digest(a),
+        "about": plain(about(a)),
         "memory": _memory(a),
         "classes": list(a.train.classes),
         "ids": _ids(a, frame, train),
@@ -136,11 +138,14 @@ def _ids(a: Audit, frame: Frame, train: Tensor) -> list[str] | dict[str, str] | 
     return list(ids) if frame.ids else {str(i): ids[i] for i in train.tolist()}
 
 
-def labels_digest(a: Audit) -> str:
-    """Which labels, or targets, were audited: files of decisions about others are refused."""
-    if not a.real:
-        return digest(a.suspects.given)
-    return hashlib.sha256(a.suspects.given.double().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+def about(a: Audit) -> dict[str, str | None]:
+    """Which data, with which labels or targets, were audited: files of decisions about others are refused."""
+    if a not in _ABOUT:  # a page that has to be small is tried many times, and inputs may be many
+        _ABOUT[a] = digest(a.train, a.suspects.given)
+    return _ABOUT[a]
+
+
+_ABOUT: weakref.WeakKeyDictionary[Audit, dict[str, str | None]] = weakref.WeakKeyDictionary()
 
 
 def _sentences(a: Audit) -> list[str]:
@@ -152,9 +157,8 @@ def _sentences(a: Audit) -> list[str]:
 
 
 def _memory(a: Audit) -> str:
-    """What a browser remembers the decisions under: the labels, and what the classes and samples are called."""
-    names = "\0".join([*a.train.classes, "", *(a.train.ids or ())])
-    return f"{labels_digest(a)}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"
+    """What a browser remembers the decisions under: the data, and what the classes and samples are called."""
+    return hashlib.sha256(strict_json.text(about(a)).encode()).hexdigest()[:24]
 
 
 def _suspects(a: Audit, frame: Frame) -> Content:

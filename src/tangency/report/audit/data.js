@@ -118,8 +118,9 @@ function some(length, make, first = 12) {
   const list = el("ol", { class: `found ${LOOK.kind}` });
   const fill = (upto) => {
     for (let k = list.children.length; k < Math.min(upto, length); k++) list.append(make(k));
-    more.hidden = list.children.length >= length;
-    more.textContent = `Show ${count(length - list.children.length)} more`;
+    const left = length - list.children.length;
+    more.hidden = !left;
+    more.textContent = left ? `Show ${count(left)} more` : "";
   };
   const more = el("button", { type: "button", class: "more", onclick: () => fill(Infinity) });
   fill(length - first <= 3 ? length : first); // a click for one or two more is not worth it

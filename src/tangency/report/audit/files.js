@@ -8,14 +8,16 @@ const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$/;
 const FORMULA = /^['\t\r\n]|^\s*[=+\-@＝＋－＠]/;
 
 const guarded = (text) => (FORMULA.test(text) && !NUMBER.test(text) ? `'${text}` : text);
+const bare = (text) => (text.startsWith("'") ? text.slice(1) : text);
 
-function csv(rows) {
+// `guard`: for people who open it in a spreadsheet; what programs read is exact.
+function csv(rows, guard) {
   const cell = (value) => {
-    const text = typeof value === "number" ? String(value) : guarded(value);
+    const text = typeof value === "number" ? String(value) : guard ? guarded(value) : value;
     return /[",\r\n]|^\s|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
-  // The mark at the start tells Excel that it is UTF-8.
-  return `\ufeff${rows.map((cells) => cells.map(cell).join(",")).join("\r\n")}\r\n`;
+  const text = `${rows.map((cells) => cells.map(cell).join(",")).join("\r\n")}\r\n`;
+  return guard ? `\ufeff${text}` : text; // the mark at the start tells Excel that it is UTF-8
 }
 
 function parsedCsv(text) {
@@ -53,7 +55,7 @@ function decisionsJson() {
     action: d.action,
     ...(d.action === "fix" && { label: exactName(d.label) }),
   }));
-  const whole = { tangency_audit: A.version, samples: A.samples, labels: A.digest, decisions };
+  const whole = { tangency_audit: A.version, samples: A.samples, data: A.about, decisions };
   return `${JSON.stringify(whole, null, 1)}\n`;
 }
 
@@ -73,17 +75,18 @@ function decisionsCsv() {
       at === undefined ? "" : short(MARGIN[at]),
     ];
   });
-  return csv([["sample", "id", "given", "action", "label", "probability", "margin"], ...rows]);
+  return csv([["sample", "id", "given", "action", "label", "probability", "margin"], ...rows], true);
 }
 
-// Every training sample that is not dropped, with the label that it has now.
+// Every training sample that is not dropped, with the label that it has now: as `tangency audit apply` writes them.
 function cleanedCsv() {
-  const rows = [["sample", "id", "label"]];
+  const id = (value) => (A.ids ? [value] : []);
+  const rows = [["sample", ...id("id"), "label"]];
   GIVEN.forEach((k, sample) => {
     const d = decided.get(sample);
-    if (d?.action !== "drop") rows.push([sample, exactId(sample), exactName(d?.action === "fix" ? d.label : k)]);
+    if (d?.action !== "drop") rows.push([sample, ...id(exactId(sample)), exactName(d?.action === "fix" ? d.label : k)]);
   });
-  return csv(rows);
+  return csv(rows, false);
 }
 
 function download(file, kind, text) {
@@ -100,7 +103,7 @@ function download(file, kind, text) {
 class Refused extends Error {}
 
 const NAMES = new Map(A.classes.map((_, k) => [exactName(k), k]));
-const classOf = (text) => NAMES.get(text.startsWith("'") ? text.slice(1) : text) ?? NAMES.get(text);
+const classOf = (text) => NAMES.get(bare(text)) ?? NAMES.get(text);
 
 function fromJson(text) {
   let said;
@@ -111,11 +114,14 @@ function fromJson(text) {
   }
   if (said?.tangency_audit !== A.version || !Array.isArray(said.decisions))
     throw new Refused("it holds no decisions of an audit");
-  if (said.samples !== A.samples || said.labels !== A.digest)
+  if (said.samples !== A.samples)
     throw new Refused(
-      `it is about other data: ${fact(said.samples ?? null)} samples with ${what}s ${said.labels}; this page is about ` +
-        `${count(A.samples)} with ${A.digest}`
+      `it is about other data: ${fact(said.samples ?? null)} samples; this page is about ${count(A.samples)}`
     );
+  // Samples without names may be those that had some.
+  const nameless = (key) => key === "ids" && (A.about.ids === null || (said.data?.ids ?? null) === null);
+  const other = Object.keys(A.about).filter((key) => said.data?.[key] !== A.about[key] && !nameless(key));
+  if (other.length) throw new Refused(`it is about other data: the ${other.join(" and the ")} are not those of this page`);
   return said.decisions.map((d) => ({ sample: d?.sample, action: d?.action, label: NAMES.get(d?.label) }));
 }
 
@@ -125,12 +131,17 @@ function fromCsv(text) {
   const lacking = ["sample", "given", "action", "label"].filter((key) => column(key) < 0);
   if (lacking.length) throw new Refused(`it has no column ${lacking.join(", ")}`);
   return rows.map((cells) => {
-    const [sample, before, action, label] = ["sample", "given", "action", "label"].map((key) => cells[column(key)] ?? "");
+    const [sample, before, action, label, id] = ["sample", "given", "action", "label", "id"].map(
+      (key) => cells[column(key)] ?? ""
+    );
     const number = /^\d+$/.test(sample) ? Number(sample) : NaN;
     if (!A.real && number < A.samples && classOf(before) !== GIVEN[number])
       throw new Refused(
         `it is about other data: sample ${number} was “${before}” there and is “${name(GIVEN[number])}” here`
       );
+    const called = number < A.samples ? exactId(number) : "";
+    if (id && called && id !== called && bare(id) !== called)
+      throw new Refused(`it is about other data: sample ${number} was called “${id}” there and is “${called}” here`);
     return { sample: number, action, label: classOf(label) };
   });
 }
@@ -190,7 +201,8 @@ function files() {
     : [
         "In Python: ",
         el("code", {}, 'clean = tg.auditing.apply(train, "decisions.json")'),
-        ". In CSV, text that a spreadsheet would take for a formula has a ' in front.",
+        ". In the CSV of decisions, text that a spreadsheet would take for a formula has a ' in front; cleaned labels " +
+          "are as they are in the data.",
       ];
   return el(
     "div",
