@@ -70,6 +70,10 @@ square = lambda f, y: ((f - y) ** 2).sum()
 targets = y.double()[:, None]
 K = kernel(x).double()
 refused(lambda: tg.dynamics.integrate(K, targets, [0.0, 1.0], loss=square, progress=False), "integrate() " + scipy)
+monitor = tg.dynamics.Monitor(kernel, x)
+lightning, transformers = (f"needs {name}: pip install 'tangency[{name}]'" for name in ("lightning", "transformers"))
+refused(lambda: tg.dynamics.lightning_callback(monitor), "lightning_callback() " + lightning)
+refused(lambda: tg.dynamics.trainer_callback(monitor), "trainer_callback() " + transformers)
 matplotlib = "a picture needs matplotlib: pip install 'tangency[plots]'"
 for name, draw in vars(tg.plots).items():
     if name.startswith("draw_"):

@@ -19,7 +19,8 @@ MADE = ROOT / ".gallery"
 STYLE = Path(__file__).with_name("gallery.mplstyle")  # taste only: examples are as readable without
 # What is shown first; others follow by name.
 FIRST = ["explain_a_digit", "wrong_labels", "decision_surface", "poisoned_samples", "nearest_images", "three_grams"]
-FIRST += ["checkpoints", "one_training_step", "spectral_bias", "linearised_by_width", "kernel_drift", "gaussian_process"]
+FIRST += ["checkpoints", "one_training_step", "spectral_bias", "linearised_by_width", "kernel_drift", "lazy_or_rich"]
+FIRST += ["bulk_and_spikes", "anisotropy", "gaussian_process"]
 
 RUN = f"""
 import runpy, sys, matplotlib; matplotlib.use("agg")

@@ -22,9 +22,11 @@ from . import (
     projection,
     regress,
     report,
+    spectra,
     studies,
     surrogate,
     testing,
+    watch,
 )
 from ._version import __version__
 from .decisions import audit, explain
@@ -116,11 +118,13 @@ __all__ = [
     "regress",
     "report",
     "scale",
+    "spectra",
     "studies",
     "sum",
     "surrogate",
     "testing",
     "trace_ntk",
+    "watch",
 ]
 
 

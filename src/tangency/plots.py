@@ -15,6 +15,7 @@ from ._base.drawable import (
     DrawnAudit,
     DrawnCleaning,
     DrawnConvergence,
+    DrawnEvolution,
     DrawnExplanation,
     DrawnFaithfulness,
     DrawnFlow,
@@ -117,6 +118,34 @@ def draw_regime(*runs: DrawnRegime, names: Sequence[str] | None = None) -> "Figu
         axis.grid(alpha=0.25, lw=0.4)
     if names:
         axes[0].legend(frameon=False)
+    return figure
+
+
+def draw_evolution(*runs: DrawnEvolution, names: Sequence[str] | None = None) -> "Figure":
+    """A figure: everything that monitors recorded, over the steps; one line per run, of eigenvalues one for each."""
+    with needed("matplotlib", "a picture"):
+        from matplotlib.figure import Figure
+
+    titles = {key: title for run in runs for key, title in run.titles().items()}
+    across = min(3, len(titles))
+    down = -(-len(titles) // across)
+    figure = Figure(figsize=(3.8 * across, 2.9 * down), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False).flatten()
+    for axis, (key, title) in zip(axes, titles.items(), strict=False):
+        for k, run in enumerate(runs):
+            if key in run.values:
+                columns = run.values[key].cpu().reshape(len(run.steps), -1)
+                style = {"color": f"C{k}", "lw": 1.6 if columns.shape[1] == 1 else 0.8, "marker": "o", "ms": 2.5}
+                lines = axis.plot(run.steps.cpu(), columns, **style)
+                lines[0].set_label(names[k] if names else "")
+                axis.set_yscale("linear" if columns.shape[1] == 1 else "log")
+        axis.set_title(title, fontsize=9)
+        axis.grid(alpha=0.25, lw=0.4)
+    for axis in axes[len(titles) :]:
+        axis.set_axis_off()
+    axes[0].set_xlabel("step")
+    if names:
+        axes[0].legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -168,7 +168,7 @@ def test_a_picture() -> None:
         (["cntk", "--quick", "--kernels", "rbf"], "--kernels rbf; needed: some of ntk, nngp"),
         (["cntk"], "CIFAR-10 in its binary version (cifar-10-batches-bin) is needed"),
         (["uci", "--quick", "--flips"], "--flips is for cntk; uci does not take it"),
-        (["uci", "--quick", "--device", "cpu"], "--device is for cntk"),
+        (["uci", "--quick", "--device", "cpu"], "--device is for cntk, eigenfunctions"),
     ],
 )
 def test_refused(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -996,3 +996,19 @@ def test_a_disk_too_small_for_the_factor_is_refused_before_the_work(
     monkeypatch.setattr("tangency.linalg.factor.shutil.disk_usage", lambda folder: full)
     with pytest.raises(tg.MemoryBudgetError, match="has 1e-08 GB free. Give a folder on another disk"):
         tg.linalg.solve(torch.eye(4), torch.ones(4), solver=Cholesky(scratch=tmp_path))
+
+
+def test_eigenpairs_of_products_alone() -> None:
+    """Right singular vectors of a matrix that is never multiplied out."""
+    generator = torch.Generator().manual_seed(0)
+    M = torch.randn(300, 60, generator=generator, dtype=torch.float64) * torch.logspace(0, -3, 60)
+    _, s, vt = torch.linalg.svd(M, full_matrices=False)
+    found = tg.linalg.top_of(lambda v: M.T @ (M @ v), 60, 4, progress=False)
+    torch.testing.assert_close(found.values.sqrt(), s[:4], rtol=1e-8, atol=0)
+    torch.testing.assert_close(found.vectors @ found.vectors.T, vt[:4].T @ vt[:4], atol=1e-6, rtol=0)
+    assert found.shape == (60, 60)
+    assert found.residual <= 1e-8
+    with pytest.raises(tg.InputError, match="count=61; needed: a number of eigenpairs from 1 to 60"):
+        tg.linalg.top_of(lambda v: v, 60, 61)
+    with pytest.raises(tg.DidNotConverge, match="asked for"):
+        tg.linalg.top_of(lambda v: M.T @ (M @ v), 60, 4, max_steps=1, progress=False)

@@ -57,6 +57,21 @@ class DrawnRegime(Protocol):
         """How fast it turned, per step."""
 
 
+class DrawnEvolution(Protocol):
+    """What was recorded of a training, as `tg.dynamics.Monitor` has it."""
+
+    @property
+    def steps(self) -> Tensor:
+        """When it was looked at, [t]."""
+
+    @property
+    def values(self) -> Mapping[str, Tensor]:
+        """Each quantity, [t] or [t, k]."""
+
+    def titles(self) -> Mapping[str, str]:
+        """What each quantity is, in words."""
+
+
 class DrawnFlow(Protocol):
     """Gradient flow along the eigenvectors of a kernel, as `tg.dynamics.flow` returns it."""
 

@@ -28,6 +28,8 @@ EXTRAS: Mapping[str, Extra] = {
     "pandas": Extra({"pandas": "pandas"}, "data frames as data: tg.datasets.frame"),
     "parquet": Extra({"pyarrow": "pyarrow"}, "Parquet files as data: tg.datasets.parquet"),
     "hf": Extra({"datasets": "datasets"}, "makes what tg.datasets.from_hf reads"),
+    "lightning": Extra({"lightning": "lightning"}, "trains what tg.dynamics.lightning_callback watches"),
+    "transformers": Extra({"transformers": "transformers"}, "trains what tg.dynamics.trainer_callback watches"),
     "compiled": Extra({"numba": "numba"}, "convolutional kernels of infinite width, several times faster on a CPU"),
 }
 # The extra of each library, by the name that is imported.

@@ -12,8 +12,9 @@ from .._base import strict_json
 from ..errors import InputError
 from ..experiments import EXPERIMENTS
 from ..experiments.cntk import NETWORKS
-from ..experiments.table import Options, Regression
-from .options import add_output, device, names, positive
+from ..experiments.learned import LEARNED, LEARNERS
+from ..experiments.table import Options, Regression, Trainings
+from .options import add_output, device, indices, names, positive
 
 if TYPE_CHECKING:
     from .options import Commands
@@ -38,12 +39,19 @@ def add(commands: "Commands") -> None:
         "--seeds",
         type=positive,
         default=3,
-        help="networks to train (surrogate-table1), repeats of the folds (uci); default: 3",
+        help="networks to train (surrogate-table1, energy-table1, spectra-table8), repeats of folds (uci); default: 3",
     )
     reproduce.add_argument(
         "--kernels", type=names, default=(), help="some of the kernels, with commas (tables 2, 3; cntk: ntk, nngp)"
     )
+    reproduce.add_argument("--samples", type=positive, help="training samples (cntk, and those below)")
+    reproduce.add_argument("--test", type=positive, help="test samples (likewise)")
+    reproduce.add_argument(
+        "--device", dest="where", type=device, help="cpu, cuda, cuda:1 (likewise; default: a GPU where there is one)"
+    )
+    reproduce.add_argument("--cases", type=names, default=(), help="some of the rows, with commas (spectra-table8)")
     _cntk_options(reproduce)
+    _learned_options(reproduce)
     add_output(reproduce)
     reproduce.set_defaults(run=_reproduce, long=True)
 
@@ -52,27 +60,47 @@ def _cntk_options(reproduce: argparse.ArgumentParser) -> None:
     """None where they are not given: for another experiment they are refused."""
     cntk = reproduce.add_argument_group("cntk alone")
     cntk.add_argument("--network", choices=list(NETWORKS), help="(default: cntk, 11 convolutions and a global average)")
-    cntk.add_argument("--samples", type=positive, help="training images (default: 5000)")
-    cntk.add_argument("--test", type=positive, help="test images (default: 2000)")
     cntk.add_argument("--flips", action="store_true", default=None, help="add the mirror image of every training image")
     cntk.add_argument("--whiten", action="store_true", default=None, help="ZCA, by the training images (as for Myrtle)")
     cntk.add_argument("--dtype", choices=["float32", "float64"], help="(default: float32)")
     cntk.add_argument("--store", type=Path, help="a folder for the Grams, to go on with (default: one in --out)")
-    cntk.add_argument(
-        "--device", dest="where", type=device, help="cpu, cuda, cuda:1 (default: a GPU where there is one)"
+
+
+def _learned_options(reproduce: argparse.ArgumentParser) -> None:
+    """None where they are not given."""
+    learned = reproduce.add_argument_group(", ".join(LEARNED))
+    learned.add_argument("--networks", type=names, help=f"some of {', '.join(LEARNERS)}, with commas")
+    learned.add_argument("--sets", type=names, help="mnist, cifar10 (eigenfunctions)")
+    learned.add_argument("--indices", type=indices, help="which eigenfunctions or directions, from 0, with commas")
+    learned.add_argument("--epochs", type=positive, help="(default: as published)")
+
+
+def _own_options(args: argparse.Namespace) -> tuple[Regression, Trainings]:
+    """Of this experiment; what it does not take is refused."""
+    kinds = {"cntk": Regression, **dict.fromkeys(LEARNED, Trainings)}
+    own = [f.name for f in fields(kinds[args.name])] + ["where"] if args.name in kinds else []
+    every = {f.name: None for kind in (Regression, Trainings) for f in fields(kind)} | {"where": None}
+    given = {name: value for name in every if (value := getattr(args, name)) is not None}
+    for name in given:
+        if name not in own:
+            takers = [k for k, kind in kinds.items() if name == "where" or name in {f.name for f in fields(kind)}]
+            shown = name.replace("where", "device")
+            raise InputError(f"--{shown} is for {', '.join(takers)}; {args.name} does not take it.")
+    given.pop("where", None)
+    return (
+        Regression(**given) if args.name == "cntk" else Regression(),
+        Trainings(**given) if args.name in LEARNED else Trainings(),
     )
 
 
 def _reproduce(args: argparse.Namespace) -> int:
-    own = [f.name for f in fields(Regression)]
-    given = {name: value for name in (*own, "where") if (value := getattr(args, name)) is not None}
-    if given and args.name != "cntk":
-        name = next(iter(given)).replace("where", "device")
-        raise InputError(f"--{name} is for cntk; {args.name} does not take it.")
+    regression, learned = _own_options(args)
     if args.quick and args.data is not None:
         raise InputError(f"--data {args.data} and --quick, which runs on bundled data; give one of the two.")
-    basic = (args.data, args.out, args.quick, args.seeds, args.kernels, not args.quiet)
-    options = Options(*basic, given.pop("where", None), Regression(**given))
+    if args.cases and args.name != "spectra-table8":
+        raise InputError(f"--cases is for spectra-table8; {args.name} does not take it.")
+    basic = (args.data, args.out, args.quick, args.seeds, args.kernels, args.cases, not args.quiet)
+    options = Options(*basic, args.where, regression, learned)
     begin = time.perf_counter()
     table = EXPERIMENTS[args.name].run(options)
     command = shlex.join(["tangency", *sys.argv[1:]])

@@ -41,6 +41,14 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
+def indices(text: str) -> tuple[int, ...]:
+    """Whole numbers from 0, each once, in the order given."""
+    found = tuple(int(name) for name in names(text))
+    if not found or min(found) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}; needed: numbers from 0, with commas")
+    return found
+
+
 def plain(text: str) -> str:
     """Somebody's words for a terminal: control characters are shown, not obeyed."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

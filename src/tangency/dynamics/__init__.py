@@ -8,28 +8,38 @@ it (`descend`), by any optimizer on a module (`train`). Then what it shows of a 
 
 from .bounds import Bound, LazyRun, linearization_quality
 from .ensembles import ensemble
+from .evolution import Evolution, Regime
 from .gradient_flow import Flow, flow, max_learning_rate
-from .monitor import Monitor, Regime
+from .hooks import lightning_callback, trainer_callback
+from .lazy_or_rich import LazyOrRich
+from .monitor import Monitor
 from .path import Path, descend, integrate
+from .quantities import QUANTITIES, Quantity
 from .step import Decomposition, learning_path, one_step
 from .training import History, train
 
 __all__ = [
+    "QUANTITIES",
     "Bound",
     "Decomposition",
+    "Evolution",
     "Flow",
     "History",
+    "LazyOrRich",
     "LazyRun",
     "Monitor",
     "Path",
+    "Quantity",
     "Regime",
     "descend",
     "ensemble",
     "flow",
     "integrate",
     "learning_path",
+    "lightning_callback",
     "linearization_quality",
     "max_learning_rate",
     "one_step",
     "train",
+    "trainer_callback",
 ]

@@ -32,6 +32,18 @@ class Regression:
 
 
 @dataclass(frozen=True)
+class Trainings:
+    """What `tangency reproduce eigenfunctions`, `energy-table1` and `anisotropy` were given beside."""
+
+    networks: tuple[str, ...] = ()  # some of mlp, lenet, resnet18, narrow
+    sets: tuple[str, ...] = ()  # some of mnist, cifar10
+    indices: tuple[int, ...] = ()  # which eigenfunctions or directions are learned
+    epochs: int | None = None
+    samples: int | None = None  # to train on
+    test: int | None = None
+
+
+@dataclass(frozen=True)
 class Options:
     """What `tangency reproduce` was given."""
 
@@ -40,9 +52,11 @@ class Options:
     quick: bool = False  # small, on bundled data: shows that it runs, not what it finds
     seeds: int = 3
     kernels: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()  # some rows of spectra-table8
     progress: bool = True
     where: str | None = None  # the device that was asked for
     regression: Regression = field(default_factory=Regression)
+    learned: Trainings = field(default_factory=Trainings)
 
     def folder(self, what: str) -> Path:
         """The folder with the official files; `what` names them where it is missing."""

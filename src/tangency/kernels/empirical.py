@@ -173,21 +173,15 @@ class Empirical(Kernel):
             rows.append(CostRow(name, rule, cost.method, sizes, cost))
         return Costs(self.name, next(iter(a.values())).n, next(iter(b.values())).n, tuple(rows))
 
-    def spec(self) -> Spec:
-        """As `Kernel.spec`: hashes of model, weights and buffers, the parameters that count, and all options."""
+    def form(self) -> Spec:
+        """All that `spec` says but for the values of weights and buffers: what stays the same while a model trains."""
         network = self.feature_map.network
         layers = getattr(self.feature_map, "layers", None)
-        state, names = network.state(), dict(network.model.named_parameters()).keys()
-        # Apart from each other, so that a refused store can say which of them changed.
-        weights = {k: v for k, v in state.items() if k in names}
-        buffers = {k: v for k, v in state.items() if k not in names}
         return {
             "kernel": self.name,
             "trace": self.trace,
             "model": architecture(network.model),
             "parameters": list(network.trainable),
-            "weights": digest(weights),
-            "buffers": digest(buffers),
             "outputs": describe(network.readout.outputs),
             "head": describe(network.readout.head),
             "dtype": network.precision or str(next(network.model.parameters()).dtype).removeprefix("torch."),
@@ -195,3 +189,13 @@ class Empirical(Kernel):
             "bias": getattr(self.feature_map, "bias", None),
             "method": dict(self.method) if isinstance(self.method, Mapping) else self.method,
         }
+
+    def spec(self) -> Spec:
+        """As `Kernel.spec`: hashes of model, weights and buffers, the parameters that count, and all options."""
+        network, form = self.feature_map.network, self.form()
+        state, names = network.state(), dict(network.model.named_parameters()).keys()
+        # Apart from each other, so that a refused store can say which of them changed.
+        weights = {k: v for k, v in state.items() if k in names}
+        buffers = {k: v for k, v in state.items() if k not in names}
+        first = {k: form[k] for k in ("kernel", "trace", "model", "parameters")}
+        return {**first, "weights": digest(weights), "buffers": digest(buffers), **form}

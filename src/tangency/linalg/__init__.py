@@ -5,7 +5,7 @@
 tensor([1., 1.])
 """
 
-from .eigen import Spectrum, spectrum, top
+from .eigen import Spectrum, spectrum, top, top_of
 from .systems import CG, Auto, Cholesky, Eigh, Nystrom, PartialCholesky, Solution, Solver, solve
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "solve",
     "spectrum",
     "top",
+    "top_of",
 ]

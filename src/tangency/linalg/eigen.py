@@ -3,6 +3,7 @@
 What a `Spectrum` says is measured: its residual is max_i ‖K v_i − λ_i v_i‖ / max_i |λ_i|.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -141,42 +142,89 @@ def top(
     [100, 99, 98]
     """
     gram = square(K)
-    n = flat_rows(gram.shape)
-    if not isinstance(count, int) or not 1 <= count <= n:
-        raise InputError(f"count={count!r}; needed: a number of eigenpairs from 1 to {n}, the size of the matrix.")
     where = torch.device(device) if device is not None else gram.device or torch.device("cpu")  # on disk: no device
-    kind = dtype or gram.dtype
-    tol = (1e-8 if kind == torch.float64 else 1e-5) if tol is None else tol
-    if max_steps < 1 or (block is not None and block < 1):
-        raise InputError(f"max_steps={max_steps}, block={block}; needed: at least 1.")
-    b = min(n, block or min(max(count, 16), 512))
-    generator = torch.Generator().manual_seed(seed)
-    # At least `count` columns to begin with: fewer would see but as many copies of an eigenvalue.
-    fresh = torch.randn(n, max(b, count), generator=generator, dtype=kind).to(where)
-    basis, image = fresh[:, :0], fresh[:, :0]  # Q and K Q
-    with bar(None, f"top {count} eigenpairs", "pass", show=progress) as step:
-        for steps in range(1, max_steps + 1):
-            fresh = _orthonormal(fresh, basis)
-            basis, image = torch.cat([basis, fresh], 1), torch.cat([image, (gram @ fresh).to(kind)], 1)
-            ritz = _ritz(basis, image, count + b)
-            worst = float(ritz.residuals[:count].max())
-            step(note=f"residual {worst:.1e}")
-            done = basis.shape[1] >= count and bool((ritz.residuals[:count] <= tol).all())
-            if done or basis.shape[1] == n or steps == max_steps:
-                break
-            if basis.shape[1] + b > 2 * count + 4 * b:  # restart from the best vectors, so that memory stays bounded
-                basis, image = ritz.vectors, ritz.images
-            room = min(b, n - basis.shape[1])
-            # Residuals of pairs that are not there yet are the directions that the basis lacks.
-            fresh = ritz.off[:, (ritz.residuals > tol).nonzero()[:room, 0]]
-            if not fresh.shape[1]:  # an invariant space, smaller than asked for: the rest of K is elsewhere
-                fresh = torch.randn(n, room, generator=generator, dtype=kind).to(where)
-    values, vectors, eps = ritz.values[:count], ritz.vectors[:, :count], torch.finfo(gram.precision).eps
-    pairs = Spectrum(values, vectors, gram.shape, f"block Krylov, {b} columns", steps, worst, eps)
-    # A basis of the whole space has nothing to add: what is left is rounding, whatever was asked for.
-    if not worst <= (tol := max(tol, n * torch.finfo(kind).eps) if basis.shape[1] == n else tol):
-        raise _short_of(pairs, tol)
-    return pairs
+    asked = _Search(count, tol, block, max_steps, dtype or gram.dtype, where, seed, progress)
+    return asked.run(lambda block: gram @ block, gram.shape, torch.finfo(gram.precision).eps)
+
+
+def top_of(
+    product: Callable[[Tensor], Tensor],
+    size: int,
+    count: int,
+    *,
+    tol: float | None = None,
+    block: int | None = None,
+    max_steps: int = 200,
+    dtype: torch.dtype = torch.float64,
+    device: Device = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Spectrum:
+    """The largest `count` eigenpairs of a symmetric matrix [size, size] that is known by products K @ [size, b] alone.
+
+    Options, method and cost as for `top`. With K = MᵀM these are the right singular vectors of M, with the squares of
+    its singular values.
+
+    >>> import tangency as tg
+    >>> M = torch.randn(40, 6).double()
+    >>> pairs = tg.linalg.top_of(lambda v: M.T @ (M @ v), 6, 2)
+    >>> torch.allclose(pairs.values.sqrt(), torch.linalg.svdvals(M)[:2])
+    True
+    """
+    asked = _Search(count, tol, block, max_steps, dtype, torch.device(device or "cpu"), seed, progress)
+    return asked.run(product, torch.Size((size, size)), torch.finfo(dtype).eps)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What was asked of `top` and `top_of`."""
+
+    count: int
+    tol: float | None
+    block: int | None
+    max_steps: int
+    kind: torch.dtype
+    where: torch.device
+    seed: int
+    progress: bool
+
+    def run(self, product: Callable[[Tensor], Tensor], shape: torch.Size, eps: float) -> Spectrum:
+        """The eigenpairs of the matrix with these products, of a Gram of this shape and precision."""
+        n, count, kind, where, max_steps = flat_rows(shape), self.count, self.kind, self.where, self.max_steps
+        if not isinstance(count, int) or not 1 <= count <= n:
+            raise InputError(f"count={count!r}; needed: a number of eigenpairs from 1 to {n}, the size of the matrix.")
+        tol = (1e-8 if kind == torch.float64 else 1e-5) if self.tol is None else self.tol
+        if max_steps < 1 or (self.block is not None and self.block < 1):
+            raise InputError(f"max_steps={max_steps}, block={self.block}; needed: at least 1.")
+        b = min(n, self.block or min(max(count, 16), 512))
+        generator = torch.Generator().manual_seed(self.seed)
+        # At least `count` columns to begin with: fewer would see but as many copies of an eigenvalue.
+        fresh = torch.randn(n, max(b, count), generator=generator, dtype=kind).to(where)
+        basis, image = fresh[:, :0], fresh[:, :0]  # Q and K Q
+        with bar(None, f"top {count} eigenpairs", "pass", show=self.progress) as step:
+            for steps in range(1, max_steps + 1):
+                fresh = _orthonormal(fresh, basis)
+                basis, image = torch.cat([basis, fresh], 1), torch.cat([image, product(fresh).to(kind)], 1)
+                ritz = _ritz(basis, image, count + b)
+                worst = float(ritz.residuals[:count].max())
+                step(note=f"residual {worst:.1e}")
+                done = basis.shape[1] >= count and bool((ritz.residuals[:count] <= tol).all())
+                if done or basis.shape[1] == n or steps == max_steps:
+                    break
+                # Restart from the best vectors, so that memory stays bounded.
+                if basis.shape[1] + b > 2 * count + 4 * b:
+                    basis, image = ritz.vectors, ritz.images
+                room = min(b, n - basis.shape[1])
+                # Residuals of pairs that are not there yet are the directions that the basis lacks.
+                fresh = ritz.off[:, (ritz.residuals > tol).nonzero()[:room, 0]]
+                if not fresh.shape[1]:  # an invariant space, smaller than asked for: the rest of K is elsewhere
+                    fresh = torch.randn(n, room, generator=generator, dtype=kind).to(where)
+        values, vectors = ritz.values[:count], ritz.vectors[:, :count]
+        pairs = Spectrum(values, vectors, shape, f"block Krylov, {b} columns", steps, worst, eps)
+        # A basis of the whole space has nothing to add: what is left is rounding, whatever was asked for.
+        if not worst <= (tol := max(tol, n * torch.finfo(kind).eps) if basis.shape[1] == n else tol):
+            raise _short_of(pairs, tol)
+        return pairs
 
 
 class _Ritz(NamedTuple):

@@ -1,10 +1,10 @@
 """Convolutional networks for small images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Literal, get_args
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._base.checks import choice
@@ -12,28 +12,44 @@ from ..errors import InputError
 from .dense import Parametrization, Scale, mlp, scaled, standard_normal
 
 Norm = Literal["batch", "none"]
+MakesModule = Callable[[], nn.Module]
+RELU = partial(nn.ReLU, inplace=True)
 
 
-def lenet5(outputs: int = 10, channels: int = 3, size: int = 32) -> nn.Sequential:
-    """LeNet-5 for square images, with ReLU and max pooling.
+def lenet5(
+    outputs: int = 10,
+    channels: int = 3,
+    size: int = 32,
+    *,
+    activation: MakesModule = nn.ReLU,
+    pool: Callable[[int], nn.Module] = nn.MaxPool2d,
+    padding: int = 0,
+) -> nn.Sequential:
+    """LeNet-5 for square images, by default with ReLU and max pooling.
+
+    `activation=nn.GELU, pool=nn.AvgPool2d` make it smooth in images and weights; `padding=2` keeps the size of an image
+    in its convolutions. With average pooling and padding it is the network of Ortiz-Jiménez et al. (2021).
 
     >>> import torch
     >>> lenet5(10, channels=1, size=28)(torch.randn(2, 1, 28, 28)).shape
     torch.Size([2, 10])
+    >>> lenet5(1, activation=nn.GELU, pool=nn.AvgPool2d, padding=2)(torch.randn(2, 3, 32, 32)).shape
+    torch.Size([2, 1])
     """
-    side = ((size - 4) // 2 - 4) // 2
+    lost = 4 - 2 * padding
+    side = ((size - lost) // 2 - lost) // 2
     return nn.Sequential(
-        nn.Conv2d(channels, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
+        nn.Conv2d(channels, 6, 5, padding=padding),
+        activation(),
+        pool(2),
+        nn.Conv2d(6, 16, 5, padding=padding),
+        activation(),
+        pool(2),
         nn.Flatten(),
         nn.Linear(16 * side**2, 120),
-        nn.ReLU(),
+        activation(),
         nn.Linear(120, 84),
-        nn.ReLU(),
+        activation(),
         nn.Linear(84, outputs),
     )
 
@@ -160,17 +176,19 @@ def conv_norm(i: int, o: int, size: int, stride: int, norm: Norm) -> nn.Sequenti
 class Block(nn.Module):
     """Two 3x3 convolutions and a shortcut around them, projected where the shape changes."""
 
-    def __init__(self, i: int, o: int, stride: int, norm: Norm) -> None:
+    def __init__(self, i: int, o: int, stride: int, norm: Norm, activation: MakesModule = RELU) -> None:
         super().__init__()
+        self.activation = activation()
         self.first = conv_norm(i, o, 3, stride, norm)
         self.second = conv_norm(o, o, 3, 1, norm)
         self.shortcut = nn.Identity() if i == o and stride == 1 else conv_norm(i, o, 1, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [n, i, t, s] to [n, o, t / stride, s / stride]."""
-        y = self.second(F.relu(self.first(x), inplace=True))
+        y = self.second(self.activation(self.first(x)))
         y += self.shortcut(x)
-        return F.relu(y, inplace=True)
+        out: Tensor = self.activation(y)
+        return out
 
 
 class ResNet(nn.Module):
@@ -179,42 +197,47 @@ class ResNet(nn.Module):
     Each stage after the first halves the image and doubles the channels. (2, 2, 2, 2) is ResNet-18.
     """
 
-    def __init__(self, outputs: int, norm: Norm, width: int, blocks: Sequence[int] = (2, 2, 2, 2)) -> None:
+    def __init__(
+        self, outputs: int, norm: Norm, width: int, blocks: Sequence[int] = (2, 2, 2, 2), activation: MakesModule = RELU
+    ) -> None:
         super().__init__()
+        self.activation = activation()
         choice(norm, "norm", get_args(Norm))
         self.stem = conv_norm(3, width, 3, 1, norm)
         built: list[nn.Module] = []
         i = width
         for stage, repeats in enumerate(blocks):
             o = width * 2**stage
-            built += [Block(i, o, 1 if stage == 0 else 2, norm)]
-            built += [Block(o, o, 1, norm) for _ in range(repeats - 1)]
+            built += [Block(i, o, 1 if stage == 0 else 2, norm, activation)]
+            built += [Block(o, o, 1, norm, activation) for _ in range(repeats - 1)]
             i = o
         self.blocks = nn.Sequential(*built)
         self.head = nn.Linear(i, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [n, 3, t, s] to outputs [n, c]."""
-        y: Tensor = self.blocks(F.relu(self.stem(x), inplace=True))
+        y: Tensor = self.blocks(self.activation(self.stem(x)))
         outputs: Tensor = self.head(y.mean((-2, -1)))
         return outputs
 
 
-def resnet18(outputs: int = 10, norm: Norm = "batch", width: int = 64) -> ResNet:
+def resnet18(outputs: int = 10, norm: Norm = "batch", width: int = 64, *, activation: MakesModule = RELU) -> ResNet:
     """ResNet-18 for 3x32x32 images (11.17M parameters at width 64); without norms, its convolutions have biases.
+
+    `activation=nn.GELU` makes it smooth.
 
     >>> import torch
     >>> resnet18(10, width=4).eval()(torch.randn(2, 3, 16, 16)).shape
     torch.Size([2, 10])
     """
-    return ResNet(outputs, norm, width)
+    return ResNet(outputs, norm, width, activation=activation)
 
 
-def resnet34(outputs: int = 10, norm: Norm = "batch", width: int = 64) -> ResNet:
+def resnet34(outputs: int = 10, norm: Norm = "batch", width: int = 64, *, activation: MakesModule = RELU) -> ResNet:
     """ResNet-34 for 3x32x32 images (21.28M parameters at width 64): stages of 3, 4, 6 and 3 blocks.
 
     >>> import torch
     >>> resnet34(10, width=2).eval()(torch.randn(2, 3, 16, 16)).shape
     torch.Size([2, 10])
     """
-    return ResNet(outputs, norm, width, (3, 4, 6, 3))
+    return ResNet(outputs, norm, width, (3, 4, 6, 3), activation)
