@@ -15,6 +15,7 @@ from torch import nn
 
 import tangency as tg
 from tangency import cli
+from tangency.commands import grams
 from tangency.gram import ray as executors
 from tangency.models import mlp
 
@@ -244,7 +245,7 @@ def test_the_command_line_asks_for_the_cluster(
         def close(self) -> None:
             done.append("close")
 
-    monkeypatch.setattr(cli, "RayExecutor", Here)
+    monkeypatch.setattr(grams, "RayExecutor", Here)
     job = f"{job_module(JOB)}:make"
     assert cli.main(["gram", job, "--store", "k", "--tile", "16", "--ray", "ray://head:10001"]) == 0
     assert list(dict.fromkeys(done)) == ["connect to ray://head:10001", "work", "close"]

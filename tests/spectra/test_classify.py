@@ -131,7 +131,9 @@ def test_spikes_that_were_there_before_do_not_count() -> None:
     grown = after.clone()
     grown[0] *= 3
     assert len(S.classify(grown, after).spikes) == 1
-    assert S.classify(before, after).kind == "invariant"  # a spike that is gone leaves the bulk as it was
+    gone = S.classify(before, after)
+    assert gone.kind == "changed bulk"  # the bulk is as it was, the spectrum is not
+    assert gone.comparison.invariant
 
 
 @pytest.mark.parametrize("power", [-30, -8, 8, 30])

@@ -19,7 +19,7 @@ from .evolution import Evolution, Regime
 from .pace import Clock, Pace
 from .path import Loss
 from .probed import Checkpoint, Probe, as_found
-from .quantities import Sight, Start, UserFunction, look, picked
+from .quantities import QUANTITIES, Sight, Start, UserFunction, look, picked
 from .runlog import Line, Recorded, RunLog
 from .writers import check_writers, send
 
@@ -73,6 +73,8 @@ class Monitor:
         targets = y is not None
         self.record = picked(record, targets=targets, loss=targets and loss is not None, full=not kernel.trace)
         self.functions, self._writers = dict(functions or {}), check_writers(writers)
+        if taken := sorted(set(self.functions) & set(QUANTITIES)):
+            raise InputError(f"functions has {taken[0]!r}, which the monitor records itself; needed: another name.")
         self._pace = Pace(share, every, clock=clock)
         if resume and log is None:
             raise InputError("resume=True without log=; needed: the file to go on with.")

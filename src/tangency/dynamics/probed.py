@@ -1,9 +1,10 @@
 """The samples that a monitor looks at, and what it sees of a model on them, which is left as it was."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,17 @@ TOP = 10
 Checkpoint = nn.Module | Params | None  # the live model (None), another of its kind, or a checkpoint
 
 
+def _copied(x: Any) -> Any:
+    """Tensors and arrays copied, in dicts and tuples too; data sets as they are."""
+    if isinstance(x, Tensor):
+        return x.detach().clone()
+    if isinstance(x, np.ndarray):
+        return x.copy()
+    if isinstance(x, Mapping):
+        return {name: _copied(v) for name, v in x.items()}
+    return type(x)(map(_copied, x)) if type(x) in (tuple, list) else x
+
+
 class Probe:
     """A kernel that reads its model live, samples for it, and targets and a loss where they are given."""
 
@@ -37,12 +49,13 @@ class Probe:
             raise InputError(f"kernel is a {type(kernel).__name__}; needed: one of a network: tg.trace_ntk(model).")
         if kernel.feature_map.network.params is not None:
             raise InputError("the kernel was made with params=, so it never changes; make it without them.")
-        self.kernel, self.loss, self.x = kernel, loss, source(x, "x")
+        # Copies: what is done to the samples later is no change of the kernel.
+        self.kernel, self.loss, self.x = kernel, loss, source(_copied(x), "x")
         if len(self.x) == 0:
             raise InputError("the probe x has no samples; needed: a few, e.g. 200 of the training set.")
-        self.y = None if y is None else tree.numbers(y)
+        self.y = None if y is None else tree.numbers(y).clone()
         outputs = None if kernel.trace else self._outputs()
-        self.targets = None if y is None else encoded(y, len(self.x), outputs)
+        self.targets = None if self.y is None else encoded(self.y, len(self.x), outputs)
         self.top = _top(top, len(self.x) * (outputs or 1))
 
     @property

@@ -17,7 +17,7 @@ from .._base import checks, tree
 from .._base.types import Float, Numbers
 from ..errors import InputError, TangencyError
 from ..linalg.eigen import Spectrum, spectrum
-from ..spectra.alignment import cka, energy, principal_angles, target_alignment
+from ..spectra.alignment import cka, energy, numerical_rank, principal_angles, target_alignment
 from ..spectra.ranks import ranks
 
 Value = float | list[float]
@@ -59,7 +59,8 @@ class Sight:
     @cached_property
     def angles(self) -> Float[Tensor, " k"]:
         """Principal angles between the top eigenspaces at the start and now, the largest last."""
-        return principal_angles(self.start.pairs.vectors[:, : self.top], self.pairs.vectors[:, : self.top])
+        count = min(self.top, numerical_rank(self.start.pairs.values), numerical_rank(self.pairs.values))
+        return principal_angles(self.start.pairs.vectors[:, :count], self.pairs.vectors[:, :count])
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,9 @@ class Energy(Result):
 def energy(K: Matrix | Spectrum, y: Numbers, count: int, *, progress: bool = True) -> Energy:
     """‖Φ_K y‖ / ‖y‖, Φ_K the projection on the eigenvectors of the `count` largest eigenvalues.
 
-    `K`: a Gram, in memory or on disk, or its `Spectrum`. Cost: `tg.linalg.top(K, count)`. Ortiz-Jiménez,
-    Moosavi-Dezfooli & Frossard 2021, "What can linearized neural networks actually say about generalization?", E.2.
+    `K`: a Gram, in memory or on disk, or its `Spectrum`. Eigenvectors of eigenvalues that are 0 up to rounding are
+    anything, and add nothing. Cost: `tg.linalg.top(K, count)`. Ortiz-Jiménez, Moosavi-Dezfooli & Frossard 2021, "What
+    can linearized neural networks actually say about generalization?", E.2.
 
     >>> import tangency as tg
     >>> K = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
@@ -61,7 +62,12 @@ def energy(K: Matrix | Spectrum, y: Numbers, count: int, *, progress: bool = Tru
     """
     pairs, rows = _pairs(K, count, progress)
     aim = _aimed(y, rows, pairs.values)
-    parts = (pairs.vectors[:, :count].T @ aim.to(pairs.vectors)).square().sum(1).cumsum(0).sqrt()
+    each = (pairs.vectors[:, :count].T @ aim.to(pairs.vectors)).square().sum(1)
+    rank = numerical_rank(pairs.values)
+    if not rank:
+        raise InputError("K is 0, so it has no eigenvectors to project on; needed: a kernel that is not.")
+    each[rank:] = 0
+    parts = each.cumsum(0).sqrt()
     return Energy(parts.clamp_max(1.0), pairs.values[:count])
 
 
@@ -104,7 +110,9 @@ def weight_alignment(W: Array, beta: Numbers, *, side: str = "inputs") -> float:
         raise InputError(
             f"W has {size} {side} and beta has shape {tuple(feature.shape)}; needed: [{size}] or [{size}, k]."
         )
-    left, _, right = torch.linalg.svd(w, full_matrices=False)
+    left, sizes, right = torch.linalg.svd(w, full_matrices=False)
+    if not float(sizes[0]) > 0:
+        raise InputError("W is 0, so it has no first direction; needed: a matrix that is not.")
     return float(((right[0] if side == "inputs" else left[:, 0]) @ _unit(feature, "beta")).norm().clamp_max(1.0))
 
 
@@ -155,6 +163,18 @@ def cka(K: Matrix, other: Matrix, *, centred: bool = True) -> float:
         raise InputError(f"the Grams have {len(a)} and {len(b)} rows; needed: kernels on the same samples.")
     # 1 − ½‖a − b‖² has all digits where they are nearly the same.
     return 1 - float((a - b).square().sum()) / 2
+
+
+def numerical_rank(values: Float[Tensor, " k"]) -> int:
+    """How many eigenvalues, largest first, are more than rounding beside the first, in single precision.
+
+    A Gram in double precision may have been computed in single.
+
+    >>> numerical_rank(torch.tensor([2.0, 1.0, 1e-9]))
+    2
+    """
+    limit = len(values) * torch.finfo(torch.float32).eps * float(values[0].clamp_min(0)) if len(values) else 0.0
+    return int((values > max(limit, 0.0)).sum())
 
 
 def principal_angles(A: Array, B: Array) -> Float[Tensor, " k"]:

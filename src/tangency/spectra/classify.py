@@ -1,7 +1,7 @@
 """Which kind of spectrum training left: the initial bulk, spikes beside it, or a heavy tail."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 KINDS = ("invariant", "bulk + spikes", "heavy tail", "changed bulk")
 # Heuristics, calibrated in tests/spectra/test_classify.py and tabulated on docs/tasks/learned.md.
+FACTOR = 0.05  # a common factor beyond e^±this is said
 GROWN = 1.5  # a spike that was there at the start is another one if it grew by this factor
 MANY = 0.025  # a tail has at least this part of the values outside the bulk, and
 MANY_LEAST = 8  # at least so many; fewer are spikes
@@ -64,9 +65,10 @@ def classify(
     `values`, `initial`: eigenvalues, a Gram, or a result that has some, after training and before. `edge`: where the
     initial bulk ends (default: `bulk_edge(initial)`; of weights also `initial.bulk.edge()`). Outliers that the initial
     spectrum had in the same place do not count. A tail needs 2.5 % of the values outside, at least 8, α ≤ 8, and a
-    power law that is not worse than an exponential. A bulk that changed without outliers is none of the three: "changed
-    bulk". Error rates by simulation: the documentation's page "What was learned". Cost: sorting, and for a tail its
-    fit. Wang et al. 2024, "Spectral evolution and invariance in linear-width neural networks".
+    power law that is not worse than an exponential. A bulk that changed without outliers, grew as a whole, or lost its
+    spikes is none of the three: "changed bulk". Error rates by simulation: the documentation's page "What was learned".
+    Cost: sorting, and for a tail its fit. Wang et al. 2024, "Spectral evolution and invariance in linear-width neural
+    networks".
 
     >>> import tangency as tg
     >>> w = torch.randn(400, 200, generator=torch.Generator().manual_seed(0)).double()
@@ -87,11 +89,42 @@ def classify(
     spikes = now[new]
     rest, old = now[~new & (now <= end.threshold)], before[before <= end.threshold]
     comparison = compare(rest if len(rest) else now, old if len(old) else before, level=level)
+    factor = _grown(now, before)
+    if factor is not None and compare(now / factor, before, level=level).invariant:
+        return _scaled(classify(now / factor, before, edge=edge, level=level, draws=draws, seed=seed), factor, now)
     many = len(spikes) >= max(MANY_LEAST, MANY * len(now)) and _beyond(spikes, end)[1] <= APART
     fit = _tail(now, draws, seed) if many else None
-    kind = _kind(len(spikes), fit, comparison)
-    sentence = _sentence(kind, end, spikes, outside, comparison, fit)
+    gone = _gone(now, before, end, outside)
+    kind = _kind(len(spikes), fit, comparison, gone)
+    sentence = _sentence(kind, end, spikes, outside, comparison, fit, gone)
     return Classified(kind, sentence, end, spikes, outside, comparison, fit, now, before)
+
+
+def _grown(now: Float[Tensor, " n"], before: Float[Tensor, " m"]) -> float | None:
+    """By which factor the middle of the spectrum grew or shrank; None where it did not, or has no size."""
+    middle, first = float(now.median()), float(before.median())
+    if not (middle > 0 and first > 0):
+        return None
+    # Eigenvalues of a draw are stiff: their median differs by about 1/n.
+    beyond = abs(math.log(middle / first)) > max(FACTOR, 4 / min(len(now), len(before)))
+    return middle / first if beyond else None
+
+
+def _scaled(found: Classified, factor: float, now: Float[Tensor, " n"]) -> Classified:
+    """What was said of a spectrum that had been divided by its common factor."""
+    words = f"All values are {factor:.3g} times what they were"
+    if found.kind == "invariant":
+        return replace(found, kind="changed bulk", sentence=f"Changed bulk: {words[0].lower()}{words[1:]}.", values=now)
+    return replace(found, sentence=f"{words}; beside that: {found.sentence}", spikes=found.spikes * factor, values=now)
+
+
+def _gone(now: Float[Tensor, " n"], before: Float[Tensor, " m"], edge: Edge, outside: int) -> int:
+    """How many of the initial spikes, which stand apart from the bulk, have no value of about their size any more."""
+    k = min(outside, len(now))
+    if not k or (_beyond(before[:outside], edge)[1] <= APART and outside > 1):
+        return outside - k
+    far = before[:k] > GROWN * edge.threshold
+    return int((far & (now[:k] < before[:k] / GROWN)).sum()) + outside - k
 
 
 def _limits(before: Float[Tensor, " m"], n: int, edge: Edge, outside: int) -> Float[Tensor, " n"]:
@@ -131,15 +164,15 @@ def _tail(values: Float[Tensor, " n"], draws: int, seed: int) -> PowerLaw | None
     return power_law(positive, draws=draws, seed=seed)
 
 
-def _kind(count: int, fit: PowerLaw | None, comparison: Comparison) -> str:
+def _kind(count: int, fit: PowerLaw | None, comparison: Comparison, gone: int) -> str:
     if not count:
-        return "invariant" if comparison.invariant else "changed bulk"
+        return "invariant" if comparison.invariant and not gone else "changed bulk"
     heavy = fit is not None and fit.alpha <= STEEPEST and fit.against["exponential"].ratio > 0
     return "heavy tail" if heavy else "bulk + spikes"
 
 
 def _sentence(
-    kind: str, edge: Edge, spikes: Float[Tensor, " s"], outside: int, c: Comparison, fit: PowerLaw | None
+    kind: str, edge: Edge, spikes: Float[Tensor, " s"], outside: int, c: Comparison, fit: PowerLaw | None, gone: int
 ) -> str:
     """The verdict and its numbers, for people."""
     end = f"the end of the initial bulk ({edge.threshold:.4g})"
@@ -147,6 +180,8 @@ def _sentence(
     had = f"; {outside} {'were' if outside > 1 else 'was'} there before" if outside else ""
     if kind == "invariant":
         return f"Invariant: no value is new above {end}{had}; {bulk}."
+    if kind == "changed bulk" and c.invariant:
+        return f"Changed bulk: {gone} of {outside} values above {end} {'is' if gone == 1 else 'are'} gone; {bulk}."
     if kind == "changed bulk":
         return f"Changed bulk: no value is new above {end}{had}, but {bulk}, moved by {c.shift:.2g} of the spread."
     found = f"{len(spikes)} value{'s' * (len(spikes) > 1)} above {end}{had}, the largest {float(spikes[0]):.4g}"

@@ -11,7 +11,7 @@ from .._base import checks
 from .._base import memory as memory_of
 from .._base.progress import bar
 from .._base.results import Result, text_table
-from .._base.types import Device, Float
+from .._base.types import Device, Float, Numbers
 from ..errors import InputError, MemoryBudgetError
 from ..gram.gram import Gram
 from ..linalg.matrix import Matrix, flat_rows, square
@@ -68,10 +68,10 @@ class Density(Result):
         between = nodes[at - 1] + share * (nodes[at] - nodes[at - 1])
         return torch.where(parts > float(above[drawn - 1]), step, between)
 
-    def cdf(self, x: Float[Tensor, " q"]) -> Float[Tensor, " q"]:
+    def cdf(self, x: Numbers | float) -> Tensor:
         """The part of the eigenvalues at or below each x."""
         total = torch.cat([torch.zeros(1, dtype=torch.float64), self.weights.flip(0).cumsum(0)])
-        return total[torch.searchsorted(self.nodes.flip(0), x.double(), right=True)]
+        return total[torch.searchsorted(self.nodes.flip(0), torch.as_tensor(x).cpu().double(), right=True)]
 
     def table(self) -> str:
         """The largest eigenvalues, quartiles, and the error."""

@@ -13,7 +13,7 @@ from .._base.types import Float, Numbers
 from ..errors import InputError
 from ..linalg.eigen import top
 from ..linalg.matrix import Matrix, flat_rows, square
-from .alignment import normed, principal_angles
+from .alignment import normed, numerical_rank, principal_angles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,8 @@ def rotation(
     """1 − CKA(Θ_t, Θ_0), (1 − CKA(Θ_t, Θ_{t−1}))/Δt and the principal angles of the top `count` eigenvectors.
 
     `grams`: kernels of checkpoints on the same samples, in memory or on disk; `steps`: when (default: 0, 1, …). Full
-    kernels need centred=False. Where eigenvalue `count` and the next are the same the space is not determined.
+    kernels need centred=False. Of kernels of a lower rank as many eigenvectors as that; where eigenvalue `count` and
+    the next are the same the space is not determined.
     Cost: `tg.linalg.top` of each, and two Grams in float64. Fort et al. 2020, "Deep learning versus kernel learning",
     for the velocity; Ortiz-Jiménez et al. 2021 for the rotation.
 
@@ -77,12 +78,14 @@ def rotation(
         raise InputError(
             f"steps has {tuple(when.shape)} numbers for {len(squares)} Grams; needed: one for each, growing."
         )
-    first, start = normed(squares[0], centred, "grams[0]"), None
-    before, rows = first, []
+    first = normed(squares[0], centred, "grams[0]")
+    pairs = [top(gram, count, progress=progress) for gram in squares]
+    # Eigenvectors of what is 0 up to rounding are anything, and turn by anything.
+    count = max(1, min(numerical_rank(p.values) for p in pairs))
+    before, rows, start = first, [], pairs[0].vectors[:, :count].double()
     for k, gram in enumerate(squares):
         now = first if k == 0 else normed(gram, centred, f"grams[{k}]")
-        vectors = top(gram, count, progress=progress).vectors.double()
-        start = vectors if start is None else start
+        vectors = pairs[k].vectors[:, :count].double()
         far, step = (float((now - other).square().sum()) / 2 for other in (first, before))
         speed = step / float(when[k] - when[k - 1]) if k else 0.0
         rows.append((principal_angles(start, vectors).cpu(), far, speed))

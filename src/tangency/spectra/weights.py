@@ -140,14 +140,29 @@ def _matrices(model: nn.Module, chosen: tuple[str, ...]) -> Iterator[tuple[str, 
             if p is not None and id(p) in ids:
                 tables.setdefault(ids[id(p)], (module, key))
         for key, made in getattr(module, "parametrizations", {}).items():
-            if any(id(p) in ids for p in made.parameters()) and getattr(module, key).dim() >= 2:
+            if not any(id(p) in ids for p in made.parameters()):
+                continue
+            value = _made(module, key, made)
+            if value.dim() >= 2:
                 seen.add(name := f"{path}.{key}" if path else key)
-                yield name, getattr(module, key), _groups(module, key)
+                yield name, value, _groups(module, key)
     for name in sorted(tables, key=place.__getitem__):
         module, key = tables[name]
         w = getattr(module, key)
         if w.dim() >= 2 and name not in seen:
             yield name, w, _groups(module, key)
+
+
+def _made(module: nn.Module, key: str, made: nn.Module) -> Tensor:
+    """The weight that parameters make, without a step of what its making does in training (spectral norm)."""
+    modes = [(part, part.training) for part in made.modules()]
+    try:
+        made.eval()
+        value: Tensor = getattr(module, key).detach()
+    finally:
+        for part, mode in modes:
+            part.training = mode
+    return value
 
 
 def _groups(module: nn.Module, key: str) -> int:
