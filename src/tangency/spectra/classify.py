@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 KINDS = ("invariant", "bulk + spikes", "heavy tail", "changed bulk")
 # Heuristics, calibrated in tests/spectra/test_classify.py and tabulated on docs/tasks/learned.md.
 FACTOR = 0.05  # a common factor beyond e^±this is said
+FEW = 10  # and explains a tail if it leaves so many times fewer values outside
 GROWN = 1.5  # a spike that was there at the start is another one if it grew by this factor
 MANY = 0.025  # a tail has at least this part of the values outside the bulk, and
 MANY_LEAST = 8  # at least so many; fewer are spikes
@@ -89,13 +90,16 @@ def classify(
     spikes = now[new]
     rest, old = now[~new & (now <= end.threshold)], before[before <= end.threshold]
     comparison = compare(rest if len(rest) else now, old if len(old) else before, level=level)
-    factor = _grown(now, before)
-    if factor is not None and compare(now / factor, before, level=level).invariant:
-        return _scaled(classify(now / factor, before, edge=edge, level=level, draws=draws, seed=seed), factor, now)
     many = len(spikes) >= max(MANY_LEAST, MANY * len(now)) and _beyond(spikes, end)[1] <= APART
     fit = _tail(now, draws, seed) if many else None
     gone = _gone(now, before, end, outside)
     kind = _kind(len(spikes), fit, comparison, gone)
+    factor = _grown(now, before)
+    if factor is not None and compare(now / factor, before, level=level).invariant:
+        found = classify(now / factor, before, edge=edge, level=level, draws=draws, seed=seed)
+        # A tail is no growth of all values unless that explains nearly all that lies outside.
+        if kind != "heavy tail" or FEW * len(found.spikes) <= len(spikes):
+            return _scaled(found, factor, now)
     sentence = _sentence(kind, end, spikes, outside, comparison, fit, gone)
     return Classified(kind, sentence, end, spikes, outside, comparison, fit, now, before)
 
