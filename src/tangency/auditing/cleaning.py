@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._base.results import Result, text_table
 from .._base.types import Float, Int
-from .labels import QUANTILE, Suspects
+from .labels import Suspects
 from .machine import Machine
 
 if TYPE_CHECKING:
@@ -63,17 +63,18 @@ def measure_cleaning(
     """`targets_of`: centred targets of labels; `scores_of`: each test sample's score, of predictions [m, q]."""
     n, count = machine.n, suspects.count
     sizes = sorted({min(n // 2, round(part * count)) for part in PARTS})
-    given, mended = targets_of(suspects.given), suspects.given.clone()
-    dropped_scores, mended_scores = [], []
+    given, everything = targets_of(suspects.given), torch.ones(n, dtype=torch.bool)
+    dropped_scores, mended_targets = [], []
     for size in sizes:
         first = suspects.order[:size]
-        kept = torch.ones(n, dtype=torch.bool)
+        kept, mended = everything.clone(), suspects.given.clone()
         kept[first] = False
-        mended = suspects.given.clone()
         mended[first] = suspects.suggested[first]
-        everything = torch.ones(n, dtype=torch.bool)
         dropped_scores.append(scores_of(machine.without(given, reg, kept)))
-        mended_scores.append(scores_of(machine.without(targets_of(mended), reg, everything)))
+        mended_targets.append(targets_of(mended))
+    # Mended labels are other targets for one and the same system: one fit for all.
+    together = machine.without(torch.cat(mended_targets, 1), reg, everything)
+    mended_scores = [scores_of(part) for part in together.split(given.shape[1], 1)]
     at = sizes.index(min(n // 2, count))
     change = (dropped_scores[at] - dropped_scores[0]).double()
     summarise = _mean if score == "accuracy" else _root
@@ -85,12 +86,6 @@ def measure_cleaning(
         torch.tensor(sizes), torch.stack([summarise(s) for s in dropped_scores]),
         torch.stack([summarise(s) for s in mended_scores]), count, gain, error, score,
     )  # fmt: skip
-
-
-def interval(cleaning: Cleaning) -> tuple[float, float]:
-    """Of the gain."""
-    half = QUANTILE * cleaning.gain_error
-    return cleaning.gain - half, cleaning.gain + half
 
 
 def _mean(scores: Tensor) -> Tensor:

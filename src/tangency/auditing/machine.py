@@ -88,13 +88,15 @@ class Machine(ABC):
 class GramMachine(Machine):
     """By the Gram [n, n], and for test samples by theirs with the training samples [m, n] and k(z, z) [m].
 
-    `device`: where Grams on disk are worked on (default: the CPU).
+    `device`: where Grams on disk are worked on (default: the CPU). `several`: whether several regs will be asked for,
+    which one eigendecomposition of few samples serves.
     """
 
     gram: Gram
     cross: Gram | None = None
     prior: Tensor | None = None
     device: torch.device | None = None
+    several: bool = True
 
     @property
     def n(self) -> int:  # type: ignore[override]
@@ -113,8 +115,8 @@ class GramMachine(Machine):
 
     @cached_property
     def spectrum(self) -> Spectrum | None:
-        """Of few samples; None of many."""
-        return spectrum(self.gram) if self.n <= DECOMPOSED else None
+        """Of few samples, for several regs; else None."""
+        return spectrum(self.gram) if self.several and self.n <= DECOMPOSED else None
 
     def left_out(
         self, targets: Tensor, reg: float, groups: Tensor | None = None, kept: Tensor | None = None

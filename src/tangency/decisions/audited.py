@@ -323,8 +323,8 @@ def _machines(chosen: Mapping[str, Kernel], grams: Grams) -> dict[str, Machine]:
                     "(tg.trace_ntk, not tg.ntk)."
                 )
             device = next(iter(tree.leaves(grams.x)))[1].device
-            if grams.z is None:
-                machines[name] = GramMachine(train, device=device)
+            if grams.z is None or name == BLIND:  # which is asked for one reg, and for no test samples
+                machines[name] = GramMachine(train, device=device, several=name != BLIND)
                 continue
             cross = grams.cross(kernel)
             own = torch.ones(cross.shape[0], dtype=cross.dtype) if base is not kernel else grams.squares(kernel)
