@@ -11,9 +11,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from . import (
+    active,
     auditing,
     datasets,
     decisions,
+    distributions,
     dynamics,
     infinite,
     linalg,
@@ -22,6 +24,7 @@ from . import (
     projection,
     regress,
     report,
+    representations,
     spectra,
     studies,
     surrogate,
@@ -89,6 +92,7 @@ __all__ = [
     "WorkerLost",
     "Workers",
     "__version__",
+    "active",
     "audit",
     "auditing",
     "compute",
@@ -96,6 +100,7 @@ __all__ = [
     "cosine",
     "datasets",
     "decisions",
+    "distributions",
     "doctor",
     "dynamics",
     "embedding_kernel",
@@ -117,6 +122,7 @@ __all__ = [
     "pseudo_ntk",
     "regress",
     "report",
+    "representations",
     "scale",
     "spectra",
     "studies",

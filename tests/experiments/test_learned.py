@@ -12,7 +12,7 @@ from tangency.datasets import Labelled
 from tangency.errors import InputError
 from tangency.experiments import EXPERIMENTS
 from tangency.experiments.energy_table1 import label_energy
-from tangency.experiments.learned import LEARNED, LEARNERS, chosen, halves, learner, read_set, some_images
+from tangency.experiments.learned import LEARNERS, chosen, halves, learner, read_set, some_images
 from tangency.experiments.table import Options, Trainings
 from tangency.models import mlp
 
@@ -112,5 +112,5 @@ def test_options_of_other_experiments(given: list[str], says: str, capsys: pytes
 def test_indices_are_numbers_from_0(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ("-1", "a", ","):
         with pytest.raises(SystemExit):
-            main(["reproduce", LEARNED[0], f"--indices={wrong}"])
+            main(["reproduce", "eigenfunctions", f"--indices={wrong}"])
         assert "--indices" in capsys.readouterr().err

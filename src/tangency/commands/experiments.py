@@ -12,7 +12,7 @@ from .._base import strict_json
 from ..errors import InputError
 from ..experiments import EXPERIMENTS
 from ..experiments.cntk import NETWORKS
-from ..experiments.learned import LEARNED, LEARNERS
+from ..experiments.learned import LEARNERS
 from ..experiments.table import Options, Regression, Trainings
 from .options import add_output, device, indices, names, positive
 
@@ -49,7 +49,8 @@ def add(commands: "Commands") -> None:
     reproduce.add_argument(
         "--device", dest="where", type=device, help="cpu, cuda, cuda:1 (likewise; default: a GPU where there is one)"
     )
-    reproduce.add_argument("--cases", type=names, default=(), help="some of the rows, with commas (spectra-table8)")
+    with_cases = ", ".join(e.name for e in EXPERIMENTS.values() if "cases" in e.takes)
+    reproduce.add_argument("--cases", type=names, help=f"some of the rows, with commas ({with_cases})")
     _cntk_options(reproduce)
     _learned_options(reproduce)
     add_output(reproduce)
@@ -68,7 +69,7 @@ def _cntk_options(reproduce: argparse.ArgumentParser) -> None:
 
 def _learned_options(reproduce: argparse.ArgumentParser) -> None:
     """None where they are not given."""
-    learned = reproduce.add_argument_group(", ".join(LEARNED))
+    learned = reproduce.add_argument_group(", ".join(e.name for e in EXPERIMENTS.values() if "networks" in e.takes))
     learned.add_argument("--networks", type=names, help=f"some of {', '.join(LEARNERS)}, with commas")
     learned.add_argument("--sets", type=names, help="mnist, cifar10 (eigenfunctions)")
     learned.add_argument("--indices", type=indices, help="which eigenfunctions or directions, from 0, with commas")
@@ -77,29 +78,22 @@ def _learned_options(reproduce: argparse.ArgumentParser) -> None:
 
 def _own_options(args: argparse.Namespace) -> tuple[Regression, Trainings]:
     """Of this experiment; what it does not take is refused."""
-    kinds = {"cntk": Regression, **dict.fromkeys(LEARNED, Trainings)}
-    own = [f.name for f in fields(kinds[args.name])] + ["where"] if args.name in kinds else []
-    every = {f.name: None for kind in (Regression, Trainings) for f in fields(kind)} | {"where": None}
+    kinds = (Regression, Trainings)
+    every = {f.name: None for kind in kinds for f in fields(kind)} | {"where": None, "cases": None}
     given = {name: value for name in every if (value := getattr(args, name)) is not None}
     for name in given:
-        if name not in own:
-            takers = [k for k, kind in kinds.items() if name == "where" or name in {f.name for f in fields(kind)}]
-            shown = name.replace("where", "device")
-            raise InputError(f"--{shown} is for {', '.join(takers)}; {args.name} does not take it.")
-    given.pop("where", None)
-    return (
-        Regression(**given) if args.name == "cntk" else Regression(),
-        Trainings(**given) if args.name in LEARNED else Trainings(),
-    )
+        if name not in EXPERIMENTS[args.name].takes:
+            takers = ", ".join(e.name for e in EXPERIMENTS.values() if name in e.takes)
+            raise InputError(f"--{name.replace('where', 'device')} is for {takers}; {args.name} does not take it.")
+    regression, trainings = ({f.name: given[f.name] for f in fields(kind) if f.name in given} for kind in kinds)
+    return Regression(**regression), Trainings(**trainings)
 
 
 def _reproduce(args: argparse.Namespace) -> int:
     regression, learned = _own_options(args)
     if args.quick and args.data is not None:
         raise InputError(f"--data {args.data} and --quick, which runs on bundled data; give one of the two.")
-    if args.cases and args.name != "spectra-table8":
-        raise InputError(f"--cases is for spectra-table8; {args.name} does not take it.")
-    basic = (args.data, args.out, args.quick, args.seeds, args.kernels, args.cases, not args.quiet)
+    basic = (args.data, args.out, args.quick, args.seeds, args.kernels, args.cases or (), not args.quiet)
     options = Options(*basic, args.where, regression, learned)
     begin = time.perf_counter()
     table = EXPERIMENTS[args.name].run(options)

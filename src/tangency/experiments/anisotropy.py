@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..studies.anisotropy import Anisotropy, anisotropy
 from ..studies.learning import SCHEDULE, Trial, attempt
 from .eigenfunctions import published_schedule
-from .learned import TITLES, Shape, chosen, learner
+from .learned import TITLES, TRAININGS, Shape, chosen, learner
 from .table import Experiment, Kept, Options, Row, Table
 
 SHAPES: dict[str, Shape] = {"mlp": (1, 32, 32), "lenet": (1, 32, 32), "resnet18": (3, 32, 32), "narrow": (3, 32, 32)}
@@ -86,4 +86,5 @@ ANISOTROPY = Experiment(
     "Ortiz-Jiménez et al. 2021: neural anisotropy directions of LeNet and ResNet18, and networks trained along them",
     "no data; --samples 3000 for a CPU (published: 10,000)",
     reproduce_anisotropy,
+    TRAININGS,
 )

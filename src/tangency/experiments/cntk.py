@@ -7,7 +7,7 @@ Grams that are computed tile by tile into a store, so that a run can be stopped 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -26,7 +26,7 @@ from ..infinite import Infinite, infinite_nngp, infinite_ntk
 from ..models import conv_stack, myrtle
 from ..regress import KernelModel, ridge
 from .bundled import images
-from .table import Experiment, Kept, Options, Row, Table, run_environment
+from .table import Experiment, Kept, Options, Regression, Row, Table, run_environment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -301,4 +301,5 @@ CNTK = Experiment(
     "Arora et al. 2019, Shankar et al. 2020: regression on CIFAR-10 with exact convolutional kernels of infinite width",
     "--data: a folder with cifar-10-batches-bin/ (the binary version); --store keeps the Grams (hours on one GPU)",
     reproduce_cntk,
+    (*(f.name for f in fields(Regression)), "where"),
 )

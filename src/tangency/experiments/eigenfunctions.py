@@ -16,7 +16,7 @@ from ..kernels.ntk import trace_ntk
 from ..models import Recipe
 from ..studies.eigenfunctions import Eigenfunctions, eigenfunctions
 from ..studies.learning import SCHEDULE, UNTIL, Trial, attempt
-from .learned import TITLES, chosen, halves, learner, some_images
+from .learned import TITLES, TRAININGS, chosen, halves, learner, some_images
 from .table import Experiment, Kept, Options, Row, Table
 
 if TYPE_CHECKING:
@@ -144,4 +144,5 @@ EIGENFUNCTIONS = Experiment(
     "Ortiz-Jiménez et al. 2021: networks and their linearisations, trained on eigenfunctions of the NTK",
     "--data: a folder with mnist/ and cifar-10-batches-bin/; --samples 2000 for a CPU (published: 60,000 on GPUs)",
     reproduce_eigenfunctions,
+    TRAININGS,
 )

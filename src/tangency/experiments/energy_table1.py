@@ -12,7 +12,7 @@ from ..kernels.ntk import trace_ntk
 from ..models import accuracy, fit
 from ..spectra import energy
 from .eigenfunctions import published_schedule
-from .learned import TITLES, chosen, halves, learner, some_images
+from .learned import TITLES, TRAININGS, chosen, halves, learner, some_images
 from .table import Experiment, Kept, Options, Row, Table, mean
 
 SAMPLES, TEST, MEASURED = 50_000, 10_000, 12_000
@@ -94,4 +94,5 @@ ENERGY_TABLE1 = Experiment(
     "Ortiz-Jiménez et al. 2021, Table 1: energy of CIFAR2's labels on the NTK's first 50 eigenvectors",
     "--data: a folder with cifar-10-batches-bin/; on a CPU: --networks mlp,lenet --samples 4000 --seeds 1 (minutes)",
     reproduce_energy,
+    TRAININGS,
 )

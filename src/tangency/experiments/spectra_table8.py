@@ -203,4 +203,5 @@ SPECTRA_TABLE8 = Experiment(
     "Two-layer networks on a teacher: invariant, spiked and heavy-tailed spectra (about an hour a seed on one core)",
     "no files; --cases chooses rows: " + ", ".join([*CASES, *EXTRA]),
     reproduce_table8,
+    ("cases",),
 )

@@ -52,7 +52,7 @@ class Options:
     quick: bool = False  # small, on bundled data: shows that it runs, not what it finds
     seeds: int = 3
     kernels: tuple[str, ...] = ()
-    cases: tuple[str, ...] = ()  # some rows of spectra-table8
+    cases: tuple[str, ...] = ()  # some of the rows
     progress: bool = True
     where: str | None = None  # the device that was asked for
     regression: Regression = field(default_factory=Regression)
@@ -104,12 +104,13 @@ class Table(Result):
 
 @dataclass(frozen=True)
 class Experiment:
-    """`run(options)` gives the table; `needs` says which files it reads."""
+    """`run(options)` gives the table; `needs` says which files it reads, `takes` which options are not for all."""
 
     name: str
     title: str
     needs: str
     run: Callable[[Options], Table]
+    takes: tuple[str, ...] = ()  # fields of `Options`, `Regression` or `Trainings`
 
 
 def run_environment() -> Row:
