@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._base import checks
+from .._base.misfit import in_words
 from .._base.progress import Tick, bar
 from .._base.results import Result, text_table
 from ..errors import InputError
@@ -277,7 +278,7 @@ def _prepared(model: nn.Module, inputs: int) -> tuple[nn.Module, torch.device]:
 
 def _outputs(net: nn.Module, x: Tensor, allowed: tuple[int, ...]) -> None:
     """Refuse other outputs than these, and kernels that cannot be had, before the training."""
-    with torch.no_grad():
+    with torch.no_grad(), in_words(x):
         out = net(x)
     if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[1] not in allowed:
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__

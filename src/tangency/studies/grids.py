@@ -35,9 +35,7 @@ class Grid:
     def __post_init__(self) -> None:
         good = isinstance(self.cells, tuple) and self.cells and all(isinstance(n, int) and n > 0 for n in self.cells)
         if not good:
-            raise InputError(
-                f"cells={self.cells!r}; needed: a tuple of whole numbers from 1, one for each axis: (200,)."
-            )
+            raise InputError(f"cells={self.cells!r}; needed: a tuple of whole numbers from 1, one per axis: (200,).")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise InputError(f"low={self.low}, high={self.high}; needed: finite numbers, low below high.")
 
@@ -124,9 +122,7 @@ def values_of(f: Function, nodes: Tensor, name: str = "f") -> Float[Tensor, " n"
     out = f(nodes)
     if not isinstance(out, Tensor) or out.shape != (len(nodes),):
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise InputError(
-            f"{name} of points {tuple(nodes.shape)} gave {found}; needed: a tensor of {len(nodes)} values."
-        )
+        raise InputError(f"{name} of points {tuple(nodes.shape)} gave {found}; needed: a tensor [{len(nodes)}].")
     bad = ~out.isfinite()
     if bool(bad.any()):
         where: Sequence[float] = nodes[bad][0].tolist()

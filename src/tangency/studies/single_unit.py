@@ -7,7 +7,7 @@ exponential in d.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 POWER = 3  # ‖w*‖ = d³
 RATE = 0.5  # of gradient descent: the Hessian in w is E[x xᵀ] where both units are on, so at most about 1 (heuristic)
+STARTS = 4  # a unit may begin where it is off on all samples that count, and stay there; the best start is taken
 # Ridge parameters in units of the mean of k(x, x); the one that does best on the test samples is taken, which favours
 # the kernels.
 REGS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -94,10 +95,11 @@ def single_unit(
 ) -> SingleUnit:
     """E(f − f*)²/Var f* for f* = relu(⟨w*, x⟩ + b*), ‖w*‖ = d³, over d: one unit trained, and two kernel machines.
 
-    "unit": a unit of its own start, by gradient descent on all samples. "its NTK": ridge with the tangent kernel of
-    that start. "NTK of a wide network": that of a network of two layers, `width` units, as PyTorch draws them. Both by
-    the reg that is best on the test samples, after the mean is taken off. `bias`: b*/‖w*‖; at −1 the unit is on for a
-    sixth of the inputs. Cost: for each d and seed, two Grams of `samples` and seven solutions. Yehudai and Shamir 2019.
+    "unit": a unit by gradient descent on all samples, from the one of four starts that fits these best. "its NTK":
+    ridge with the tangent kernel of that start. "NTK of a wide network": that of a network of two layers, `width`
+    units, as PyTorch draws them. Both by the reg that is best on the test samples, after the mean is taken off.
+    `bias`: b*/‖w*‖; at −1 the unit is on for a sixth of the inputs. Cost: for each d and seed, two Grams of `samples`
+    and seven solutions of each. Yehudai and Shamir 2019.
 
     >>> import tangency as tg
     >>> found = tg.studies.single_unit([2, 8], samples=100, test=200, width=16, seeds=1, steps=500)
@@ -132,13 +134,23 @@ def _one(data: Sampled, d: int, width: int, steps: int, seed: int) -> list[tuple
     """(error, norm) of each machine."""
     if not bool(data.y.any()):
         raise InputError(f"the unit is off on all {len(data.y)} samples; give a larger bias= or more samples=.")
-    unit = initialized(lambda: nn.Sequential(nn.Linear(d, 1), nn.ReLU()), seed).double()
+    starts = [initialized(lambda: nn.Sequential(nn.Linear(d, 1), nn.ReLU()), STARTS * seed + k) for k in range(STARTS)]
+    ends = [descended(unit.double(), data, steps) for unit in starts]
+    best = min(range(STARTS), key=lambda k: ends[k].loss)
     wide = initialized(lambda: mlp([d, width, 1]), seed).double()
-    return [(data.error(descended(unit, data, steps)), 0.0), *(by_kernel(net, data) for net in (unit, wide))]
+    machines = [by_kernel(net, data) for net in (starts[best], wide)]
+    return [(data.error(ends[best].found), 0.0), *machines]
 
 
-def descended(unit: nn.Sequential, data: Sampled, steps: int) -> Tensor:
-    """What a unit says of the test samples after gradient descent on ½ mean (f(x) − y)²; `unit` stays as it is.
+class Descent(NamedTuple):
+    """The last mean square on the training samples, and what the unit says of the test samples."""
+
+    loss: float
+    found: Tensor
+
+
+def descended(unit: nn.Sequential, data: Sampled, steps: int) -> Descent:
+    """A unit after gradient descent on ½ mean (f(x) − y)²; `unit` stays as it is.
 
     The gradient is written out: w ← w − RATE·mean((relu(⟨w, x⟩ + b) − y)·1[on]·x).
     """
@@ -149,7 +161,7 @@ def descended(unit: nn.Sequential, data: Sampled, steps: int) -> Tensor:
     for _ in range(steps):
         h = x @ w
         w = w - RATE * ((h.relu() - data.y) * (h > 0)) @ x / len(x)
-    return (z @ w).relu()
+    return Descent(float(((x @ w).relu() - data.y).square().mean()), (z @ w).relu())
 
 
 def by_kernel(net: nn.Module, data: Sampled) -> tuple[float, float]:
