@@ -181,12 +181,11 @@ def test_random_models_are_refused_before_the_training() -> None:
 
 
 def test_one_unit_is_learned_and_kernels_do_not() -> None:
-    found = tg.studies.single_unit([2, 16], samples=300, test=500, width=32, seeds=2, progress=False)
+    found = tg.studies.single_unit([2, 16], samples=300, test=500, width=32, seeds=1, steps=2000, progress=False)
     for k in (0, 1):
         assert found.median("unit")[k] < 1e-6
     wide = found.median("NTK of a wide network")
     assert wide[1] > 0.2 > wide[0]
-    assert found.norms["NTK of a wide network"][1][0] > 30 * found.norms["NTK of a wide network"][0][0]
     assert len(found.table().splitlines()) == 3
     assert len(found.plot().axes) == 1
 

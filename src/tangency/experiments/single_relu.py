@@ -17,9 +17,7 @@ def reproduce_unit(options: Options) -> Table:
     found = single_unit(dims, samples=n, test=m, seeds=1 if options.quick else options.seeds, progress=options.progress)
     rows: list[Row] = []
     for k, d in enumerate(dims):
-        row: Row = {"d": str(d)} | {name: f"{found.median(name)[k]:.1e}" for name in found.errors}
-        norms = sorted(found.norms["NTK of a wide network"][k])
-        rows.append(row | {"‖f‖ of the last": f"{norms[len(norms) // 2]:.1e}"})
+        rows.append({"d": str(d)} | {name: f"{found.median(name)[k]:.1e}" for name in found.errors})
         kept[f"d = {d}"] = {name: list(table[k]) for name, table in found.errors.items()}
     if options.out is not None:
         found.plot().savefig(options.out / "single-relu.png", dpi=110)

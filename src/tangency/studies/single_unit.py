@@ -33,13 +33,12 @@ REGS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SingleUnit(Result):
-    """Test errors E(f − f*)²/Var f*, by machine, then dimension, then seed; `norms`: ‖f‖ of the kernel machines."""
+    """Test errors E(f − f*)²/Var f*, by machine, then dimension, then seed."""
 
     dims: tuple[int, ...]
     samples: int
     bias: float
     errors: Mapping[str, tuple[tuple[float, ...], ...]]
-    norms: Mapping[str, tuple[tuple[float, ...], ...]]
 
     def median(self, name: str) -> tuple[float, ...]:
         """Of the errors over the seeds, for each dimension."""
@@ -115,7 +114,6 @@ def single_unit(
         raise InputError(f"bias={bias}; needed: at most 6 d in size, which is {6 * min(sizes)} for d = {min(sizes)}.")
     names = ("unit", "its NTK", "NTK of a wide network")
     errors: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
-    norms: dict[str, list[tuple[float, ...]]] = {name: [] for name in names[1:]}
     with bar(len(sizes) * seeds, "single unit", "run", show=progress) as tick:
         for d in sizes:
             rows = []
@@ -123,23 +121,19 @@ def single_unit(
                 rows.append(_one(Sampled.draw(d, samples, test, bias, seed), d, width, steps, seed))
                 tick(note=f"d = {d}")
             for k, name in enumerate(names):
-                errors[name].append(tuple(row[k][0] for row in rows))
-                if name in norms:
-                    norms[name].append(tuple(row[k][1] for row in rows))
-    frozen = [{name: tuple(rows) for name, rows in part.items()} for part in (errors, norms)]
-    return SingleUnit(sizes, samples, bias, *frozen)
+                errors[name].append(tuple(row[k] for row in rows))
+    return SingleUnit(sizes, samples, bias, {name: tuple(rows) for name, rows in errors.items()})
 
 
-def _one(data: Sampled, d: int, width: int, steps: int, seed: int) -> list[tuple[float, float]]:
-    """(error, norm) of each machine."""
+def _one(data: Sampled, d: int, width: int, steps: int, seed: int) -> list[float]:
+    """The error of each machine."""
     if not bool(data.y.any()):
         raise InputError(f"the unit is off on all {len(data.y)} samples; give a larger bias= or more samples=.")
     starts = [initialized(lambda: nn.Sequential(nn.Linear(d, 1), nn.ReLU()), STARTS * seed + k) for k in range(STARTS)]
     ends = [descended(unit.double(), data, steps) for unit in starts]
     best = min(range(STARTS), key=lambda k: ends[k].loss)
     wide = initialized(lambda: mlp([d, width, 1]), seed).double()
-    machines = [by_kernel(net, data) for net in (starts[best], wide)]
-    return [(data.error(ends[best].found), 0.0), *machines]
+    return [data.error(ends[best].found), *(by_kernel(net, data) for net in (starts[best], wide))]
 
 
 class Descent(NamedTuple):
@@ -164,10 +158,10 @@ def descended(unit: nn.Sequential, data: Sampled, steps: int) -> Descent:
     return Descent(float(((x @ w).relu() - data.y).square().mean()), (z @ w).relu())
 
 
-def by_kernel(net: nn.Module, data: Sampled) -> tuple[float, float]:
-    """The error and the norm of ridge with the network's tangent kernel, for the best reg."""
+def by_kernel(net: nn.Module, data: Sampled) -> float:
+    """The error of ridge with the network's tangent kernel, for the best reg."""
     kernel, mean = trace_ntk(net), data.y.mean()
     gram, cross = kernel(data.x), kernel(data.x_test, data.x)
     unit = float(gram.diagonal().mean())
     fits = [ridge(gram, data.y - mean, reg=reg * unit) for reg in REGS]
-    return min((data.error(fit.predict(cross) + mean), fit.norm) for fit in fits)
+    return min(data.error(fit.predict(cross) + mean) for fit in fits)
