@@ -283,8 +283,13 @@ def _outputs(net: nn.Module, x: Tensor, allowed: tuple[int, ...]) -> None:
     if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[1] not in allowed:
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise InputError(f"the model gave {found} for {tuple(x.shape)}; needed: [n, {' or '.join(map(str, allowed))}].")
-    for kernel in pair(net, out.shape[1]):
-        kernel(x)
+    whole, part = (kernel(x) for kernel in pair(net, out.shape[1]))
+    rest = torch.linalg.eigvalsh(whole - part)  # E of NTK = CK + E, a kernel too: (30)
+    if float(rest[0]) < -1e-9 * float(whole.diagonal().max()):
+        raise InputError(
+            "the conjugate kernel is no part of the NTK. Needed: a model that ends in an nn.Linear whose weights and "
+            "bias can be trained (requires_grad), used once."
+        )
 
 
 def _course(
