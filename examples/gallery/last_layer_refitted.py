@@ -1,7 +1,7 @@
 # %% [markdown]
 # # The last layer of a network, fitted again
-# A tanh network learns cos(e^{3x}). The best in the span of its last layer is orders of magnitude nearer than what the
-# network says; through the features (CKJ) it is nearer still than through the Gram, whose rounding is in the way.
+# The best in the span of a network's last layer is orders of magnitude nearer than what the network itself says.
+# Through the features (CKJ) it is nearer still than through the Gram, whose rounding is in the way.
 
 # %%
 import matplotlib.pyplot as plt

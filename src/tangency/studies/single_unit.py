@@ -101,7 +101,7 @@ def single_unit(
     and seven solutions of each. Yehudai and Shamir 2019.
 
     >>> import tangency as tg
-    >>> found = tg.studies.single_unit([2, 8], samples=100, test=200, width=16, seeds=1, steps=500)
+    >>> found = tg.studies.single_unit([2, 8], samples=200, test=200, width=16, seeds=1, steps=1000)
     >>> [found.median("unit")[k] < 0.1 * found.median("NTK of a wide network")[k] for k in (0, 1)]
     [True, True]
     """
