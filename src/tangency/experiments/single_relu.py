@@ -15,7 +15,6 @@ def reproduce_unit(options: Options) -> Table:
     asked = options.learned
     n = asked.samples or (QUICK_SAMPLES if options.quick else SAMPLES)
     m = asked.test or (QUICK_SAMPLES if options.quick else 2 * SAMPLES)
-    dims = QUICK_DIMS if options.quick else DIMS
     seeds = 1 if options.quick else options.seeds
     kept = Kept(options, "single-relu", {"samples": n, "test": m, "seeds": seeds})
     rows: list[Row] = []
@@ -33,9 +32,8 @@ def reproduce_unit(options: Options) -> Table:
         "  best of seven on the test samples. Published: a theorem. Gradient descent learns the unit from polynomially",
         "  many samples; features that do not know it need exponentially many, or exponentially large coefficients.",
     )
-    return Table(
-        "One ReLU unit, ‖w*‖ = d³", tuple(rows[0]), tuple(rows), notes, {"samples": n, "runs": dict(kept.rows)}
-    )
+    facts = {"samples": n, "runs": dict(kept.rows)}
+    return Table("One ReLU unit, ‖w*‖ = d³", tuple(rows[0]), tuple(rows), notes, facts)
 
 
 SINGLE_RELU = Experiment(
