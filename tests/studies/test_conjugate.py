@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 import tangency as tg
-from tangency.errors import InputError, ModelError
+from tangency.errors import DidNotConverge, InputError, ModelError
 from tangency.studies import BOUNDARIES, FUNCTIONS, Grid, Grids, conjugate_classification, conjugate_regression
 from tangency.studies.conjugate import pair
 from tangency.studies.single_unit import Sampled, descended
@@ -193,6 +193,20 @@ def test_random_models_are_refused_before_the_training() -> None:
     net = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     with pytest.raises(ModelError, match=r"random|[Dd]ropout"):
         conjugate_regression(net, FUNCTIONS["f1"], grids=LINE, epochs=10**9)
+
+
+def test_batch_norms_and_separated_classes_are_refused() -> None:
+    mixing = nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    with pytest.raises(ModelError, match=r"Call model\.eval\(\) first"):
+        conjugate_regression(mixing, FUNCTIONS["f1"], grids=LINE, epochs=10**9)
+    with pytest.raises(DidNotConverge, match="the classes are separated: with reg=0"):
+        conjugate_classification(network([2, 32, 2]), BOUNDARIES["F1"], grids=PLANE, epochs=0, reg=0)
+
+
+def test_training_goes_on_where_gradients_are_off() -> None:
+    with torch.no_grad():
+        found = conjugate_regression(network([1, 8, 1]), FUNCTIONS["f1"], grids=LINE, epochs=3, at=[0])
+    assert found.last.train["NN"] < found.moments[0].train["NN"]
 
 
 def test_one_unit_is_learned_and_kernels_do_not() -> None:

@@ -324,8 +324,9 @@ def _course(
 
 def _step(loss: Callable[[], Tensor], weights: list[nn.Parameter], optimizer: torch.optim.Adam, tick: Tick) -> None:
     """One step of Adam."""
-    value = loss()
-    for p, g in zip(weights, torch.autograd.grad(value, weights), strict=True):
+    with torch.enable_grad():
+        gradients = torch.autograd.grad(loss(), weights)
+    for p, g in zip(weights, gradients, strict=True):
         p.grad = g
     optimizer.step()
     tick()
