@@ -281,8 +281,9 @@ def run(folder: Path, budget: float, quick: bool) -> None:
     until = 1e-2 if quick else UNTIL
     seeds = SEEDS[:1] if quick else SEEDS
     record = Record(folder)
-    about: dict[str, Any] = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu", "torch": torch.__version__,
-             "size": size.__dict__, "until": until, "seconds": {}}  # fmt: skip
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    about: dict[str, Any] = {"device": name, "torch": torch.__version__, "size": size.__dict__, "until": until}
+    about["seconds"] = {}
     lazies(record, [(r, s) for r in READINGS for s in seeds], size, device)
     about["seconds"]["lazy"] = time.monotonic() - began
     record.write(**about)
