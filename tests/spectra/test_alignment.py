@@ -244,7 +244,7 @@ def test_theorem_1_of_networks_with_kinks(bend: nn.Module, word: str) -> None:
     net = nn.Sequential(nn.Linear(4, 12), bend, nn.LazyLinear(1)).double()
     net(torch.zeros(1, 4, dtype=F64))
     u, x = torch.tensor([0.6, 0.0, 0.8, 0.0], dtype=F64), torch.randn(200, 4, dtype=F64)
-    with pytest.raises(tg.ModelError, match=rf"the network has {word}: .* jacobian_alignment\(kernel, x, x.flatten"):
+    with pytest.raises(tg.ModelError, match=rf"the network has {word}: .*jacobian_alignment\(kernel, x, x.flatten"):
         S.linear_alignment(tg.trace_ntk(net), u, samples=5)
     with pytest.raises(tg.ModelError, match=word):
         S.linear_alignment(tg.full_ntk(net), u, x=torch.zeros(1, 4, dtype=F64))
