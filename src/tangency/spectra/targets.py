@@ -79,7 +79,7 @@ def linear_alignment(
 
     >>> import tangency as tg
     >>> net = torch.nn.Linear(3, 1).double()
-    >>> tg.spectra.linear_alignment(tg.trace_ntk(net), torch.tensor([1.0, 0.0, 0.0]))  # ∂²f/∂x∂w = 1
+    >>> tg.spectra.linear_alignment(tg.trace_ntk(net), torch.tensor([1.0, 0.0, 0.0]), samples=64)  # ∂²f/∂x∂w = 1
     tensor([1.], dtype=torch.float64)
     """
     direction = tree.numbers(u, "u")
