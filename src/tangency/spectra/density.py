@@ -133,10 +133,10 @@ def _density(space: Krylov, n: int, steps: int, seed: int, eps: float) -> Densit
     """The average of the probes' measures, with what is known exactly put in the place of what was drawn."""
     probes = len(space.weights)
     nodes, weights, exact, noise = _measure(space, n)
-    if exact < n:
+    if exact < n and bool((space.residuals > 0).any()):
         other = _measure(space.shorter(max(1, len(space.widths) // 2)), n)
         resolution = wasserstein(nodes, other[0], weights, other[1]) / 2
-    else:  # all of them are known
+    else:  # more steps would bring nothing: the space is exhausted
         resolution = 0.0
     nodes, weights = snapped(nodes.flip(0), eps), weights.flip(0) / weights.sum()
     return Density(nodes, weights, n, exact, noise + resolution, noise, resolution, steps, probes, seed)
@@ -189,6 +189,8 @@ def _rest(
 
 def _noise(parts: list[tuple[Tensor, Tensor]]) -> float:
     """∫ E|F̂ − E F̂| for the mean of the probes' distribution functions: √(2/π) times its standard error."""
+    if len(parts[0][0]) == 1:
+        return 0.0
     grid, cdfs = parts[0][0], torch.stack([w for _, w in parts]).cumsum(1)
     spread = cdfs[:, :-1].std(0) / math.sqrt(len(parts))
     return math.sqrt(2 / math.pi) * float((spread * grid.diff()).sum())
