@@ -1,5 +1,6 @@
 """What combines rooms: finite networks and their limit, which networks can be trained at all, and what they learn."""
 
+from ..spectra.mixed_derivative import MixedDerivative
 from .aligned import Alignments, Transition, alignments, follow, transition
 from .anisotropy import Anisotropy, anisotropy, separable
 from .conjugate import ConjugateStudy, Moment, conjugate_classification, conjugate_regression
@@ -9,7 +10,6 @@ from .eigenfunctions import Eigenfunctions, eigenfunctions
 from .grids import BOUNDARIES, FUNCTIONS, Grid, Grids
 from .kernel_bounds import Bound, Bounds, Classified, Projected, classification_bounds, regression_bounds
 from .learning import SCHEDULE, Learning, Trial, learn
-from .mixed_derivative import MixedDerivative
 from .phases import Phase, boundary, phase
 from .single_unit import SingleUnit, single_unit
 from .student_pictures import draw_students
