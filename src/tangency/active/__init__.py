@@ -1,3 +1,5 @@
 """Which samples to label next: what each candidate's label would change, in closed form, and the usual baselines."""
 
-__all__: list[str] = []
+from .lookahead import LookAhead, look_ahead
+
+__all__ = ["LookAhead", "look_ahead"]
