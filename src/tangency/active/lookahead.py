@@ -11,7 +11,7 @@ L⁻¹ k(X, ·), to which a further sample adds a row.
 Mohamadi, Bae & Sutherland 2022, "Making look-ahead active learning strategies feasible with neural tangent kernels".
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -89,7 +89,7 @@ class LookAhead(Result):
         t = wanted_outputs(targets, len(i), self.outputs.shape[1]).to(self.outputs)
         everything = torch.arange(len(self.outputs), device=i.device)
         new = self.covariance(i, everything)  # [k·b, n·b]
-        own = new[:, self._flat(i)]
+        own = new[:, self.flat(i)]
         rows = torch.linalg.solve_triangular(_lower(own, self.reg), new, upper=False)  # the rows that L⁻¹ k(X, ·) gains
         # f⁺ − f = C (C_zz + reg)⁻¹ (t − f(z)), and the rows' products are the first two of the three.
         missing = (t - self.outputs[i]).reshape(len(own), -1)
@@ -155,16 +155,29 @@ class LookAhead(Result):
         checks.choice(measure, "measure", get_args(Measure))
         u = self.candidates if candidates is None else self._places(candidates, "candidates")
         m = u if on is None else self._places(on, "on")
-        c = self.outputs.shape[1]
+        return self.score(u, m, measure, classes)
+
+    def score(
+        self, u: Tensor, m: Tensor, measure: Measure, classes: Tensor | None, covariance: Tensor | None = None
+    ) -> Float[Tensor, "u q"]:
+        """The change on samples m by each of the `classes` [u, q] (default: all) of each sample u, by parts of these.
+
+        `covariance`: that of m with u, where somebody holds it.
+        """
+        b, c = self.block, self.outputs.shape[1]
         if classes is None:
             classes = torch.arange(c, device=u.device).expand(len(u), c)
-        found = [
-            self.change_by(self.covariance(m, u[part]), u[part], m, classes[part], measure)
-            for part in self._parts(len(u), len(m), measure)
-        ]
-        return torch.cat(found) if found else self.outputs.new_zeros(0, classes.shape[1])
+        # Of a candidate: its covariance, its gain and temporaries; its moves too, where they are made.
+        moves = 3 * c if measure == "classes" or b > 1 else 0
+        step = max(1, self.budget // (8 * max(1, len(m)) * (3 * b * b + moves)))
+        found = [self.outputs.new_zeros(0, classes.shape[1])]
+        for k in range(0, len(u), step):
+            part = slice(k, k + step)
+            here = self.covariance(m, u[part]) if covariance is None else covariance[:, k * b : (k + step) * b]
+            found.append(self._change_by(here, u[part], m, classes[part], measure))
+        return torch.cat(found)
 
-    def change_by(
+    def _change_by(
         self, covariance: Tensor, u: Tensor, m: Tensor, classes: Tensor, measure: Measure
     ) -> Float[Tensor, "u q"]:
         """The change on samples m by each class [u, q] of each sample u, from the covariance of m with u."""
@@ -182,13 +195,6 @@ class LookAhead(Result):
                 was = self.outputs[m].argmax(1)
                 columns.append(((self.outputs[m] + moves).argmax(2) != was).sum(1).to(self.outputs))
         return torch.stack(columns, 1)
-
-    def _parts(self, u: int, m: int, measure: Measure) -> Iterator[slice]:
-        """Candidates by parts, so that what is held of them stays within the budget."""
-        # A candidate's covariance, its gain and one of temporaries; its moves too, where they are made.
-        moves = 3 * self.outputs.shape[1] if measure == "classes" or self.block > 1 else 0
-        step = max(1, self.budget // (8 * m * (3 * self.block**2 + moves)))
-        return (slice(k, k + step) for k in range(0, u, step))
 
     def _gain(self, covariance: Tensor, own: Tensor) -> Float[Tensor, "u m·b b"]:
         """C_xz (C_zz + reg)⁻¹, from the covariance [m·b, u·b] and C_zz [u, b, b]."""
@@ -212,9 +218,9 @@ class LookAhead(Result):
         return prior.to(self.half).reshape(-1, b, b) - torch.einsum("rub,ruc->ubc", half, half)
 
     def _half(self, index: Tensor) -> Tensor:
-        return self.half[:, self._flat(index)]
+        return self.half[:, self.flat(index)]
 
-    def _flat(self, index: Tensor) -> Tensor:
+    def flat(self, index: Tensor) -> Tensor:
         """Rows of K, with its outputs flat, of these samples."""
         b = self.block
         return index if b == 1 else (index[:, None] * b + torch.arange(b, device=index.device)).flatten()
@@ -263,7 +269,7 @@ def look_ahead(
     if start is not None and start.shape[1] != t.shape[1]:
         raise InputError(f"f0 has {start.shape[1]} columns and the targets {t.shape[1]}; needed: the same.")
     begin = t.new_zeros(n, t.shape[1]) if start is None else start
-    reg = REG * float(gram.diag().double().mean()) if reg is None else checks.nonnegative(reg, "reg")
+    reg = default_reg(gram) if reg is None else checks.nonnegative(reg, "reg")
     chosen = index.cpu()
     lower = factor(gram.select(chosen, chosen), reg, torch.float64, device)
     half = flattened(gram.select(chosen), torch.float64, device)
@@ -272,6 +278,11 @@ def look_ahead(
     outputs = begin + (half.T @ missing).reshape(begin.shape)
     budget = checks.memory(memory) or (free_memory(device) // 3 if device.type == "cuda" else BATCH_ON_CPU)
     return LookAhead(gram, index, reg, outputs, half, budget)
+
+
+def default_reg(gram: Gram) -> float:
+    """1 % of the mean of the diagonal, so that a multiple of K has the same outputs."""
+    return REG * float(gram.diag().double().mean())
 
 
 def wanted_outputs(targets: Numbers, count: int, classes: int | None) -> Float[Tensor, "k c"]:
@@ -287,7 +298,9 @@ def wanted_outputs(targets: Numbers, count: int, classes: int | None) -> Float[T
             raise InputError(f"targets have {t.shape[1]} columns; needed: {classes}, one for each output.")
         return t.double()
     if t.dim() == 2:
-        raise InputError(f"targets are integers of shape {tuple(t.shape)}; needed: one class for each sample, [{count}].")
+        raise InputError(
+            f"targets are integers of shape {tuple(t.shape)}; needed: one class for each sample, [{count}]."
+        )
     c = int(t.max()) + 1 if classes is None and len(t) else classes or 2
     check_classes(t, max(c, 2))
     return F.one_hot(t.long(), max(c, 2)).double()
@@ -302,7 +315,7 @@ def check_classes(labels: Tensor, classes: int) -> None:
 
 def places(given: Indices, n: int, name: str) -> Int[Tensor, " k"]:
     """Numbers of samples, from 0 to n − 1."""
-    i = tree.numbers(given, name)  # type: ignore[arg-type]  # a sequence of numbers
+    i = tree.numbers(given, name)
     if i.numel() == 0:
         return i.new_zeros(0).long()
     if i.dim() != 1 or i.is_floating_point() or i.is_complex() or i.dtype == torch.bool:
