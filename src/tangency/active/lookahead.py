@@ -183,10 +183,11 @@ class LookAhead(Result):
         """The change on samples m by each class [u, q] of each sample u, from the covariance of m with u."""
         gain = self._gain(covariance, self._own(u))
         columns = []
+        reach = gain.abs().sum((1, 2))
         for label in classes.T:
             missing = F.one_hot(label, self.outputs.shape[1]).to(self.outputs) - self.outputs[u]
             if measure == "norm" and self.block == 1:  # ‖g(x) r‖ = |g(x)| ‖r‖
-                columns.append(gain.abs().sum((1, 2)) * missing.norm(dim=1))
+                columns.append(reach * missing.norm(dim=1))
                 continue
             moves = self._moves(gain, missing)
             if measure == "norm":

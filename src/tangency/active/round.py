@@ -51,10 +51,11 @@ class Round:
 
     @property
     def device(self) -> torch.device:
-        """Where the work is done."""
-        if self.model is not None:
-            return next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        return (self.kernel and self.kernel.device) or torch.device("cpu")
+        """Where the work is done: where the kernel is, else the network, else the samples."""
+        places = [v.device for v in (self.kernel,) if v is not None]
+        places += [p.device for p in self.model.parameters()][:1] if self.model is not None else []
+        places += [leaf.device for _, leaf in tree.leaves(self.x)]
+        return next((place for place in places if place is not None), torch.device("cpu"))
 
     @property
     def labelled(self) -> Int[Tensor, " m"]:
@@ -112,7 +113,7 @@ class Round:
             if self.model is None:
                 raise InputError("nothing says what is known; needed: the network, ask(count, model), or kernel=.")
             kernel = trace_ntk(self.model) / self.classes  # the mean over the outputs
-        return compute(kernel, self.x, memory=self.memory, progress=self.progress)
+        return compute(kernel, self._beside(kernel.device), memory=self.memory, progress=self.progress)
 
     @cached_property
     def machine(self) -> LookAhead:
@@ -131,7 +132,8 @@ class Round:
     def vectors(self) -> Vectors:
         """The samples as vectors, near to each other or far: the network's last hidden layer, else the kernel's own."""
         if self.model is not None:
-            features = conjugate_kernel(self.model).features(self.x).to(self.device, torch.float64)
+            hidden = conjugate_kernel(self.model)
+            features = hidden.features(self._beside(hidden.device)).to(self.device, torch.float64)
             return Vectors(features.square().sum(1), lambda i: features @ features[i])
         if len(self.gram.shape) == 4:
             raise InputError(
@@ -140,6 +142,10 @@ class Round:
             )
         diagonal = self.gram.diag().to(self.device, torch.float64)
         return Vectors(diagonal, lambda i: self.gram.select(None, [i]).dense()[:, 0].to(diagonal))
+
+    def _beside(self, device: torch.device | None) -> Inputs:
+        """x where a kernel takes it."""
+        return self.x if device is None else tree.to(self.x, device)
 
 
 def nearest_probabilities(v: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
