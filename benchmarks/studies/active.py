@@ -27,7 +27,7 @@ from tangency.datasets import Labelled
 PARTS = ("update", "cifar-network", "fashion-network", "cifar-kernel", "fashion-kernel")
 STRATEGIES = {
     "kernel": ["lookahead", "expected", "mlmoc", "badge", "coreset", "margin", "entropy", "random"],
-    "network": ["lookahead", "expected", "badge", "margin", "random"],
+    "network": ["lookahead", "badge", "margin", "random"],
 }
 
 
@@ -48,7 +48,7 @@ class Size:
 SIZES = {
     "tiny": Size(60, 50, 6, 4, 2, 2, 40, 2),
     "cpu": Size(800, 1000, 20, 20, 10, 5, 800, 30),
-    "cuda": Size(3000, 3000, 40, 40, 10, 5, 1500, 40),
+    "cuda": Size(2500, 2000, 100, 60, 10, 5, 1500, 30),
 }
 
 
@@ -163,7 +163,8 @@ def study(part: str, args: argparse.Namespace, size: Size, until: float, keep: A
     pool, test = standard(*data(name, args.data, size), flat)
     if kind == "kernel":
         pool, test = (p.with_x(pictures(p).to(args.device)) for p in (pool, test))
-    learn, runs, longest = learner(kind, name, pool, size, args.device), [], 0.0
+    learn, longest = learner(kind, name, pool, size, args.device), 0.0
+    runs = list[tg.active.Comparison]()
     for seed in range(size.seeds):
         if time.monotonic() + longest > until:
             print(f"{part}: {len(runs)} of {size.seeds} seeds, out of time", flush=True)

@@ -23,7 +23,7 @@ from .._base import checks, tree
 from .._base.memory import BATCH_ON_CPU, free_memory
 from .._base.results import Result
 from .._base.types import Array, Float, Int, Memory, Numbers
-from ..errors import InputError
+from ..errors import InputError, NotPositiveDefinite
 from ..gram.gram import Gram
 from ..linalg.factor import factor
 from ..linalg.matrix import Matrix, flattened, square
@@ -32,6 +32,8 @@ Indices = Sequence[int] | Array
 Measure = Literal["norm", "classes"]
 # reg by default, beside the mean of K's diagonal (heuristic).
 REG = 1e-2
+# Samples of a full kernel that are read at a time for their own blocks (heuristic).
+OWN = 64
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,13 +47,14 @@ class LookAhead(Result):
     labelled: Int[Tensor, " m"]
     reg: float
     outputs: Float[Tensor, "n c"]
+    prior: Float[Tensor, "n b b"] = field(repr=False)  # k(z, z) of each sample
     half: Float[Tensor, "r s"] = field(repr=False)  # L⁻¹ k(X, ·) over all samples (times outputs, for a full kernel)
     budget: int = field(repr=False)  # bytes of what is held of the covariance
 
     @property
     def block(self) -> int:
         """Rows of K that a sample has: its outputs for a full kernel, else 1, and every output has the same kernel."""
-        return self.half.shape[1] // len(self.outputs)
+        return self.prior.shape[1]
 
     @property
     def candidates(self) -> Int[Tensor, " u"]:
@@ -90,10 +93,11 @@ class LookAhead(Result):
         everything = torch.arange(len(self.outputs), device=i.device)
         new = self.covariance(i, everything)  # [k·b, n·b]
         own = new[:, self.flat(i)]
-        rows = torch.linalg.solve_triangular(_lower(own, self.reg), new, upper=False)  # the rows that L⁻¹ k(X, ·) gains
+        lower = self._lower(own[None], i[None])[0]
+        rows = torch.linalg.solve_triangular(lower, new, upper=False)  # the rows that L⁻¹ k(X, ·) gains
         # f⁺ − f = C (C_zz + reg)⁻¹ (t − f(z)), and the rows' products are the first two of the three.
-        missing = (t - self.outputs[i]).reshape(len(own), -1)
-        step = rows.T @ torch.linalg.solve_triangular(_lower(own, self.reg), missing, upper=False)
+        missing = torch.linalg.solve_triangular(lower, (t - self.outputs[i]).reshape(len(own), -1), upper=False)
+        step = rows.T @ missing
         outputs = self.outputs + step.reshape(self.outputs.shape)
         return replace(self, labelled=torch.cat([self.labelled, i]), half=torch.cat([self.half, rows]), outputs=outputs)
 
@@ -105,7 +109,7 @@ class LookAhead(Result):
         i = self._places(index, "index")
         m = self._places(on, "on") if on is not None else torch.arange(len(self.outputs), device=i.device)
         t = wanted_outputs(targets, len(i), self.outputs.shape[1]).to(self.outputs)
-        gain = self._gain(self.covariance(m, i), self._own(i))
+        gain = self._gain(self.covariance(m, i), i)
         return self.outputs[m] + self._moves(gain, t - self.outputs[i])
 
     def changes(
@@ -181,7 +185,7 @@ class LookAhead(Result):
         self, covariance: Tensor, u: Tensor, m: Tensor, classes: Tensor, measure: Measure
     ) -> Float[Tensor, "u q"]:
         """The change on samples m by each class [u, q] of each sample u, from the covariance of m with u."""
-        gain = self._gain(covariance, self._own(u))
+        gain = self._gain(covariance, u)
         columns = []
         reach = gain.abs().sum((1, 2))
         for label in classes.T:
@@ -197,26 +201,38 @@ class LookAhead(Result):
                 columns.append(((self.outputs[m] + moves).argmax(2) != was).sum(1).to(self.outputs))
         return torch.stack(columns, 1)
 
-    def _gain(self, covariance: Tensor, own: Tensor) -> Float[Tensor, "u m·b b"]:
-        """C_xz (C_zz + reg)⁻¹, from the covariance [m·b, u·b] and C_zz [u, b, b]."""
-        b = self.block
-        by_candidate = covariance.reshape(len(covariance), -1, b).transpose(0, 1)
-        shifted = own + self.reg * torch.eye(b, dtype=own.dtype, device=own.device)
-        if b == 1:
-            return by_candidate / shifted
-        return torch.linalg.solve(shifted, by_candidate, left=False)
+    def _gain(self, covariance: Tensor, index: Tensor) -> Float[Tensor, "u w b"]:
+        """C_xz (C_zz + reg)⁻¹, from the covariance [m·b, u·b] with these samples."""
+        half = self._half(index).reshape(len(self.half), len(index), self.block)
+        own = self.prior[index] - torch.einsum("rub,ruc->ubc", half, half)
+        by_candidate = covariance.reshape(len(covariance), len(index), self.block).transpose(0, 1)
+        lower = self._lower(own, index[:, None])
+        if self.block == 1:
+            return by_candidate / lower.square()
+        return torch.cholesky_solve(by_candidate.mT, lower).mT
+
+    def _lower(self, own: Tensor, index: Tensor) -> Float[Tensor, "u k k"]:
+        """L with L Lᵀ = C_zz + reg, for groups of samples [u, k]; refused where nothing but rounding is left of it."""
+        shifted = own + self.reg * torch.eye(own.shape[1], dtype=own.dtype, device=own.device)
+        lower, info = torch.linalg.cholesky_ex(shifted)
+        before = self.prior.diagonal(dim1=1, dim2=2)[index].flatten(1) + self.reg
+        # Rounding leaves of a pivot about as much as of the sum that it is made of (heuristic: 30·√n·ε).
+        least = 30 * (len(self.half) + 1) ** 0.5 * torch.finfo(own.dtype).eps * before
+        bad = (info > 0) | ~(lower.diagonal(dim1=1, dim2=2).square() > least).all(1)
+        if bool(bad.any()):
+            which = index[int(bad.nonzero()[0])].tolist()
+            raise NotPositiveDefinite(
+                f"sample{'s' * (len(which) > 1)} {checks.some([str(k) for k in which])} repeat what the samples with "
+                "labels say, to the digits that there are (copies, or more samples than features), and "
+                f"reg={self.reg:g} does not part them. Give a larger reg (a start: "
+                f"{1e-6 * float(self.prior.abs().max()):.1g})."
+            )
+        return lower
 
     def _moves(self, gain: Tensor, missing: Tensor) -> Float[Tensor, "u m c"]:
         """f⁺ − f from gains [u, m·b, b] and t − f(z) [u, c]."""
         u, b = len(missing), self.block
         return (gain @ missing.reshape(u, b, -1)).reshape(u, gain.shape[1] // b, -1)
-
-    def _own(self, index: Tensor) -> Float[Tensor, "u b b"]:
-        """c(z, z) of each sample."""
-        b = self.block
-        prior = torch.cat([_own_block(self.gram, int(i)) for i in index.tolist()]) if b > 1 else self.gram.diag()[index]
-        half = self._half(index).reshape(len(self.half), len(index), b)
-        return prior.to(self.half).reshape(-1, b, b) - torch.einsum("rub,ruc->ubc", half, half)
 
     def _half(self, index: Tensor) -> Tensor:
         return self.half[:, self.flat(index)]
@@ -278,7 +294,7 @@ def look_ahead(
     missing = torch.linalg.solve_triangular(lower, (t - begin[index]).reshape(len(lower), -1), upper=False)
     outputs = begin + (half.T @ missing).reshape(begin.shape)
     budget = checks.memory(memory) or (free_memory(device) // 3 if device.type == "cuda" else BATCH_ON_CPU)
-    return LookAhead(gram, index, reg, outputs, half, budget)
+    return LookAhead(gram, index, reg, outputs, _own_blocks(gram).to(device), half, budget)
 
 
 def default_reg(gram: Gram) -> float:
@@ -341,11 +357,10 @@ def _starting_outputs(f0: Numbers, n: int) -> Float[Tensor, "n c"]:
     return start
 
 
-def _lower(own: Tensor, reg: float) -> Tensor:
-    """L with L Lᵀ = C_zz + reg."""
-    return torch.linalg.cholesky(own + reg * torch.eye(len(own), dtype=own.dtype, device=own.device))
-
-
-def _own_block(gram: Gram, i: int) -> Tensor:
-    """k(z, z) of one sample under a full kernel, [1, c, c]."""
-    return gram.select([i], [i]).dense()[:, :, 0]
+def _own_blocks(gram: Gram) -> Float[Tensor, "n b b"]:
+    """k(z, z) of each sample."""
+    if len(gram.shape) == 2:
+        return gram.diag().double()[:, None, None]
+    parts = [slice(k, k + OWN) for k in range(0, gram.shape[0], OWN)]
+    blocks = [gram.select(part, part).dense().diagonal(dim1=0, dim2=2).permute(2, 0, 1) for part in parts]
+    return torch.cat(blocks).double()
