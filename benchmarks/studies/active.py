@@ -85,12 +85,22 @@ def update(labels: int, candidates: int, device: str, classes: int = 10) -> dict
     likeliest, onehot = ahead.outputs[u].argmax(1), F.one_hot(y, classes).double()
 
     def by_fits() -> Tensor:
-        before, found = refit(k, known, onehot, u, 0.01), []
+        """Each with its factorisation; of K, only the row and column of the candidate are copied."""
+        square, cross = k[known][:, known], k[u][:, known]
+        before, found = cross @ solve(square, onehot), []
+        square, cross, targets = F.pad(square, (0, 1, 0, 1)), F.pad(cross, (0, 1)), F.pad(onehot, (0, 0, 0, 1))
+        square.diagonal()[:-1] += 0.01
         for j, label in zip(u, likeliest, strict=True):
-            target = torch.cat([onehot, F.one_hot(label, classes).double()[None]])
-            after = refit(k, torch.cat([known, j[None]]), target, u, 0.01)
+            square[-1, :-1] = square[:-1, -1] = k[j, :labels]
+            square[-1, -1], cross[:, -1] = k[j, j] + 0.01, k[labels:, j]
+            targets[-1] = F.one_hot(label, classes)
+            after = cross @ torch.cholesky_solve(targets, torch.linalg.cholesky(square))
             found.append((after - before).norm(dim=1).sum())
         return torch.stack(found)
+
+    def solve(square: Tensor, y: Tensor) -> Tensor:
+        shifted = square + 0.01 * torch.eye(len(square), dtype=square.dtype, device=square.device)
+        return torch.cholesky_solve(y, torch.linalg.cholesky(shifted))
 
     slow, want = timed(by_fits, device)
     fast, got = timed(lambda: ahead.most_likely_change(), device)

@@ -201,11 +201,11 @@ def test_k_means_draws_by_squared_distance() -> None:
     x = torch.tensor([[3.0], [0.0], [1.0], [2.5]], dtype=F64)
     squares, counts = (x[:, 0] - 3).square(), torch.zeros(4)
     draw = torch.Generator().manual_seed(0)
-    for _ in range(2000):
+    for _ in range(500):
         first, second = spread_at_random((x**2).sum(1), lambda i: x @ x[i], torch.arange(4), 2, draw).tolist()
         assert first == 0  # the longest
         counts[second] += 1
-    chance = scipy.stats.chisquare(counts[1:], (2000 * squares / squares.sum())[1:]).pvalue
+    chance = scipy.stats.chisquare(counts[1:], (500 * squares / squares.sum())[1:]).pvalue
     assert chance > 1e-3
     same = torch.ones(5, 1, dtype=F64)
     assert len(spread_at_random(same[:, 0], lambda i: same[:, 0], torch.arange(5), 5, draw).unique()) == 5

@@ -54,10 +54,10 @@ class Campaign:
         self, x: Inputs, classes: int | Sequence[str], *, strategy: str | Strategy = "lookahead", seed: int = 0
     ) -> None:
         self.x = tensors(x)
+        if any(leaf.dim() and not len(leaf) for _, leaf in tree.leaves(self.x)):
+            raise InputError("the pool is empty; needed: samples, of which some may have labels.")
         tree.check(self.x)
         self.size = tree.size(self.x)
-        if not self.size:
-            raise InputError("the pool is empty; needed: samples, of which some may be labelled.")
         self.names = _class_names(classes)
         named(strategy)
         self.strategy = strategy
