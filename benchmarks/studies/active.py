@@ -24,7 +24,7 @@ import tangency as tg
 from benchmarks.record import RESULTS, pictures, save
 from tangency.datasets import Labelled
 
-PARTS = ("update", "cifar-network", "fashion-network", "cifar-kernel", "fashion-kernel")
+PARTS = ("update", "cifar-kernel", "fashion-kernel", "cifar-network", "fashion-network")
 STRATEGIES = {
     "kernel": ["lookahead", "expected", "mlmoc", "badge", "coreset", "margin", "entropy", "random"],
     "network": ["lookahead", "badge", "margin", "random"],
@@ -48,7 +48,7 @@ class Size:
 SIZES = {
     "tiny": Size(60, 50, 6, 4, 2, 2, 40, 2),
     "cpu": Size(800, 1000, 20, 20, 10, 5, 800, 30),
-    "cuda": Size(2500, 2000, 100, 60, 10, 5, 1500, 30),
+    "cuda": Size(3000, 2000, 200, 100, 10, 5, 1500, 20),
 }
 
 
