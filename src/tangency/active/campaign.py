@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +24,7 @@ from ..kernels.kernel import Kernel
 from ..linalg.matrix import Matrix, square
 from .lookahead import Indices, check_classes, places
 from .round import OutputsAre, Round
-from .strategies import BLIND, Strategy, named
+from .strategies import BLIND, STRATEGIES, Strategy, named
 
 FORMAT = 1
 # Candidates that are looked at in a round (heuristic: their Gram takes 32 MB and seconds).
@@ -151,8 +152,7 @@ class Campaign:
         checks.choice(outputs_are, "outputs_are", get_args(OutputsAre))
         if _whole(most, "most", 1) < count:
             raise InputError(f"most={most} candidates, of which {count} were asked for; needed: at least as many.")
-        if pick not in BLIND:
-            self._check_known(pick)
+        self._check_known(pick)
         # The same whenever it is asked: the seed and the labels so far decide.
         draw = torch.Generator().manual_seed(SPACING * self.seed + len(self.labelled))
         if len(free) > most:
@@ -239,6 +239,8 @@ class Campaign:
     def _numbers(self, labels: Numbers | Sequence[str], count: int) -> Int[Tensor, " k"]:
         if isinstance(labels, str):
             raise InputError(f"labels is {labels!r}; needed: a list, one label for each sample.")
+        if isinstance(labels, np.ndarray) and labels.dtype.kind in "UO":
+            labels = labels.tolist()
         if isinstance(labels, Sequence) and any(isinstance(v, str) for v in labels):
             for name in labels:
                 if name not in self.names:
@@ -256,16 +258,15 @@ class Campaign:
         return y.detach().cpu().long()
 
     def _check_known(self, pick: Strategy) -> None:
-        """What is learned of less than two classes tells no sample from another."""
-        there = self.labels.unique()
-        if len(there) < 2:
-            said = (
-                f"all {len(self.labelled)} labels are {self.names[int(there[0])]!r}" if len(there) else "none is there"
-            )
-            raise InputError(
-                f"{pick.__name__} compares classes and needs labels of at least two; {said}. Ask at random until there "
-                "are: ask(count, strategy='random')."
-            )
+        """What is learned of less than two classes tells no sample from another; one's own strategy may do without."""
+        there, name = self.labels.unique(), {v: k for k, v in STRATEGIES.items()}.get(pick)
+        if name is None or pick in BLIND or len(there) >= 2:
+            return
+        said = f"all {len(self.labelled)} labels are {self.names[int(there[0])]!r}" if len(there) else "none is there"
+        raise InputError(
+            f"strategy={name!r} compares classes and needs labels of at least two; {said}. Ask at random until there "
+            "are: ask(count, strategy='random')."
+        )
 
 
 def _checked_model(model: object) -> nn.Module | None:

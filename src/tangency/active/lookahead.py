@@ -185,36 +185,42 @@ class LookAhead(Result):
         self, covariance: Tensor, u: Tensor, m: Tensor, classes: Tensor, measure: Measure
     ) -> Float[Tensor, "u q"]:
         """The change on samples m by each class [u, q] of each sample u, from the covariance of m with u."""
-        gain = self._gain(covariance, u)
-        columns = []
-        reach = gain.abs().sum((1, 2))
-        for label in classes.T:
-            missing = F.one_hot(label, self.outputs.shape[1]).to(self.outputs) - self.outputs[u]
-            if measure == "norm" and self.block == 1:  # ‖g(x) r‖ = |g(x)| ‖r‖
-                columns.append(reach * missing.norm(dim=1))
-                continue
-            moves = self._moves(gain, missing)
+        missing = [F.one_hot(k, self.outputs.shape[1]).to(self.outputs) - self.outputs[u] for k in classes.T]
+        if measure == "norm" and self.block == 1:  # ‖c(x, z) r‖ = |c(x, z)| ‖r‖: nothing is made for each sample
+            reach = torch.linalg.vector_norm(covariance, 1, dim=0) / self._left(u).square().flatten()
+            return torch.stack([reach * r.norm(dim=1) for r in missing], 1)
+        gain, was, columns = self._gain(covariance, u), self.outputs[m].argmax(1), list[Tensor]()
+        for r in missing:
+            moves = self._moves(gain, r)
             if measure == "norm":
                 columns.append(moves.norm(dim=2).sum(1))
             else:
-                was = self.outputs[m].argmax(1)
                 columns.append(((self.outputs[m] + moves).argmax(2) != was).sum(1).to(self.outputs))
         return torch.stack(columns, 1)
 
     def _gain(self, covariance: Tensor, index: Tensor) -> Float[Tensor, "u w b"]:
         """C_xz (C_zz + reg)⁻¹, from the covariance [m·b, u·b] with these samples."""
-        half = self._half(index).reshape(len(self.half), len(index), self.block)
-        own = self.prior[index] - torch.einsum("rub,ruc->ubc", half, half)
         by_candidate = covariance.reshape(len(covariance), len(index), self.block).transpose(0, 1)
-        lower = self._lower(own, index[:, None])
+        lower = self._left(index)
         if self.block == 1:
             return by_candidate / lower.square()
         return torch.cholesky_solve(by_candidate.mT, lower).mT
 
+    def _left(self, index: Tensor) -> Float[Tensor, "u b b"]:
+        """L with L Lᵀ = c(z, z) + reg, of each sample."""
+        half = self._half(index)
+        if self.block == 1:
+            return self._lower(self.prior[index] - half.square().sum(0)[:, None, None], index[:, None])
+        half = half.reshape(len(half), len(index), self.block)
+        return self._lower(self.prior[index] - torch.einsum("rub,ruc->ubc", half, half), index[:, None])
+
     def _lower(self, own: Tensor, index: Tensor) -> Float[Tensor, "u k k"]:
         """L with L Lᵀ = C_zz + reg, for groups of samples [u, k]; refused where nothing but rounding is left of it."""
         shifted = own + self.reg * torch.eye(own.shape[1], dtype=own.dtype, device=own.device)
-        lower, info = torch.linalg.cholesky_ex(shifted)
+        if shifted.shape[1] == 1:
+            lower, info = shifted.clamp_min(0).sqrt(), torch.zeros(len(shifted), device=own.device)
+        else:
+            lower, info = torch.linalg.cholesky_ex(shifted)
         before = self.prior.diagonal(dim1=1, dim2=2)[index].flatten(1) + self.reg
         # Rounding leaves of a pivot about as much as of the sum that it is made of (heuristic: 30·√n·ε).
         least = 30 * (len(self.half) + 1) ** 0.5 * torch.finfo(own.dtype).eps * before
