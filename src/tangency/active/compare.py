@@ -134,33 +134,52 @@ def compare(
     runs = _seeds(seeds)
     if pool.classes != test.classes:
         raise InputError(f"pool has the classes {pool.classes} and test {test.classes}; needed: the same, in order.")
-    fit = _ridge(learner, pool, test, reg, progress) if isinstance(learner, Kernel) else _training(learner, test)
+    fit = _ridge(learner, pool, test, reg, progress) if isinstance(learner, Kernel) else _training(learner, pool, test)
     found = torch.empty(len(chosen), len(runs), rounds + 1, dtype=torch.float64)
     seconds = torch.zeros(len(chosen), dtype=torch.float64)
-    with bar(found.numel(), "comparing", "fit", show=progress) as tick:
+    ask = _Ask(start, batch, rounds, most, reg, outputs_are)
+    with bar(len(chosen) * len(runs), "comparing", "campaign", show=progress) as tick:
         for k, (name, strategy) in enumerate(chosen.items()):
             for run, seed in enumerate(runs):
-                campaign = Campaign(pool.x, pool.classes, strategy=strategy, seed=seed)
-                index = campaign.ask(start, strategy="random", most=len(pool))
-                for number in range(rounds + 1):
-                    campaign.tell(index, pool.y[index.to(pool.y.device)].cpu())
-                    now = fit(pool.select(campaign.labelled), campaign.labelled, seed)
-                    found[k, run, number] = now.accuracy
-                    tick(note=f"{name}: {now.accuracy:.1%}")
-                    if number < rounds:
-                        before = perf_counter()
-                        index = campaign.ask(
-                            batch,
-                            now.model,
-                            kernel=now.gram,
-                            outputs_are=outputs_are,
-                            most=most,
-                            reg=reg,
-                            progress=False,
-                        )
-                        seconds[k] += perf_counter() - before
-    labels = start + batch * torch.arange(rounds + 1)
-    return Comparison(tuple(chosen), labels, found, seconds / (len(runs) * rounds), level)
+                curve, took = _follow(Campaign(pool.x, pool.classes, strategy=strategy, seed=seed), pool.y, fit, ask)
+                found[k, run] = torch.tensor(curve, dtype=torch.float64)
+                seconds[k] += took / (len(runs) * rounds)
+                tick(note=f"{name}: {curve[-1]:.1%}")
+    return Comparison(tuple(chosen), start + batch * torch.arange(rounds + 1), found, seconds, level)
+
+
+class _Ask(NamedTuple):
+    """How much is asked for, and how."""
+
+    start: int
+    batch: int
+    rounds: int
+    most: int
+    reg: float | None
+    outputs_are: OutputsAre
+
+
+def _follow(campaign: Campaign, y: Tensor, fit: "_Fit", ask: _Ask) -> tuple[list[float], float]:
+    """The accuracies of one campaign, the start first, and the seconds that asking took in all."""
+    index = campaign.ask(ask.start, strategy="random", most=campaign.size)
+    curve, seconds = list[float](), 0.0
+    for number in range(ask.rounds + 1):
+        campaign.tell(index, y[index.to(y.device)].cpu())
+        now = fit(campaign.labelled, campaign.seed)
+        curve.append(now.accuracy)
+        if number < ask.rounds:
+            before = perf_counter()
+            index = campaign.ask(
+                ask.batch,
+                now.model,
+                kernel=now.gram,
+                outputs_are=ask.outputs_are,
+                most=ask.most,
+                reg=ask.reg,
+                progress=False,
+            )
+            seconds += perf_counter() - before
+    return curve, seconds
 
 
 class _Fitted(NamedTuple):
@@ -171,18 +190,18 @@ class _Fitted(NamedTuple):
     gram: Gram | None
 
 
-_Fit = Callable[[Labelled, Tensor, int], _Fitted]
+_Fit = Callable[[Tensor, int], _Fitted]  # from the samples with labels, and a seed
 
 
-def _training(train: Train, test: Labelled) -> _Fit:
+def _training(train: Train, pool: Labelled, test: Labelled) -> _Fit:
     """The user's own training."""
     if not callable(train):
         raise InputError(
             f"learner is a {type(train).__name__}; needed: a kernel, or a function (samples, seed) -> network."
         )
 
-    def fit(known: Labelled, index: Tensor, seed: int) -> _Fitted:
-        model = train(known, seed)
+    def fit(index: Tensor, seed: int) -> _Fitted:
+        model = train(pool.select(index), seed)
         if not isinstance(model, nn.Module):
             raise InputError(f"learner returned a {type(model).__name__}; needed: the trained torch.nn.Module.")
         return _Fitted(accuracy(model, test), model, None)
@@ -195,10 +214,10 @@ def _ridge(kernel: Kernel, pool: Labelled, test: Labelled, reg: float | None, pr
     gram = compute(kernel, pool.x, progress=progress)
     cross = compute(kernel, test.x, pool.x, progress=progress)
     reg = default_reg(gram) if reg is None else reg
-    y = test.y
+    onehot, y = F.one_hot(pool.y, len(pool.classes)).double().cpu(), test.y
 
-    def fit(known: Labelled, index: Tensor, seed: int) -> _Fitted:
-        targets = F.one_hot(known.y, len(pool.classes)).double().to(gram.device or "cpu")
+    def fit(index: Tensor, seed: int) -> _Fitted:
+        targets = onehot[index].to(gram.device or "cpu")
         found = ridge(gram.select(index, index), targets, reg=reg).predict(cross.select(None, index)).argmax(1)
         return _Fitted(float((found == y.to(found.device)).double().mean()), None, gram)
 
