@@ -15,10 +15,9 @@ from torch import Tensor
 from .._base.memory import WORKSPACE
 from .._base.types import Float, Int
 
-# Newton steps of a machine, steps of conjugate gradients in each, at most; how far each is solved; and when the
-# gradient is small enough, relative to that of w = 0 (heuristics: with the last, accuracies no longer change).
-NEWTON, INNER, FORCING, SMALL = 60, 250, 0.03, 1e-5
-HALVINGS = 30
+# Newton steps of a machine and halvings of each, at most, and when its gradient is small enough, relative to that of
+# w = 0 (heuristics).
+NEWTON, HALVINGS, SMALL = 60, 30, 1e-8
 
 
 def nearest_neighbours(
@@ -79,105 +78,82 @@ def linear_svm(
 ) -> Machines:
     """min over w, b: reg/2 (‖w‖² + b²) + Σ max(0, 1 ∓ (w·x + b))², each class against all others.
 
-    scikit-learn's LinearSVC with C = 1/reg, by Newton's method and conjugate gradients in all classes at once.
+    scikit-learn's LinearSVC with C = 1/reg. Newton's method, each step in the smaller of samples and features.
     """
     signs = 2.0 * F.one_hot(y, classes).to(train.dtype) - 1
-    squares, found, worst = train.square().sum(0), [], 0.0
-    weights = train.new_zeros(0, classes)
-    bias = train.new_zeros(classes)
-    for first, last in pairwise([0, *dims]):
-        weights = torch.cat([weights, weights.new_zeros(last - first, classes)])
-        task = _Task(train[:, :last], signs, squares[:last], reg)
-        weights, bias, gradient = _newton(task, weights, bias)
+    x = torch.cat([train.new_ones(len(train), 1), train], 1)
+    weights, found, worst = train.new_zeros(1, classes), [], 0.0
+    for d in dims:
+        weights = torch.cat([weights, weights.new_zeros(d + 1 - len(weights), classes)])
+        weights, gradient = _newton(_Task(x[:, : d + 1], signs, reg), weights)
         worst = max(worst, gradient)
-        found.append((test[:, :last] @ weights + bias).argmax(1))
+        found.append((test[:, :d] @ weights[1:] + weights[0]).argmax(1))
     return Machines(torch.stack(found), worst)
 
 
 class _Task(NamedTuple):
-    """One machine for each class; unknowns are [d, c] and [c]."""
+    """One machine for each class; unknowns are [d, c]."""
 
-    x: Tensor
+    x: Tensor  # [n, d], the first feature 1
     signs: Tensor  # [n, c]
-    squares: Tensor  # Σ_i x_ij²
     reg: float
 
-    def value(self, logits: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+    def short(self, logits: Tensor) -> Tensor:
+        """How far samples are inside the margin, [n, c]."""
+        return (1 - self.signs * logits).clamp_min(0)
+
+    def value(self, logits: Tensor, weights: Tensor) -> Tensor:
         """The objectives, [c]."""
-        short = (1 - self.signs * logits).clamp_min(0)
-        return short.square().sum(0) + self.reg / 2 * (weights.square().sum(0) + bias.square())
+        return self.short(logits).square().sum(0) + self.reg / 2 * weights.square().sum(0)
 
-    def gradient(self, logits: Tensor, weights: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """With respect to weights and biases; which samples are inside the margin."""
-        short = (1 - self.signs * logits).clamp_min(0)
-        pull = -2 * self.signs * short
-        return self.x.T @ pull + self.reg * weights, pull.sum(0) + self.reg * bias, (short > 0).to(short.dtype)
+    def gradient(self, logits: Tensor, weights: Tensor) -> Tensor:
+        """With respect to the weights."""
+        return self.reg * weights - 2 * self.x.T @ (self.signs * self.short(logits))
 
-    def curvature(self, active: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The Hessian's product with (v, u)."""
-        moved = 2 * active * (self.x @ v + u)
-        return self.x.T @ moved + self.reg * v, moved.sum(0) + self.reg * u
+    def step(self, active: Tensor, g: Tensor) -> Tensor:
+        """Newton's, −(reg + 2 AᵀA)⁻¹ g, A the samples inside the margin of one machine; in the smaller of A's sides."""
+        a = self.x[active]
+        if len(a) >= a.shape[1]:
+            return -_solved(2 * a.T @ a, self.reg, g)
+        return (a.T @ _solved(a @ a.T, self.reg / 2, a @ g) - g) / self.reg
 
 
-def _newton(task: _Task, weights: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, float]:
-    """The machines' optimum from this start, and the relative gradient that is left."""
-    first, b0, _ = task.gradient(torch.zeros_like(task.signs), torch.zeros_like(weights), torch.zeros_like(bias))
-    small = SMALL * _length(first, b0).clamp_min(torch.finfo(bias.dtype).tiny)
-    logits = task.x @ weights + bias
+def _solved(matrix: Tensor, ridge: float, b: Tensor) -> Tensor:
+    matrix.diagonal().add_(ridge)
+    return torch.cholesky_solve(b[:, None], torch.linalg.cholesky(matrix))[:, 0]
+
+
+def _newton(task: _Task, weights: Tensor) -> tuple[Tensor, float]:
+    """The machines' optimum from this start, and the largest relative gradient that is left."""
+    scale = task.gradient(torch.zeros_like(task.signs), torch.zeros_like(weights)).norm(dim=0)
+    logits = task.x @ weights
     left = float("inf")
     for _ in range(NEWTON):
-        g, gb, active = task.gradient(logits, weights, bias)
-        left = float((_length(g, gb) / small).max()) * SMALL
-        if left <= SMALL:
+        g = task.gradient(logits, weights)
+        relative = g.norm(dim=0) / scale.clamp_min(torch.finfo(g.dtype).tiny)
+        left = float(relative.max())
+        going = (relative > SMALL).nonzero()[:, 0].tolist()
+        if not going:
             break
-        v, u = _solved(task, active, -g, -gb)
-        moved = task.x @ v + u
-        slope = (g * v).sum(0) + gb * u
-        rate = _rate(task, (weights, bias, logits), (v, u, moved), slope)
-        if not bool((rate > 0).any()):  # rounding: no step makes it less
+        active, step = task.short(logits) > 0, torch.zeros_like(weights)
+        for c in going:
+            step[:, c] = task.step(active[:, c], g[:, c])
+        moved = task.x @ step
+        rate = _rate(task, (weights, logits), (step, moved), (g * step).sum(0))
+        if not bool((rate[going] > 0).any()):  # rounding: no step makes it less
             break
-        weights, bias, logits = weights + rate * v, bias + rate * u, logits + rate * moved
-    return weights, bias, left
+        weights, logits = weights + rate * step, logits + rate * moved
+    return weights, left
 
 
-def _rate(
-    task: _Task, now: tuple[Tensor, Tensor, Tensor], step: tuple[Tensor, Tensor, Tensor], slope: Tensor
-) -> Tensor:
+def _rate(task: _Task, now: tuple[Tensor, Tensor], step: tuple[Tensor, Tensor], slope: Tensor) -> Tensor:
     """The largest of 1, ½, ¼, … with which each objective falls enough (Armijo); 0 if none does."""
-    weights, bias, logits = now
-    v, u, moved = step
-    start, rate = task.value(logits, weights, bias), torch.ones_like(bias)
+    (weights, logits), (v, moved) = now, step
+    start, rate = task.value(logits, weights), torch.ones_like(slope)
+    bad = slope > 0
     for _ in range(HALVINGS):
-        value = task.value(logits + rate * moved, weights + rate * v, bias + rate * u)
-        bad = value > start + 1e-4 * rate * slope
+        bad = task.value(logits + rate * moved, weights + rate * v) > start + 1e-4 * rate * slope
         if not bool(bad.any()):
             return rate
         rate = torch.where(bad, rate / 2, rate)
     return torch.where(bad, 0.0, rate)
-
-
-def _solved(task: _Task, active: Tensor, g: Tensor, gb: Tensor) -> tuple[Tensor, Tensor]:
-    """The Newton step by conjugate gradients, in units in which principal components have a Hessian near 1."""
-    share = active.mean(0)
-    scale, scale_b = task.reg + 2 * share * task.squares[:, None], task.reg + 2 * active.sum(0)
-    v, u = torch.zeros_like(g), torch.zeros_like(gb)
-    r, rb = g, gb
-    z, zb = r / scale, rb / scale_b
-    p, pb = z, zb
-    inner = (r * z).sum(0) + rb * zb
-    enough = FORCING**2 * inner
-    for _ in range(INNER):
-        if not bool((inner > enough).any()):
-            break
-        h, hb = task.curvature(active, p, pb)
-        rate = torch.where(inner > enough, inner / ((p * h).sum(0) + pb * hb).clamp_min(1e-300), 0.0)
-        v, u, r, rb = v + rate * p, u + rate * pb, r - rate * h, rb - rate * hb
-        z, zb = r / scale, rb / scale_b
-        after = torch.where(inner > enough, (r * z).sum(0) + rb * zb, inner)
-        p, pb = z + after / inner.clamp_min(1e-300) * p, zb + after / inner.clamp_min(1e-300) * pb
-        inner = after
-    return v, u
-
-
-def _length(g: Tensor, gb: Tensor) -> Tensor:
-    return (g.square().sum(0) + gb.square()).sqrt()
