@@ -98,7 +98,7 @@ def of_rows(
     # Σ_B⁺ has c / length² along each direction, which cancels the C that the trace is divided by.
     nc1 = float(((within / counts[:, None]).mean(0) / lengths[kept].square()).sum())
     size = places.sqrt()
-    cosines = (centred @ centred.T / (size[:, None] * size).clamp_min(1e-300))[~torch.eye(c, dtype=torch.bool)]
+    cosines = (centred @ centred.T / (size[:, None] * size).clamp_min(1e-300))[~torch.eye(c, dtype=torch.bool, device=means.device)]
     return Collapse(
         nc1,
         float(size.std(correction=0) / size.mean()),

@@ -15,7 +15,7 @@ from .._base.memory import WORKSPACE
 from .._base.types import Float, Int
 
 # The smaller of samples and features up to which all components are computed (heuristic: a minute on either).
-EXACT = {"cpu": 3072, "cuda": 16384}
+EXACT = {"cpu": 3072, "cuda": 12288}
 MOST = 2000  # components where not all are computed and nobody says how many
 # Subspace iteration: directions in excess of those asked for, when the variance that they hold has come to rest, and
 # passes at most (heuristics).
@@ -44,7 +44,7 @@ class Moments(NamedTuple):
     """Of training features: what standardises them, and the means of the classes as they are."""
 
     mean: Float[Tensor, " p"]
-    scale: Float[Tensor, " p"]  # standard deviations, 1 for a feature that is constant
+    scale: Float[Tensor, " p"]  # standard deviations (1 of a constant) times √varying: ‖z‖² is 1 on average
     varying: int  # features that are not
     means: Float[Tensor, "c p"]
 
@@ -66,7 +66,8 @@ def moments(rows: Rows, y: Int[Tensor, " n"], classes: int) -> Moments:
     constant = spread <= ROUNDING * eps * mean.abs()
     counts = torch.bincount(y, minlength=classes).to(sums.device)
     means = shift + sums / counts[:, None]
-    return Moments(mean, spread.masked_fill(constant, 1.0), int((~constant).sum()), means)
+    varying = int((~constant).sum())
+    return Moments(mean, spread.masked_fill(constant, 1.0) * max(1, varying) ** 0.5, varying, means)
 
 
 class Scores(NamedTuple):
@@ -83,6 +84,9 @@ def principal(
     train: Rows, test: Rows, standard: Moments, most: int | None = None, memory: int = 1 << 29, seed: int = 0
 ) -> Scores:
     """z = (h − mean) / scale in the eigenvectors of ZᵀZ / n, the first `most` of them (None: all, or 2,000).
+
+    Each varying feature has the variance 1/p, so that ‖z‖² is 1 on average: kernels and penalties mean the same in
+    wide and in narrow layers.
 
     Exact where the smaller of n and p is at most `EXACT`; else by subspace iteration.
     """
@@ -169,5 +173,4 @@ def _iterated(train: Rows, test: Rows, standard: Moments, k: int, seed: int) -> 
     values, turn = torch.linalg.eigh(scores.T @ scores / train.n)
     k = _ranked(values.flip(0), k, max(train.n, p), min(train.n - 1, p))
     turn, values = turn.flip(1)[:, :k], values.flip(0)[:k]
-    # Standardised features have variance 1 each.
-    return Scores(scores @ turn, _projected(test, standard, basis @ turn), values, float(standard.varying), False)
+    return Scores(scores @ turn, _projected(test, standard, basis @ turn), values, 1.0, False)

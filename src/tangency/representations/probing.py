@@ -152,10 +152,10 @@ def probe(
 ) -> Probing:
     """Test accuracy of k nearest neighbours, class centres and a linear SVM on z_l's first d components, of each l.
 
-    z_l(x), the output of layer l, is flattened (or pooled), standardised and turned into the principal components of
-    the training samples. `layers`: names or patterns (`"layer3.*"`), by default the model's children but the last.
+    z_l(x), the output of layer l, is flattened (or pooled), standardised, divided by √p, so that ‖z_l‖² is 1 on
+    average, and turned into the principal components of the training samples. `layers`: names or patterns (`"layer3.*"`), by default the model's children but the last.
     `dims`: by default the published 1, …, 20, 30, …, 2000, 3000, … and all; more than there are means all. The SVM is
-    scikit-learn's LinearSVC with C = 1/reg. `memory`: what one layer's outputs may take; those that take more are
+    scikit-learn's LinearSVC with C = 1/reg (on features that are not divided by √p: C = 1/(p reg)). `memory`: what one layer's outputs may take; those that take more are
     computed anew in every pass. Components are exact up to `components.EXACT` samples or features, whichever is
     smaller, else by subspace iteration up to the largest of `dims` (2,000), where `seed` counts.
 
