@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tangency.datasets import TrainTest
 from tangency.experiments import probing
+from tangency.experiments.surrogate_table2 import cifar
 from tangency.experiments.table import Kept, Options, Trainings
 from tangency.models import accuracy, resnet18
 
@@ -99,18 +100,14 @@ def export(options: Options, out: Path) -> None:
 
 def shrink() -> None:
     """A network and data with which all of this takes seconds."""
-    read = probing.cifar
 
     def few(options: Options) -> TrainTest:
         """The first images."""
-        train, test = read(options)
+        train, test = cifar(options)
         return TrainTest(train.take(300), test.take(100))
 
-    def narrow() -> nn.Module:
-        """A ResNet18 of width 4."""
-        return resnet18(width=4)
-
-    probing.cifar, probing.resnet18 = few, partial(narrow)  # type: ignore[assignment]
+    setattr(probing, "cifar", few)  # noqa: B010  # mypy knows that these names are not exported
+    setattr(probing, "resnet18", partial(resnet18, width=4))  # noqa: B010
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 Their network was trained by others (Phan 2021; 92.5 %), with a max pool behind the stem, which makes its first layers a
 quarter of ours; ours has none and is trained here. They took all 50,000 training images; we take 10,000, of which all
-components are exact, or as many as --samples says (above 12,288: the first 2,000 components). Their SVM's penalty is not
-stated; ours is LinearSVC's C = 1 for features of unit length on average (see `probe`).
+components are exact, or as many as --samples says (above 12,288: the first 2,000 components). Their SVM's penalty is
+not stated; ours is LinearSVC's C = 1 for features of unit length on average (see `probe`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -110,10 +110,14 @@ def measure_layer(model: nn.Module, data: TrainTest, place: Place, options: Opti
         "dims": found.dims.tolist(),
         "accuracy": {kind: v.tolist() for kind, v in found.accuracy.items()},
         "explained": found.explained.tolist(),
-        "collapse": {name: getattr(found.collapse, name) for name in ("nc1", "nc2_norms", "nc2_angles", "nc2_simplex",
-                     "nc3", "nc4")},  # fmt: skip
+        "collapse": numbers(found.collapse),
         "exact": found.exact,
     }
+
+
+def numbers(found: Collapse) -> Row:
+    """NC1 to NC4 for the record."""
+    return {field.name: getattr(found, field.name) for field in fields(found)}
 
 
 def last_layer(model: nn.Module, known: Labelled, place: Place, options: Options) -> Row:
@@ -122,7 +126,7 @@ def last_layer(model: nn.Module, known: Labelled, place: Place, options: Options
     assert isinstance(head, nn.Linear)
     z = layer_outputs(model, known, place.layer, pool=place.pool, progress=options.progress)[place.layer]
     found = collapse(z, known.y.to(z.device), head.weight, head.bias)
-    return {name: getattr(found, name) for name in ("nc1", "nc2_norms", "nc2_angles", "nc2_simplex", "nc3", "nc4")}
+    return numbers(found)
 
 
 def recipe(options: Options) -> Recipe:
@@ -172,10 +176,13 @@ def reproduce_probing(options: Options) -> ProbingTable:
             kept[key] = measure_layer(model, data, place, options)
         runs[place.title] = kept[key]
     facts |= {"runs": runs}
-    notes = PROBING_NOTES
+    notes: tuple[str, ...] = PROBING_NOTES
     if not options.quick:
         facts |= {"last layer": last_layer(model, data.train, places[-2], options)}
-        notes += (f"NC3 of the pooled features and the last layer's weights: {facts['last layer']['nc3']:.3g}", *PUBLISHED)
+        notes += (
+            f"NC3 of the pooled features and the last layer's weights: {facts['last layer']['nc3']:.3g}",
+            *PUBLISHED,
+        )
     return _table(facts, "digits, a small CNN" if options.quick else "CIFAR-10, a ResNet18", notes)
 
 

@@ -44,9 +44,7 @@ class Collapse(Result):
         return text_table(["", "", "value"], [row for row in rows if row[2] is not None])
 
 
-def collapse(
-    features: Array, labels: Numbers, weights: Array | None = None, bias: Array | None = None
-) -> Collapse:
+def collapse(features: Array, labels: Numbers, weights: Array | None = None, bias: Array | None = None) -> Collapse:
     """tr(Σ_W Σ_B⁺)/C and its companions for features [n, …] of n samples with these classes.
 
     `weights` [c, p] and `bias` [c] of the layer that follows add NC3 and NC4; of a network with one output, [1, p] and
@@ -98,7 +96,9 @@ def of_rows(
     # Σ_B⁺ has c / length² along each direction, which cancels the C that the trace is divided by.
     nc1 = float(((within / counts[:, None]).mean(0) / lengths[kept].square()).sum())
     size = places.sqrt()
-    cosines = (centred @ centred.T / (size[:, None] * size).clamp_min(1e-300))[~torch.eye(c, dtype=torch.bool, device=means.device)]
+    cosines = (centred @ centred.T / (size[:, None] * size).clamp_min(1e-300))[
+        ~torch.eye(c, dtype=torch.bool, device=means.device)
+    ]
     return Collapse(
         nc1,
         float(size.std(correction=0) / size.mean()),
@@ -142,8 +142,8 @@ def _last_layer(weights: Array, bias: Array | None, flat: Tensor, classes: int) 
         w, b = torch.cat([-w, w]) / 2, torch.cat([-b, b]) / 2
     if w.shape != (classes, flat.shape[1]) or b.shape != (classes,):
         raise InputError(
-            f"weights have the shape {tuple(w.shape)} and the bias {tuple(b.shape)}; needed: {(classes, flat.shape[1])} "
-            f"and {(classes,)}, for {classes} classes and {flat.shape[1]} features."
+            f"weights have the shape {tuple(w.shape)} and the bias {tuple(b.shape)}; needed: "
+            f"{(classes, flat.shape[1])} and {(classes,)}, for {classes} classes and {flat.shape[1]} features."
         )
     checks.finite(w, "weights")
     checks.finite(b, "bias")

@@ -68,7 +68,7 @@ class ProbedLayer(Result):
         return float(self.explained[self._first(classifier, share)])
 
     def apart(self, classes: int) -> float:
-        """How far apart the classifiers' accuracies are at most, from d = c − 1 on: so many hold c collapsed classes."""
+        """How far apart the classifiers' accuracies are at most, from d = c − 1 on, which hold c collapsed classes."""
         curves = torch.stack(list(self.accuracy.values()))
         differ = curves.amax(0) - curves.amin(0)
         later = self.dims >= classes - 1
@@ -153,11 +153,12 @@ def probe(
     """Test accuracy of k nearest neighbours, class centres and a linear SVM on z_l's first d components, of each l.
 
     z_l(x), the output of layer l, is flattened (or pooled), standardised, divided by √p, so that ‖z_l‖² is 1 on
-    average, and turned into the principal components of the training samples. `layers`: names or patterns (`"layer3.*"`), by default the model's children but the last.
-    `dims`: by default the published 1, …, 20, 30, …, 2000, 3000, … and all; more than there are means all. The SVM is
-    scikit-learn's LinearSVC with C = 1/reg (on features that are not divided by √p: C = 1/(p reg)). `memory`: what one layer's outputs may take; those that take more are
-    computed anew in every pass. Components are exact up to `components.EXACT` samples or features, whichever is
-    smaller, else by subspace iteration up to the largest of `dims` (2,000), where `seed` counts.
+    average, and turned into the principal components of the training samples. `layers`: names or patterns
+    (`"layer3.*"`), by default the model's children but the last. `dims`: by default the published 1, …, 20, 30, …,
+    2000, 3000, … and all; more than there are means all. The SVM is scikit-learn's LinearSVC with C = 1/reg; on
+    features that are not divided by √p, with C = 1/(p reg). `memory`: what one layer's outputs may take; those that
+    take more are computed anew in every pass. Components are exact where samples or features are at most 3,072
+    (12,288 on a GPU), else by subspace iteration up to the largest of `dims` (2,000), where `seed` counts.
 
     Cost: a few forward passes for each layer; O(min(n, p)³) for components, O(n m d) for neighbours.
 

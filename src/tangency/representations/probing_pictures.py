@@ -101,9 +101,9 @@ def draw_components(found: DrawnProbing) -> "Figure":
     """A figure: components that 90 % of a layer's best accuracy needs, and how much variance they explain."""
     figure, (left, right) = _figure(2)
     for kind, colour in COLOURS.items():
-        style = {"color": colour, "label": TITLES[kind], "marker": "o", "ms": 4, "lw": 1.4}
-        left.plot([layer.needed(kind) for layer in found.layers], **style)
-        right.plot([100 * layer.variance(kind) for layer in found.layers], **style)
+        counts, shares = zip(*((layer.needed(kind), 100 * layer.variance(kind)) for layer in found.layers), strict=True)
+        left.plot(counts, "o-", ms=4, lw=1.4, color=colour, label=TITLES[kind])
+        right.plot(shares, "o-", ms=4, lw=1.4, color=colour)
     left.set(yscale="log", ylabel="principal components", title="Components for 90 % of the best accuracy")
     right.set(ylim=(0, 102), ylabel="% of the variance", title="Variance that they explain")
     left.legend(frameon=False, fontsize=8)
@@ -120,8 +120,9 @@ def draw_collapse(found: DrawnProbing) -> "Figure":
     left.set(yscale="log", title="NC1: variance within classes / between")
     right.plot([c.nc2_norms for c in seen], "o-", ms=4, lw=1.4, color="#D55E00", label="NC2: lengths of class means")
     right.plot([c.nc2_simplex for c in seen], "s-", ms=4, lw=1.4, color="#CC79A7", label="NC2: angles to a simplex")
-    if all(c.nc4 is not None for c in seen):
-        right.plot([c.nc4 for c in seen], "^-", ms=4, lw=1.4, color="#009E73", label="NC4: other than nearest mean")
+    decided = [c.nc4 for c in seen if c.nc4 is not None]
+    if decided:  # of all layers, or of none
+        right.plot(decided, "^-", ms=4, lw=1.4, color="#009E73", label="NC4: other than nearest mean")
     right.set(ylim=(0, None), title="0 where collapsed")
     right.legend(frameon=False, fontsize=8)
     for axis in (left, right):
