@@ -7,7 +7,7 @@ analysis".
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ SHARE = 0.9  # of the best accuracy, as published
 # The classifiers agree where their accuracies are no farther apart (heuristic).
 AGREE = 0.02
 View = Literal["accuracy", "components", "collapse"]
+VIEWS: tuple[View, ...] = get_args(View)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,6 +127,14 @@ class Probing(Result):
                 "" if nc4 is None else f"{100 * nc4:.1f}",
             ])  # fmt: skip
         return text_table(head, rows)
+
+    def words(self) -> str:
+        """How well the last layer is told apart, and from where on all three classifiers agree."""
+        last = self.layers[-1]
+        how = ", ".join(f"{CLASSIFIERS[kind]} {last.best(kind):.1%}" for kind in last.accuracy)
+        own = "" if self.network is None else f"; the network itself {self.network:.1%}"
+        agree = "nowhere" if self.collapsed is None else f"from {self.collapsed} on"
+        return f"{last.name}: {how}{own}. The three agree to {100 * AGREE:.0f} points {agree}."
 
     def plot(self, view: View = "accuracy") -> "Figure":
         """A figure: "accuracy" by the number of components, "components" for 90 % of the best, or the "collapse"."""
