@@ -82,7 +82,9 @@ def test_bad_input_is_refused_with_its_fix() -> None:
 
     refused(r"features have the shape \(40,\); needed: \[n, …\]", h[:, 0], y)
     refused("features are torch.int64; needed: floating-point", h.long(), y)
-    refused(r"features\[3, 2\] is nan", h.index_put((torch.tensor(3), torch.tensor(2)), torch.tensor(torch.nan).double()), y)
+    refused(
+        r"features\[3, 2\] is nan", h.index_put((torch.tensor(3), torch.tensor(2)), torch.tensor(torch.nan).double()), y
+    )
     refused(r"labels are torch.int64 of shape \(39,\); needed: a class, from 0, for each of 40", h, y[:39])
     refused("labels are torch.float64", h, y.double())
     refused("labels go from -1 to 3", h, torch.where(y == 0, -1, y))

@@ -101,7 +101,10 @@ def test_features_in_blocks_are_as_those_in_one() -> None:
 
 def test_constant_features_count_for_nothing() -> None:
     train, test, y = features(40, 6), features(10, 6, 1), torch.arange(40) % 2
-    more = torch.cat([train, torch.full((40, 3), 0.1)], 1).float(), torch.cat([test, torch.full((10, 3), 0.7)], 1).float()
+    more = (
+        torch.cat([train, torch.full((40, 3), 0.1)], 1).float(),
+        torch.cat([test, torch.full((10, 3), 0.7)], 1).float(),
+    )
     a, b = scored(train.float(), test.float(), y), scored(*more, y)
     torch.testing.assert_close(b.variances, a.variances)
 
@@ -135,7 +138,9 @@ def test_classifiers_are_those_of_scikit_learn(p: int) -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(n=st.integers(6, 40), d=st.integers(1, 50), c=st.integers(2, 4), reg=st.floats(0.01, 10), seed=st.integers(0, 99))
+@given(
+    n=st.integers(6, 40), d=st.integers(1, 50), c=st.integers(2, 4), reg=st.floats(0.01, 10), seed=st.integers(0, 99)
+)
 def test_the_svm_is_at_its_optimum(n: int, d: int, c: int, reg: float, seed: int) -> None:
     """By autograd, from its definition; duplicates and separable samples too."""
     x = features(n, d, seed)
@@ -226,7 +231,9 @@ def test_table_plots_and_json(model: nn.Module, data: TrainTest) -> None:
 
 def test_one_output_two_classes_and_no_outputs_at_all(data: TrainTest) -> None:
     two = TrainTest(*(part.only(3, 8) for part in data))
-    net = tg.models.initialized(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 1)), seed=0)
+    net = tg.models.initialized(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 1)), seed=0
+    )
     tg.models.fit(net, two.train, epochs=15, lr=0.1, progress=False)
     found = probe(net, *two, layers="2", progress=False)
     assert found.network == pytest.approx(tg.models.accuracy(net, two.test))
