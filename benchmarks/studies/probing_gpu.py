@@ -4,7 +4,7 @@
 
 Needs torch, numpy and cifar-10-batches-bin/ in FOLDER. Every layer is written when it is done, so that a second call
 goes on. `--tiny` tries it out on a CPU: a narrow network, few images. `--merge OUT --save FILE` puts the two files of
-the network together again, on any machine.
+the network together again, on any machine; `--picture OUT/probing-10000.json` draws docs/assets/probing*.png of it.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from benchmarks.record import ROOT
 from tangency.datasets import TrainTest
 from tangency.experiments import probing
 from tangency.experiments.surrogate_table2 import cifar
@@ -39,11 +40,22 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--merge", type=Path)
     parser.add_argument("--save", type=Path)
+    parser.add_argument("--picture", type=Path)
     args = parser.parse_args()
-    if args.merge is not None:
+    if args.picture is not None:
+        draw(args.picture)
+    elif args.merge is not None:
         torch.save(merged(args.merge), args.save)
     else:
         measure(args)
+
+
+def draw(file: Path) -> None:
+    """Accuracies, components and collapse by layer."""
+    found = probing.probing_of(json.loads(file.read_text()))
+    print(found.table(), found.words(), sep="\n")
+    for view, name in (("accuracy", "probing"), ("components", "probing_components"), ("collapse", "probing_collapse")):
+        found.plot(view).savefig(ROOT / "docs" / "assets" / f"{name}.png", dpi=150)  # type: ignore[arg-type]
 
 
 def merged(folder: Path) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # What each layer of a CNN knows
 # Three plain classifiers on the first principal components of every layer. Early, a support vector machine finds in
-# many directions what class centres do not have; late, few directions hold the class, and all three agree.
+# many directions what class centres do not have; late, few directions hold the class, and all three nearly agree.
 
 # %%
 import matplotlib.pyplot as plt

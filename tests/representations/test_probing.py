@@ -253,7 +253,7 @@ def test_bad_input_is_refused_with_its_fix(model: nn.Module, data: TrainTest) ->
     refused("neighbours=0; needed: how many training samples decide, at least 1", neighbours=0)
     refused("reg=0; needed: a positive number", reg=0)
     refused("dims=3; needed: numbers of components", dims=3)
-    refused("dims=0; needed: numbers of components, at least 1", dims=[0])
+    refused("dims=0; needed: whole numbers of components, at least 1", dims=[0])
     refused("pool='max'; needed: 'mean', 'first'", pool="max")
     refused("memory='much'", memory="much")
     one = replace(train.only(3), classes=("3",))

@@ -182,7 +182,8 @@ def probe(
     """
     known, asked = _checked_data(train, test)
     budget, classes = checks.memory(memory), len(known.classes)
-    _check_options(dims, neighbours, reg, len(known))
+    dims = _checked_dims(dims)
+    _check_options(neighbours, reg, len(known))
     chosen = Layers.of_model(model, layers, pool)
     device = next(chosen.network.model.parameters()).device
     for part in (known, asked):
@@ -283,17 +284,23 @@ def _checked_data(train: Samples, test: Samples) -> tuple[Labelled, Labelled]:
     return known, asked
 
 
-def _check_options(dims: Sequence[int] | None, neighbours: int, reg: float, n: int) -> None:
+def _check_options(neighbours: int, reg: float, n: int) -> None:
     checks.positive(neighbours, "neighbours", "how many training samples decide")
     if neighbours > n:
         raise InputError(f"neighbours={neighbours}, and there are {n} training samples. Take fewer neighbours.")
     if checks.nonnegative(reg, "reg") == 0:
         raise InputError("reg=0; needed: a positive number, 1/C of a support vector machine.")
-    if dims is not None:
-        if isinstance(dims, (str, int)) or not len(dims):
-            raise InputError(f"dims={dims!r}; needed: numbers of components, such as (1, 2, 5, 10).")
-        for d in dims:
-            checks.positive(d, "dims", "numbers of components")
+
+
+def _checked_dims(dims: Sequence[int] | None) -> list[int] | None:
+    if dims is None:
+        return None
+    if isinstance(dims, (str, int)) or not len(dims):
+        raise InputError(f"dims={dims!r}; needed: numbers of components, such as (1, 2, 5, 10).")
+    whole = tree.numbers(list(dims), "dims").tolist()
+    for d in whole:
+        checks.positive(d, "dims", "whole numbers of components")
+    return whole
 
 
 def _check_layer(standard: Moments, name: str) -> None:
