@@ -152,7 +152,7 @@ def probed_data(options: Options) -> tuple[TrainTest, TrainTest]:
 
 def trained(options: Options, kept: Kept, known: Labelled) -> nn.Module:
     """The network, on all training images."""
-    make = (lambda: small_cnn(10, size=16, parametrization="standard")) if options.quick else resnet18
+    make = (lambda: small_cnn(10, size=16, width=4, parametrization="standard")) if options.quick else resnet18
     how = recipe(options)
     return kept.network(
         initialized(make, seed=0), lambda m: train(m, known, None, how, seed=0, progress=options.progress)

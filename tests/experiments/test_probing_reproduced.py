@@ -12,7 +12,7 @@ from tangency.experiments.table import Options, Trainings
 
 
 def test_layers_are_probed_and_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    small = ["--samples", "100", "--test", "50", "--epochs", "2", "--out", str(tmp_path), "--device", "cpu"]
+    small = ["--samples", "100", "--test", "50", "--epochs", "1", "--out", str(tmp_path), "--device", "cpu"]
     assert main(["reproduce", "probing", "--quick", "--quiet", "--json", *small]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["layer"] for row in found["rows"]] == [
@@ -23,7 +23,7 @@ def test_layers_are_probed_and_kept(capsys: pytest.CaptureFixture[str], tmp_path
     ]
     again = EXPERIMENTS["probing"].run(
         Options(
-            quick=True, progress=False, out=tmp_path, where="cpu", learned=Trainings(samples=100, test=50, epochs=2)
+            quick=True, progress=False, out=tmp_path, where="cpu", learned=Trainings(samples=100, test=50, epochs=1)
         )
     )
     assert list(again.rows) == found["rows"]
