@@ -1,11 +1,11 @@
 """What combines rooms: finite networks and their limit, which networks can be trained at all, and what they learn."""
 
+from ..spectra.mixed_derivative import MixedDerivative
 from .aligned import Alignments, Transition, alignments, follow, transition
 from .anisotropy import Anisotropy, anisotropy, separable
 from .convergence import Convergence, GradientDescent, Trained, convergence
 from .eigenfunctions import Eigenfunctions, eigenfunctions
 from .learning import SCHEDULE, Learning, Trial, learn
-from .mixed_derivative import MixedDerivative
 from .phases import Phase, boundary, phase
 from .student_pictures import draw_students
 from .students import Lazy, Learned, Optimizer, lazy, train_two_layer
