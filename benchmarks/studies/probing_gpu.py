@@ -4,7 +4,8 @@
 
 Needs torch, numpy and cifar-10-batches-bin/ in FOLDER. Every layer is written when it is done, so that a second call
 goes on. `--tiny` tries it out on a CPU: a narrow network, few images. `--merge OUT --save FILE` puts the two files of
-the network together again, on any machine; `--picture OUT/probing-10000.json` draws docs/assets/probing*.png of it.
+the network together again, on any machine. `--network FILE --places "block 6,block 7"` probes some places of a network
+that is there, and adds them to OUT/places.json. `--picture RECORD…` draws docs/assets/probing*.png of such records.
 """
 
 import argparse
@@ -40,21 +41,52 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--merge", type=Path)
     parser.add_argument("--save", type=Path)
-    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--network", type=Path)
+    parser.add_argument("--places", default="block 6,block 7,block 8,pooled,logits")
+    parser.add_argument("--picture", type=Path, nargs="+")
     args = parser.parse_args()
     if args.picture is not None:
         draw(args.picture)
     elif args.merge is not None:
         torch.save(merged(args.merge), args.save)
+    elif args.network is not None:
+        measure_places(args)
     else:
         measure(args)
 
 
-def draw(file: Path) -> None:
+def measure_places(args: argparse.Namespace) -> None:
+    """Some places of a network, as many as the budget allows."""
+    learned = Trainings(samples=int(args.samples), test=args.test)
+    options = Options(data=args.data, learned=learned, progress=False)
+    _, data = probing.probed_data(options)
+    model = resnet18()
+    model.load_state_dict(torch.load(args.network, map_location="cpu", weights_only=True))
+    model.to(options.device).eval()
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows: dict[str, object] = {}
+    begin = time.perf_counter()
+    for place in probing.RESNET:
+        if place.title in args.places.split(",") and time.perf_counter() - begin < args.budget:
+            rows[f"{place.title}, {len(data.train)} and {len(data.test)} images"] = probing.measure_layer(
+                model, data, place, options
+            )
+            (args.out / "places.json").write_text(json.dumps({"rows": rows}) + "\n")
+            print(f"{place.title}: {time.perf_counter() - begin:.0f} s so far", flush=True)
+
+
+def draw(files: list[Path]) -> None:
     """Accuracies, components and collapse by layer."""
-    found = probing.probing_of(json.loads(file.read_text()))
+    rows = {key: row for file in files for key, row in json.loads(file.read_text())["rows"].items()}
+    samples, tested = (int(part.split()[0]) for part in next(iter(rows)).partition(", ")[2].split(" and "))
+    facts = {
+        "runs": {key.partition(",")[0]: row for key, row in rows.items()},
+        "classes": 10, "samples": samples, "test samples": tested,
+        "accuracy": json.loads((files[0].parent / "resnet18_cifar10.json").read_text())["accuracy"],
+    }  # fmt: skip
+    found = probing.probing_of(facts)
     print(found.table(), found.words(), sep="\n")
-    for view, name in (("accuracy", "probing"), ("components", "probing_components"), ("collapse", "probing_collapse")):
+    for view, name in (("accuracy", "probing"), ("components", "probing_components")):
         found.plot(view).savefig(ROOT / "docs" / "assets" / f"{name}.png", dpi=150)  # type: ignore[arg-type]
 
 
