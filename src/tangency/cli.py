@@ -15,7 +15,7 @@ import torch
 from . import job
 from ._base import machine
 from ._version import __version__
-from .commands import auditing, experiments, explaining, grams, health, watching
+from .commands import auditing, experiments, explaining, grams, health, probing, watching
 from .errors import InputError, ModelError, NonFiniteError, TangencyError
 
 
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tangency {__version__}")
     parser.add_argument("--debug", action="store_true", help="show where an error happened (traceback)")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser)
-    for kind in (explaining, auditing, experiments, grams, watching, health):
+    for kind in (explaining, auditing, probing, experiments, grams, watching, health):
         kind.add(commands)
     for command in commands.choices.values():  # before or after the command, both work
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -88,8 +88,8 @@ def layer_values(network: Network, state: Params, x: Inputs, layers: Sequence[st
         """A hook that keeps what the module of this name puts out."""
 
         def hook(module: nn.Module, args: object, out: object) -> None:
-            """Keep the first tensor."""
-            values[name] = _first_tensor(out, name)
+            """Keep a copy of the first tensor: what follows may write into it, as nn.ReLU(inplace=True) does."""
+            values[name] = _first_tensor(out, name).clone()
 
         return hook
 
