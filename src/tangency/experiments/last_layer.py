@@ -5,6 +5,7 @@ The published model is GPT-2, which is no part of this; what can be compared is 
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -39,7 +40,7 @@ QUICK_SHUFFLES = 2
 TUNING = Recipe(epochs=10, batch=32, lr=5e-5, optimizer="adamw", weight_decay=0.01, schedule="onecycle", warmup=0.1)
 ADAPTING = TUNING.but(lr=5e-4, weight_decay=0.0)
 EPOCHS = {"tweets": 10, "cola": 3, "sst2": 3}  # ten as published; three as usual for sets of this size
-ON_GPU = 10  # processes that share it: each waits for launches most of the time (heuristic)
+ON_GPU = 10  # processes that share a GPU: each waits for launches most of the time (heuristic)
 LAST_NOTES = (
     "MiniLM (6 layers, width 384) with a linear layer on the mean of its tokens; published: GPT-2 (12 layers, 768).",
     "Refit: `refit_last_layer`, the penalty by 5 folds of the training set. Published probes ran for ten epochs.",
@@ -121,7 +122,8 @@ def run_task(task: LastTask) -> Row:
     if task.method == "lora":
         model = with_lora(model, task.seed)
     recipe = (ADAPTING if task.method == "lora" else TUNING).but(epochs=EPOCHS[task.name] if task.folder else 1)
-    fit(model.to(task.device), *texts.select(train), recipe, seed=task.seed, progress=False)
+    with tf32():
+        fit(model.to(task.device), *texts.select(train), recipe, seed=task.seed, progress=False)
     found = refit(model.head.cpu(), embedded(model.to(task.device), texts.x).cpu(), "network")
     row = _measured(found, before=True)
     return row if task.method == "lora" else {**row, "refit": _measured(found)}
@@ -145,26 +147,32 @@ def _measured(found: Refit, before: bool = False) -> Row:
     }
 
 
-def run_all(tasks: Sequence[LastTask], device: str) -> Iterator[tuple[LastTask, Row]]:
-    """Each task with its row, as they are done: on a GPU in several processes, which wait for it in turn."""
-    if not device.startswith("cuda") or len(tasks) < 2:
+def run_all(tasks: Sequence[LastTask], workers: int) -> Iterator[tuple[LastTask, Row]]:
+    """Each task with its row, as they are done, in so many processes of one thread each; the longest begin first."""
+    if min(workers, len(tasks)) < 2:
         for task in tasks:
             yield task, run_task(task)
         return
-    # Not forked: CUDA does not live on in a child.
-    pool = ProcessPoolExecutor(min(ON_GPU, len(tasks)), get_context("spawn"), _one_thread)
+    # Not forked: torch's threads and CUDA do not live on in a child.
+    pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), torch.set_num_threads, (1,))
     try:
-        waiting = {pool.submit(run_task, task): task for task in tasks}
+        long_first = sorted(tasks, key=lambda task: (task.name == "tweets", task.method in ("random", "probe")))
+        waiting = {pool.submit(run_task, task): task for task in long_first}
         for done in as_completed(waiting):
             yield waiting[done], done.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _one_thread() -> None:
-    """One thread, and tf32 for fine-tuning: what is compared are accuracies, not digits."""
-    torch.set_num_threads(1)
+@contextmanager
+def tf32() -> Iterator[None]:
+    """Products of fine-tuning in tf32 on a GPU: what is compared are accuracies, not digits."""
+    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def reproduce_last(options: Options) -> Table:
@@ -185,7 +193,7 @@ def reproduce_last(options: Options) -> Table:
     ]
     tasks = [task for task in every if task.key not in kept]
     with bar(len(every), "last layer", "fit", done=len(every) - len(tasks), show=options.progress) as step:
-        for task, row in run_all(tasks, options.device):
+        for task, row in run_all(tasks, ON_GPU if options.device.startswith("cuda") else 1):
             kept[task.key] = row
             step(note=task.key)
     rows = list(_rows(every, kept, folder, options.quick))

@@ -98,9 +98,9 @@ class _Path:
 
     def loss(self, reg: float) -> float:
         """Of the samples asked about, a weighted sum."""
-        answer = newton_steps(self.known, self.inside, reg, ROUGH, self.at)
-        self.at = answer.theta, answer.b
-        z = self.asked.begin + self.outside @ answer.theta + answer.b
+        self.at, _ = newton_steps(self.known, self.inside, reg, ROUGH, self.at)
+        theta, b = self.at
+        z = self.asked.begin + self.outside @ theta + b
         return float((self.asked.w * self.asked.losses(z)).sum())
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import DidNotConverge
-from ..regress.newton import Answer, FeatureDesign, Objective
+from ..regress.newton import FeatureDesign, Objective
 from ..regress.samples import every_class
 
 EXACT, STEPS = 1e-10, 500  # of Newton's method
@@ -115,17 +115,29 @@ def solve_head(problem: HeadProblem, reg: float) -> tuple[Tensor, Tensor]:
         return delta, middle - mean @ delta
     problem.check_classes()
     vt = problem.axes[2]
-    answer = newton_steps(problem, (problem.phi - mean) @ vt.T, reg, EXACT)
-    if answer.shortfall:
-        raise DidNotConverge(f"Newton's method reached {answer.shortfall}. Give a larger reg= (it was {reg:g}).")
-    delta = vt.T @ answer.theta
-    return delta, answer.b - mean @ delta
+    (theta, b), shortfall = newton_steps(problem, (problem.phi - mean) @ vt.T, reg, EXACT)
+    if shortfall:
+        raise DidNotConverge(f"Newton's method reached {shortfall}. Give a larger reg= (it was {reg:g}).")
+    delta = vt.T @ theta
+    return delta, b - mean @ delta
 
 
 def newton_steps(
     problem: HeadProblem, inside: Tensor, reg: float, tol: float, start: tuple[Tensor, Tensor] | None = None
-) -> Answer:
-    """The logistic fit on features `inside` [n, r]: on principal axes, where its steps are easily solved."""
-    w = problem.w[:, None]
-    objective = Objective(FeatureDesign(inside), problem.targets, problem.begin, w, reg, problem.bias)
-    return objective.newton(tol, STEPS, start=start)
+) -> tuple[tuple[Tensor, Tensor], str]:
+    """Coefficients [r, c] and bias of the logistic fit on `inside` [n, r], and what it lacks, in words.
+
+    On principal axes, where its steps are easily solved. The softmax of two logits is the sigmoid of their difference δ:
+    at the optimum they are −δ/2 and δ/2, which have half of δ's penalty.
+    """
+    two = problem.targets.shape[1] == 2
+    targets, begin = problem.targets, problem.begin
+    if two:
+        targets, begin, reg = targets[:, 1:], begin[:, 1:] - begin[:, :1], reg / 2
+        start = None if start is None else (2 * start[0][:, 1:], 2 * start[1][1:])
+    objective = Objective(FeatureDesign(inside), targets, begin, problem.w[:, None], reg, problem.bias)
+    answer = objective.newton(tol, STEPS, start=start)
+    if two:
+        halves = answer.theta.new_tensor([-0.5, 0.5])
+        return (answer.theta * halves, answer.b * halves), answer.shortfall
+    return (answer.theta, answer.b), answer.shortfall
