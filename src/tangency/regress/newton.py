@@ -141,7 +141,7 @@ class FeatureDesign(Design):
         """The inverse of the Hessian's blocks for each logit where these are small, else of its diagonal."""
         r, tiny = self.phi.shape[-1], torch.finfo(bends.dtype).tiny
         total = bends.sum(0).clamp_min(tiny)  # of the biases, which are left to the iteration to couple
-        if reg > 0 and self.phi.dim() == 2 and r <= FACTORED and bends.shape[1] * r**2 <= FACTORS:
+        if reg > 0 and self.phi.dim() == 2 and 0 < r <= FACTORED and bends.shape[1] * r**2 <= FACTORS:
             ridge = torch.full_like(self.phi[0], reg)
             factors = torch.stack([_factored(self.phi.T @ (self.phi * d[:, None]), ridge) for d in bends.T])
             return lambda theta, b: (torch.cholesky_solve(theta.T[..., None], factors)[..., 0].T, b / total)

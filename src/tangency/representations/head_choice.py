@@ -73,8 +73,8 @@ def _folds(problem: HeadProblem, regs: Sequence[float], seed: int, progress: boo
     least = int(counts[counts > 0].min())
     if least < 2:
         raise InputError(
-            f"class {int((counts == 1).nonzero()[0, 0])} has one sample, so no fold can do without it; needed to choose "
-            "reg by folds: at least 2 of each class. Give reg=…, or validation=(x, y)."
+            f"class {int((counts == 1).nonzero()[0, 0])} has one sample, so no fold can do without it; needed to "
+            "choose reg by folds: at least 2 of each class. Give reg=…, or validation=(x, y)."
         )
     folds, generator = min(FOLDS, least), torch.Generator().manual_seed(seed)
     place = torch.empty_like(labels)

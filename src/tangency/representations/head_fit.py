@@ -1,7 +1,7 @@
 """The convex problem of a last layer, and its solution.
 
-A fit moves W and b from where they start: f = W₀ φ + b₀ + φ·Δ + β, penalised by ‖Δ‖²; β is free, and takes up the mean of
-the features. Nothing is multiplied out to φᵀφ, which would square how badly the features are conditioned.
+A fit moves W and b from where they start: f = W₀ φ + b₀ + φ·Δ + β, penalised by ‖Δ‖²; β is free, and takes up the mean
+of the features. Nothing is multiplied out to φᵀφ, which would square how badly the features are conditioned.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ ABSENT = (
 class HeadProblem:
     """Features φ [n, d], targets and the logits where the fit begins [n, c], weights [n], all in float64.
 
-    `square`: the loss is (f − t)², else the cross-entropy of one logit's sigmoid or of the softmax. `rounding`: singular
-    values of φ up to this part of the largest are noise.
+    `square`: the loss is (f − t)², else the cross-entropy of one logit's sigmoid or of the softmax. `rounding`:
+    singular values of φ up to this part of the largest are noise.
     """
 
     phi: Tensor
@@ -127,8 +127,8 @@ def newton_steps(
 ) -> tuple[tuple[Tensor, Tensor], str]:
     """Coefficients [r, c] and bias of the logistic fit on `inside` [n, r], and what it lacks, in words.
 
-    On principal axes, where its steps are easily solved. The softmax of two logits is the sigmoid of their difference δ:
-    at the optimum they are −δ/2 and δ/2, which have half of δ's penalty.
+    On principal axes, where its steps are easily solved. The softmax of two logits is the sigmoid of their difference
+    δ: at the optimum they are −δ/2 and δ/2, which have half of δ's penalty.
     """
     two = problem.targets.shape[1] == 2
     targets, begin = problem.targets, problem.begin

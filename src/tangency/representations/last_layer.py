@@ -125,6 +125,8 @@ def refit_last_layer(
     given, test = _two_sets(data, test)
     checks.choice(start, "start", ("network", "zero"))
     asked = None if reg is None else checks.nonnegative(reg, "reg")
+    if asked is not None and validation is not None:
+        raise InputError(f"reg={asked:g} and validation=, by which reg is chosen, are both given; needed: one of them.")
     for value, name in ((batch, "batch"), (resamples, "resamples")):
         checks.positive(value, name, "how many")
     copied = _copied(model)
@@ -224,8 +226,8 @@ def _copied(model: nn.Module) -> nn.Module:
         return copy.deepcopy(inside_parallel(model))
     except Exception as e:  # whatever a module of the user's holds: a lock, a file, a tensor with a graph
         raise ModelError(
-            f"the model cannot be copied ({type(e).__name__}: {e}), and refitting leaves the original as it is. Needed: "
-            "a model that copy.deepcopy takes; detach tensors that it keeps."
+            f"the model cannot be copied ({type(e).__name__}: {e}), and refitting leaves the original as it is. "
+            "Needed: a model that copy.deepcopy takes; detach tensors that it keeps."
         ) from e
 
 
@@ -292,8 +294,8 @@ def _check_put(model: nn.Module, head: LinearHead, x: Inputs, known: _Known) -> 
     tolerance = 100 * torch.finfo(known.phi.dtype).eps
     if float((out.reshape(z.shape) - z).abs().max()) > min(tolerance, 0.05) * scale:
         raise ModelError(
-            f"with other weights in layer {head.name!r} the model does not give W φ + b: something depends on that layer "
-            "besides its outputs. Name another layer, or give a model whose last layer stands alone."
+            f"with other weights in layer {head.name!r} the model does not give W φ + b: something depends on that "
+            "layer besides its outputs. Name another layer, or give a model whose last layer stands alone."
         )
 
 

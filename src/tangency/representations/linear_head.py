@@ -155,7 +155,7 @@ def _features(model: nn.Module, layer: nn.Module, pooled: bool, x: Inputs) -> Te
 def _explaining(
     model: nn.Module, x: Inputs, out: Tensor, found: list[tuple[nn.Module, Tensor, Tensor]]
 ) -> tuple[nn.Module, str, bool] | None:
-    """The last layer of those found of which the model's outputs are made, with its ending, and whether it is pooled."""
+    """The last of those found that makes the model's outputs, with the ending, and whether it is pooled."""
     n, tolerance = len(out), _tolerance(out, 100)
     for module, _, z in reversed(found):
         if z.numel() == out.numel() and z.shape[0] == n:
@@ -227,7 +227,13 @@ def _refuse(name: str, call: tuple[nn.Module, Tensor, Tensor]) -> tuple[nn.Modul
 
 
 def _check_function(model: nn.Module, x: Inputs, out: Tensor) -> None:
-    """Refuse a model that is random, or for which a sample's outputs depend on the others."""
+    """Refuse outputs that are no numbers, a model that is random, and one that mixes samples."""
+    if not bool(out.isfinite().all()):
+        k = int((~out.isfinite()).any(1).nonzero()[0, 0])
+        raise InputError(
+            f"the model's outputs are not finite for sample {k}. Look for NaN in the samples and in the weights (a "
+            "training that diverged)."
+        )
     again = _flat(run_model(model, x), len(out))
     tolerance = _tolerance(out, 1e4)
     if not _close(again, out, tolerance):
@@ -247,8 +253,8 @@ def _check_layer(model: nn.Module, name: str, layer: nn.Module, calls: int) -> N
     weight = layer._parameters.get("weight")
     if not isinstance(weight, Tensor):
         raise ModelError(
-            f"the weight of layer {name!r} is made of other parameters (a weight or spectral norm). Make it a parameter "
-            "first: torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')."
+            f"the weight of layer {name!r} is made of other parameters (a weight or spectral norm). Make it a "
+            "parameter first: torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')."
         )
     if not weight.is_floating_point():
         raise ModelError(
