@@ -6,8 +6,8 @@ conjugate kernel is the network with its last layer retrained.
 
 import copy
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -123,43 +123,44 @@ def refit_last_layer(
     True
     """
     given, test = _two_sets(data, test)
+    asked = _checked(reg, validation, start, batch, resamples)
+    copied = _copied(model)
+    x, y = _suited(given, "data", copied, progress)
+    reader = _Reader(copied, find_head(copied, x, layer), start, batch, progress)
+    known = reader.read(x, y, loss, "training samples", sample_weights)
+    held, new = (
+        None if part is None else reader.read(*_suited(part, which, copied, progress), known.loss, f"{which} samples")
+        for part, which in ((validation, "validation"), (test, "test"))
+    )
+    choice = None
+    if asked is None:
+        choice = choose_reg(known.problem, None if held is None else held.problem, seed, progress)
+        asked = choice.best
+    found = reader.refit(x, known, new, asked, resamples, seed)
+    _warn_if_raised(found)
+    return replace(found, choice=choice)
+
+
+def _checked(reg: object, validation: object, start: str, batch: int, resamples: int) -> float | None:
+    """The reg that was asked for, after all options have been looked at."""
     checks.choice(start, "start", ("network", "zero"))
     asked = None if reg is None else checks.nonnegative(reg, "reg")
     if asked is not None and validation is not None:
         raise InputError(f"reg={asked:g} and validation=, by which reg is chosen, are both given; needed: one of them.")
     for value, name in ((batch, "batch"), (resamples, "resamples")):
         checks.positive(value, name, "how many")
-    copied = _copied(model)
-    x, y = _samples(given, "data", progress)
-    x = tree.suited(x, copied)
-    head = find_head(copied, x, layer)
-    rest = {"batch": batch, "progress": progress}
-    known = _read_problem(copied, head, x, y, loss, start, sample_weights, "training samples", **rest)
-    problem, name = known.problem, known.loss
-    held, new = (
-        None if part is None
-        else _read_problem(copied, head, *_suited(part, which, copied, progress), name, start, None, words, **rest)
-        for part, which, words in ((validation, "validation", "validation samples"), (test, "test", "test samples"))
-    )  # fmt: skip
-    choice = None
-    if asked is None:
-        choice = choose_reg(problem, None if held is None else held.problem, seed, progress)
-        asked = choice.best
-    old = head.weight.clone(), None if head.bias is None else head.bias.clone()
-    kept = _put(head, problem, asked, known, start)
-    _check_put(copied, head, x, known)
-    found = Refit(
-        copied, head.name, name, asked, choice, _moved(old[0], head.weight), kept,
-        known.gain(head, 0, seed), None if new is None else new.gain(head, resamples, seed),
-    )  # fmt: skip
+    return asked
+
+
+def _warn_if_raised(found: Refit) -> None:
+    """Say that the loss itself rose, which a penalty on the whole weights may do."""
     if found.train.loss.change > 0:
         warnings.warn(
             f"the training loss rose from {found.train.loss.before:.4g} to {found.train.loss.after:.4g}: with "
-            f"start='zero' reg={asked:.3g} holds the weights near 0. Give a smaller reg, or start='network'.",
+            f"start='zero' reg={found.reg:.3g} holds the weights near 0. Give a smaller reg, or start='network'.",
             TangencyWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,37 +232,54 @@ def _copied(model: nn.Module) -> nn.Module:
         ) from e
 
 
-def _read_problem(
-    model: nn.Module, head: LinearHead, x: Inputs, y: Tensor, loss: LossName | None, start: str,
-    sample_weights: SampleWeights, what: str, batch: int, progress: bool,
-) -> _Known:  # fmt: skip
-    """The problem of these samples: their features, targets and first logits."""
-    name: LossName = ("cross_entropy" if are_classes(y) else "mse") if loss is None else loss
-    checks.choice(name, "loss", ("cross_entropy", "mse"))
-    if name == "mse" and head.ending:
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """Brings samples before the last layer."""
+
+    model: nn.Module
+    head: LinearHead
+    start: Literal["network", "zero"]
+    batch: int
+    progress: bool
+
+    def read(self, x: Inputs, y: Tensor, loss: LossName | None, what: str, weights: SampleWeights = None) -> _Known:
+        """The problem of these samples: their features, targets and first logits. `what` they are, in messages."""
+        head = self.head
+        name: LossName = ("cross_entropy" if are_classes(y) else "mse") if loss is None else loss
+        checks.choice(name, "loss", get_args(LossName))
+        _check_ending(head, name)
+        wide = head.weight.double()[:0].new_zeros(len(y), len(head.weight))
+        if name == "mse" and y.is_floating_point() and y.dim() == 1 and wide.shape[1] == 1:
+            y = y[:, None]
+        targets = LOSSES[name].targets(y.to(wide.device), wide, 0.0).double()
+        phi = head_features(self.model, head, x, self.batch, self.progress, what)
+        before = head.logits(phi)
+        w = checked_weights(weights, len(phi), before)
+        eps = torch.finfo(phi.dtype).eps
+        rounding = max(max(phi.shape) * torch.finfo(torch.float64).eps, min(ROUNDINGS * eps, COARSE))
+        problem = HeadProblem(
+            phi.double(), targets, before if self.start == "network" else torch.zeros_like(before),
+            torch.ones_like(before[:, 0]) if w is None else w, head.bias is not None, name == "mse", rounding,
+        )  # fmt: skip
+        return _Known(problem, phi, before, name, y.to(before.device) if are_classes(y) else None)
+
+    def refit(self, x: Inputs, known: _Known, new: _Known | None, reg: float, resamples: int, seed: int) -> Refit:
+        """Solve, put the weights into the layer, and measure."""
+        head, old = self.head, self.head.weight.clone()
+        kept = _put(head, known, reg, self.start)
+        _check_put(self.model, head, x, known)
+        moved = float((head.weight - old).double().norm() / old.double().norm().clamp_min(1e-300))
+        gains = known.gain(head, 0, seed), None if new is None else new.gain(head, resamples, seed)
+        return Refit(self.model, head.name, known.loss, reg, None, moved, kept, *gains)
+
+
+def _check_ending(head: LinearHead, loss: LossName) -> None:
+    """Refuse a softmax over one output and a sigmoid over several, and one of these under the square loss."""
+    if loss == "mse" and head.ending:
         raise InputError(
             f"the model ends in a {head.ending}, and the square loss is of its outputs; needed: classes and "
             "loss='cross_entropy', or the model without it."
         )
-    _check_ending(head)
-    wide = head.weight.double()[:0].new_zeros(len(y), len(head.weight))
-    if name == "mse" and y.is_floating_point() and y.dim() == 1 and wide.shape[1] == 1:
-        y = y[:, None]
-    targets = LOSSES[name].targets(y.to(wide.device), wide, 0.0).double()
-    phi = head_features(model, head, x, batch, progress, what)
-    before, n = head.logits(phi), len(phi)
-    w = checked_weights(sample_weights, n, before)
-    eps = torch.finfo(phi.dtype).eps
-    rounding = max(max(phi.shape) * torch.finfo(torch.float64).eps, min(ROUNDINGS * eps, COARSE))
-    problem = HeadProblem(
-        phi.double(), targets, before if start == "network" else torch.zeros_like(before),
-        torch.ones_like(before[:, 0]) if w is None else w, head.bias is not None, name == "mse", rounding,
-    )  # fmt: skip
-    return _Known(problem, phi, before, name, y.to(before.device) if are_classes(y) else None)
-
-
-def _check_ending(head: LinearHead) -> None:
-    """Refuse a softmax over one output and a sigmoid over several: no cross-entropy of classes goes with these."""
     one, single = len(head.weight) == 1, head.ending in ("sigmoid", "logsigmoid")
     if head.ending and one != single:
         raise ModelError(
@@ -270,8 +288,9 @@ def _check_ending(head: LinearHead) -> None:
         )
 
 
-def _put(head: LinearHead, problem: HeadProblem, reg: float, known: _Known, start: str) -> bool:
+def _put(head: LinearHead, known: _Known, reg: float, start: str) -> bool:
     """Solve and put the weights into the head; whether they were left as they are, since rounding spoils the others."""
+    problem = known.problem
     old, bias = head.weight.clone(), None if head.bias is None else head.bias.clone()
     first = old.double() if start == "network" else torch.zeros_like(old).double()
     at = torch.zeros_like(first[:, 0]) if bias is None or start == "zero" else bias.double()
@@ -297,8 +316,3 @@ def _check_put(model: nn.Module, head: LinearHead, x: Inputs, known: _Known) -> 
             f"with other weights in layer {head.name!r} the model does not give W φ + b: something depends on that "
             "layer besides its outputs. Name another layer, or give a model whose last layer stands alone."
         )
-
-
-def _moved(old: Tensor, new: Tensor) -> float:
-    """How far the weights went, relative to their norm."""
-    return float((new - old).double().norm() / old.double().norm().clamp_min(torch.finfo(torch.float64).tiny))
