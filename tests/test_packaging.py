@@ -31,9 +31,9 @@ def needs(extra: str) -> set[str]:
 
 
 def test_all_is_everything_for_users() -> None:
-    """But for Hugging Face's data sets and the trainers of others: whoever has one of theirs has their library."""
+    """But for Hugging Face's data sets and adapters, and others' trainers: whoever has one has their library."""
     for extra in PROJECT["optional-dependencies"]:
-        if extra not in ("test", "docs", "hf", "lightning", "transformers"):
+        if extra not in ("test", "docs", "hf", "lightning", "lora", "transformers"):
             assert needs(extra) <= needs("all"), extra
     assert not needs("all") & {"pytest", "mypy", "ruff", "mkdocs"}
     assert needs("all") <= needs("test")

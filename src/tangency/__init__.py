@@ -66,6 +66,7 @@ from .kernels.combine import cosine, scale, sum
 from .kernels.kernel import Kernel
 from .kernels.ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
 from .projection import projected, projection_error
+from .representations import refit_last_layer
 
 __all__ = [
     "DamagedTile",
@@ -120,6 +121,7 @@ __all__ = [
     "projection",
     "projection_error",
     "pseudo_ntk",
+    "refit_last_layer",
     "regress",
     "report",
     "representations",

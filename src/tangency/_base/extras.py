@@ -30,6 +30,7 @@ EXTRAS: Mapping[str, Extra] = {
     "hf": Extra({"datasets": "datasets"}, "makes what tg.datasets.from_hf reads"),
     "lightning": Extra({"lightning": "lightning"}, "trains what tg.dynamics.lightning_callback watches"),
     "transformers": Extra({"transformers": "transformers"}, "trains what tg.dynamics.trainer_callback watches"),
+    "lora": Extra({"peft": "peft"}, "low-rank adapters in tangency reproduce last-layer"),
     "compiled": Extra({"numba": "numba"}, "convolutional kernels of infinite width, several times faster on a CPU"),
 }
 # The extra of each library, by the name that is imported.

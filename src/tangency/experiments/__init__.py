@@ -5,7 +5,11 @@ from .cntk import CNTK
 from .conjugate import CONJUGATE
 from .eigenfunctions import EIGENFUNCTIONS
 from .energy_table1 import ENERGY_TABLE1
+<<<<<<< HEAD
 from .probing import PROBING
+=======
+from .last_layer import LAST_LAYER
+>>>>>>> last
 from .single_relu import SINGLE_RELU
 from .spectra_table8 import SPECTRA_TABLE8
 from .spectra_transition import SPECTRA_TRANSITION
@@ -17,7 +21,11 @@ from .uci import UCI
 
 _ALL = (
     SURROGATE_TABLE1, SURROGATE_TABLE2, SURROGATE_TABLE3, UCI, CNTK, SPECTRA_TABLE8, SPECTRA_TRANSITION, EIGENFUNCTIONS,
+<<<<<<< HEAD
     ENERGY_TABLE1, ANISOTROPY, *CONJUGATE, SINGLE_RELU, PROBING,
+=======
+    ENERGY_TABLE1, ANISOTROPY, *CONJUGATE, SINGLE_RELU, LAST_LAYER,
+>>>>>>> last
 )  # fmt: skip
 EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in _ALL}
 
