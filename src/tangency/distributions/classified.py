@@ -266,11 +266,10 @@ class _Statistic:
 
     def right(self, scores: Tensor, z: Tensor) -> Tensor:
         """1 where a score says what the column says."""
-        threshold = 0.0
+        threshold = scores.new_zeros(())
         if self.midway:
             # The mean of all samples lies nearer to the mean of the larger one.
-            part = z[self.rows].mean(0)
-            threshold = (0.5 - part) * _apart(scores[self.rows], z[self.rows])
+            threshold = (0.5 - z[self.rows].mean(0)) * _apart(scores[self.rows], z[self.rows])
         return ((scores > threshold) == (z > 0.5)).double()
 
 
