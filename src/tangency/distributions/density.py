@@ -25,7 +25,7 @@ class Density(Result):
     factor: Float[Tensor, "d d"]  # of h² C, lower triangular
 
     def log(self, z: Array) -> Float[Tensor, " m"]:
-        """log p at new points [m, d], in float64; far from all samples it goes on falling, where p itself would be 0."""
+        """log p at new points [m, d], in float64; far from all samples it goes on falling."""
         new = tree.numbers(z, "z").to(self.points)
         if new.dim() != 2 or new.shape[1] != self.points.shape[1]:
             raise InputError(f"z has shape {tuple(new.shape)}; needed: points [m, {self.points.shape[1]}].")
@@ -41,7 +41,7 @@ class Density(Result):
 
 
 def density(points: Array, *, bandwidth: float | None = None, weights: Numbers | None = None) -> Density:
-    """p(z) = Σ_i w_i N(z; x_i, h² C) of points [n, d], C their covariance: a kernel density estimate, for few dimensions.
+    """p(z) = Σ_i w_i N(z; x_i, h² C) of points [n, d], C their covariance: a kernel density estimate.
 
     `bandwidth`: h; by default Scott's rule n^(−1/(d + 4)), with weights (Σ w)²/Σ w² in place of n. The same as
     `scipy.stats.gaussian_kde`, on any device. Cost: n·d operations a point. Scott 1992, "Multivariate density

@@ -13,7 +13,7 @@ from .._base.types import Array, Float, Memory, Numbers
 from ..errors import InputError
 from ..gram.source import source
 from ..kernels.kernel import Kernel
-from ..linalg.matrix import Matrix
+from ..linalg.matrix import Matrix, square
 from ..projection.features import StoredFeatures
 from . import scores
 from .intervals import AUROC, auroc
@@ -122,6 +122,7 @@ def outliers(
     if fresh is not None and isinstance(kernel, Kernel):
         second, spare = Joined(source(fresh, "fresh"), source(asked, "asked")), len(source(fresh, "fresh"))
     elif fresh is not None:
+        kernel = square(kernel, "kernel")
         rows = row_numbers(fresh, "fresh", len(kernel))
         second, spare = torch.cat([rows, row_numbers(asked, "asked", len(kernel))]), len(rows)
     both = pooled(kernel, known, second, memory, progress, ("known", "asked"))

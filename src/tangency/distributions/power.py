@@ -68,8 +68,8 @@ class Power(Result):
         if self.same:
             every = [rate for name in self.p for rate, _, _ in self.rates(name)]
             return (
-                f"Of samples without a difference {min(every):.1%} to {max(every):.1%} are rejected at {self.level:.0%} "
-                f"({repeats} draws for each of {len(every)} cases)."
+                f"Of samples without a difference {min(every):.1%} to {max(every):.1%} are rejected at "
+                f"{self.level:.0%} ({repeats} draws for each of {len(every)} cases)."
             )
         last = {name: self.rates(name)[-1] for name in self.p}
         best = max(last, key=lambda name: last[name][0])
@@ -110,10 +110,10 @@ def power(
 ) -> Power:
     """P(p ≤ level) for n samples of x and n of y, for each test and each n of `sizes`.
 
-    `tests`: by name, a kernel (tested by `mmd`, with `draws` permutations), the Gram of all samples of x and then y, or
-    any function (some of x, some of y, seed) whose answer has a `p`. Samples are drawn without replacement, `repeats`
-    times, the same for all tests; the larger x and y, the more the draws are independent. Cost: each kernel's Gram once,
-    then a test for each draw.
+    `tests`: by name, a kernel (tested by `mmd`, with `draws` permutations), the Gram of all samples of x and then y,
+    or any function (some of x, some of y, seed) whose answer has a `p`. Samples are drawn without replacement,
+    `repeats` times, the same for all tests; the larger x and y, the more the draws are independent. Cost: each kernel's
+    Gram once, then a test for each draw.
 
     >>> import tangency as tg
     >>> x, y = torch.randn(300, 2), torch.randn(300, 2) + 0.5
