@@ -118,13 +118,7 @@ def outliers(
         raise InputError("reg=0; needed: a number above 0.")
     if reg is not None and score == "density":
         raise InputError("the density has no reg=; leave it out.")
-    second, spare = asked, 0
-    if fresh is not None and isinstance(kernel, Kernel):
-        second, spare = Joined(source(fresh, "fresh"), source(asked, "asked")), len(source(fresh, "fresh"))
-    elif fresh is not None:
-        kernel = square(kernel, "kernel")
-        rows = row_numbers(fresh, "fresh", len(kernel))
-        second, spare = torch.cat([rows, row_numbers(asked, "asked", len(kernel))]), len(rows)
+    second, spare = (asked, 0) if fresh is None else _with_fresh(kernel, fresh, asked)
     both = pooled(kernel, known, second, memory, progress, ("known", "asked"))
     fit, spared = _split(len(both.of_x), held_out, fresh is not None, seed)
     rows, ask = both.of_x[fit], torch.cat([both.of_x[spared], both.of_y])
@@ -183,6 +177,16 @@ def outliers_features(
         judge, amount = make(inside, classes, shrink)
         setting = f"shrinkage {amount:.3g}, {int(classes.max()) + 1} classes"
     return _result(score, judge(torch.cat([spare, last])), len(spare), len(inside), setting)
+
+
+def _with_fresh(kernel: Kernel | Matrix, fresh: object, asked: object) -> tuple[object, int]:
+    """Fresh samples and then those asked, and how many the fresh ones are; of a Gram the numbers of their rows."""
+    if isinstance(kernel, Kernel):
+        both = Joined(source(fresh, "fresh"), source(asked, "asked"))
+        return both, len(both.first)
+    count = len(square(kernel, "kernel"))
+    rows = row_numbers(fresh, "fresh", count)
+    return torch.cat([rows, row_numbers(asked, "asked", count)]), len(rows)
 
 
 def _result(score: str, found: Tensor, spare: int, fitted: int, setting: str) -> Outliers:
