@@ -70,7 +70,8 @@ def density(points: Array, *, bandwidth: float | None = None, weights: Numbers |
     about = x - w @ x
     covariance = (about * w[:, None]).T @ about / (1 - float(w.square().sum()))
     factor, info = torch.linalg.cholesky_ex(covariance)
-    least = covariance.diagonal().sqrt() * 1e-6  # below this a dimension is a sum of others, up to rounding
+    # Below this a dimension is a sum of others, or the same for all, up to rounding.
+    least = torch.maximum(covariance.diagonal().sqrt() * 1e-6, x.abs().amax(0) * 1e-12)
     if int(info) or not bool((factor.diagonal() > least).all()):
         raise InputError(
             "the points lie in fewer dimensions than they have coordinates, so they have no density there. Take their "

@@ -167,10 +167,12 @@ def outliers_features(
     inside = first[fit.to(first.device)]
     spare = first[spared.to(first.device)] if spare is None else spare
     if score == "density":
-        many = _within(components or min(COMPONENTS, first.shape[1]), "components", first.shape[1])
+        many = _within(
+            min(COMPONENTS, first.shape[1]) if components is None else components, "components", first.shape[1]
+        )
         judge, setting = scores.component_density(inside, many), f"{many} components"
     elif score == "neighbours":
-        many = _within(neighbours or min(NEIGHBOURS, len(inside)), "neighbours", len(inside))
+        many = _within(min(NEIGHBOURS, len(inside)) if neighbours is None else neighbours, "neighbours", len(inside))
         judge, setting = scores.neighbour_distance(inside, many), f"{many} neighbours"
     else:
         make = scores.mahalanobis if score == "mahalanobis" else scores.relative_mahalanobis

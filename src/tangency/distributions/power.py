@@ -223,7 +223,7 @@ def _check(
     """Refuse what cannot be drawn."""
     if not isinstance(tests, Mapping) or not tests:
         raise InputError(
-            f"tests is {type(tests).__name__}; needed: tests by name, such as {{'NTK': tg.trace_ntk(model)}}."
+            f"tests is a {type(tests).__name__}; needed: tests by name, such as {{'NTK': tg.trace_ntk(model)}}."
         )
     for name, test in tests.items():
         if not (callable(test) or hasattr(test, "shape")):
