@@ -23,11 +23,11 @@ from torch import Tensor, nn
 import tangency as tg
 from benchmarks.record import RESULTS, pictures, save
 from tangency.distributions import Outliers, Power
+from tangency.distributions.power import Test
 
 D = tg.distributions
 F64 = torch.float64
 HELD_OUT_CLASSES = ("ship", "truck")  # the last two, chosen before anything was measured
-SMALL = {"width": 16, "hidden": (64,), "parametrization": "standard"}
 
 
 # ---- networks -------------------------------------------------------------------------------------------------------
@@ -42,12 +42,15 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images in [0, 1]."""
-        return self.body((x - self.mean) / self.std)  # type: ignore[no-any-return]
+        return self.body((x - self.mean) / self.std)
 
 
 def small(outputs: int) -> nn.Module:
-    """The network that a CPU trains in minutes."""
-    return tg.models.small_cnn(outputs, 3, 32, width=16, hidden=(64,), parametrization="standard")
+    """Three convolutions with stride 2: a tenth of the work of `tg.models.small_cnn`, so that a CPU trains it."""
+    layers: list[nn.Module] = []
+    for i, o in ((3, 24), (24, 48), (48, 64)):
+        layers += [nn.Conv2d(i, o, 3, stride=2, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, outputs))
 
 
 def train(args: argparse.Namespace) -> None:
@@ -62,7 +65,7 @@ def train(args: argparse.Namespace) -> None:
         model, part, epochs=args.epochs, batch=64, lr=1e-3, optimizer="adam", schedule="onecycle", augment="flip_crop"
     )
     found = tg.models.accuracy(model, asked.x, asked.y)
-    print(f"test accuracy {found:.3f}, training {float(past.accuracy[-1]):.3f}, {time.process_time() - begin:.0f} s")
+    print(f"test accuracy {found:.3f}, training loss {float(past.loss[-1]):.3f}, {time.process_time() - begin:.0f} s")
     torch.save({"state": model.body.state_dict(), "outputs": len(names), "accuracy": found}, args.save)
 
 
@@ -100,7 +103,7 @@ def in_parts(f: Callable[[Tensor], Tensor], x: Tensor, step: int = 250) -> Tenso
 
 
 def level(args: argparse.Namespace) -> None:
-    """Rejections at 5 % where both samples come from one source: images of CIFAR-10, and series for the wild bootstrap."""
+    """Rejections at 5 % where both samples come from one source: images of CIFAR-10; series for the wild bootstrap."""
     images = cifar_test(args)[:1500]
     network = untrained(Network(small(10), 0.5, 0.25))
     pixels = images.flatten(1)
@@ -113,7 +116,7 @@ def level(args: argparse.Namespace) -> None:
             ntk, a, b, statistic=statistic, machine=machine, draws=199, seed=seed, progress=False
         )
 
-    tests = {
+    tests: dict[str, Test] = {
         "MMD, Gaussian": gauss,
         "MMD, NTK": ntk,
         "MMD biased, NTK": lambda a, b, s: D.mmd(ntk, a, b, biased=True, draws=199, seed=s, progress=False),
@@ -213,7 +216,8 @@ def power(args: argparse.Namespace) -> None:
         for kind, f in maps.items():
             phi = torch.cat([of_first[kind], in_parts(f, changed)]).double()
             tests[f"{kind}, Gaussian"] = tg.gaussian(phi)(phi)
-            tests[kind] = tg.linalg.matrix.square(phi @ phi.T).cosine().dense()
+            if kind == "NTK, trained":
+                tests[f"{kind}, cosine"] = tg.linalg.matrix.square(phi @ phi.T).cosine().dense()
         found = D.power(tests, first, other, sizes=args.sizes or [25, 50, 100, 200], repeats=args.repeats)
         print(name, found.table(), sep="\n", flush=True)
         record[name] = rates(found)

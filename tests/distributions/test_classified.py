@@ -10,7 +10,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor
 
 import tangency as tg
-from tangency.distributions import classified, machines
+from tangency.distributions import classified, machines, null
 
 D = tg.distributions
 F64 = torch.float64
@@ -44,11 +44,13 @@ def test_scores_and_null_are_those_of_ridge_regression_refitted() -> None:
     scores = by_hand(both, z, parts, 2.5)
     assert np.allclose(torch.cat([found.scores_x, found.scores_y]).numpy(), scores)
     assert found.value == found.auc.value == pytest.approx(roc_auc_score(z, scores))
-    mixed = classified.null.permuted_within(of_x, parts, 8, g)
+    mixed = null.permuted_within(of_x, parts, 8, g)
     for draw in range(8):
         own = roc_auc_score(mixed[:, draw], by_hand(both, mixed[:, draw], parts, 2.5))
         assert float(found.null[draw]) == pytest.approx(own)
-    assert found.folds == 5 and found.machine == "ridge" and found.reg == 2.5
+    assert found.folds == 5
+    assert found.machine == "ridge"
+    assert found.reg == 2.5
 
 
 def test_permutations_keep_how_many_of_each_kind_a_fold_has() -> None:
@@ -56,7 +58,7 @@ def test_permutations_keep_how_many_of_each_kind_a_fold_has() -> None:
     g = torch.Generator().manual_seed(0)
     parts = classified._folds(of_x, 5, g)
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(39))
-    mixed = classified.null.permuted_within(of_x, parts, 20, g)
+    mixed = null.permuted_within(of_x, parts, 20, g)
     for part in parts:
         assert bool((mixed[part].sum(0) == of_x[part].sum()).all())
         assert abs(float(of_x[part].double().mean()) - 22 / 39) < 0.1
@@ -70,11 +72,13 @@ def test_kernel_gram_and_features_agree(statistic: str, machine: str) -> None:
     options = {"statistic": statistic, "machine": machine, "draws": 40, "reg": 3.0, "progress": False}
     features = D.classifier_test_features(x, y, **options)  # type: ignore[arg-type]
     gram = D.classifier_test(both @ both.T, range(22), range(22, 39), **options)  # type: ignore[arg-type]
-    assert features.p == gram.p and features.value == pytest.approx(gram.value)
+    assert features.p == gram.p
+    assert features.value == pytest.approx(gram.value)
     assert torch.allclose(features.scores_x, gram.scores_x, equal_nan=True, atol=1e-6)
     wide = torch.cat([both, torch.zeros(39, 60, dtype=F64)], 1)  # more features than samples: by their Gram
     again = D.classifier_test_features(wide[:22], wide[22:], **options)  # type: ignore[arg-type]
-    assert again.p == features.p and torch.allclose(again.null, features.null, atol=1e-6)
+    assert again.p == features.p
+    assert torch.allclose(again.null, features.null, atol=1e-6)
 
 
 def test_values_are_what_they_are_called() -> None:
@@ -96,7 +100,9 @@ def test_logistic_is_fitted_to_one_half() -> None:
     found = D.classifier_test_features(x, y, machine="logistic", reg=1.5, draws=10)
     scores, both = torch.cat([found.scores_x, found.scores_y]), torch.cat([x, y])
     train = scores.isnan()
-    assert int(train[:30].sum()) == 15 and int(train[30:].sum()) == 10 and found.folds is None
+    assert int(train[:30].sum()) == 15
+    assert int(train[30:].sum()) == 10
+    assert found.folds is None
     z = torch.arange(50) < 30
     weights = torch.where(z, 0.5 / 0.6, 0.5 / 0.4)[train].numpy()
     theirs = LogisticRegression(C=1 / 1.5, tol=1e-12, max_iter=10_000).fit(both[train], z[train], weights)
@@ -118,15 +124,18 @@ def test_default_reg_knows_no_labels_and_is_the_same_either_way() -> None:
 @pytest.mark.parametrize("machine", ["ridge", "logistic"])
 def test_level_and_power(machine: str) -> None:
     p = [D.classifier_test_features(*pair(seed=s), draws=39, machine=machine, seed=s).p for s in range(60)]
-    assert sum(v <= 0.05 for v in p) <= 8 and np.mean(p) == pytest.approx(0.5, abs=0.15)
+    assert sum(v <= 0.05 for v in p) <= 8
+    assert np.mean(p) == pytest.approx(0.5, abs=0.15)
     found = D.classifier_test_features(*pair(60, 60, 1.0), draws=99, machine=machine)
-    assert found.rejected() and found.auc.value > 0.75
+    assert found.rejected()
+    assert found.auc.value > 0.75
 
 
 def test_p_depends_on_the_seed_alone() -> None:
     x, y = pair(shift=0.3)
     a, b = (D.classifier_test_features(x, y, draws=60, memory=m) for m in (None, 8000))
-    assert a.p == b.p and torch.allclose(a.null, b.null)
+    assert a.p == b.p
+    assert torch.allclose(a.null, b.null)
     assert not torch.allclose(a.null, D.classifier_test_features(x, y, draws=60, seed=1).null)
 
 
@@ -142,11 +151,13 @@ def test_sentence_table_plot_carriers_and_dict() -> None:
     found = D.classifier_test(tg.gaussian(torch.cat([x, y])), x, y, draws=99, progress=False)
     assert found.sentence().startswith("The samples differ: a ridge machine tells them apart (accuracy ")
     assert "No difference is found" in D.classifier_test_features(*pair(), draws=20).sentence()
-    assert "AUROC" in found.table() and len(found.plot().axes) == 2
+    assert "AUROC" in found.table()
+    assert len(found.plot().axes) == 2
     assert found.to_dict()["auc"]["positives"] == 40  # type: ignore[call-overload,index]
     assert float(found.scores_x[found.carriers(3)[0]].min()) >= float(found.scores_x.sort().values[-3])
     halved = D.classifier_test_features(x, y, draws=9, machine="logistic")
-    assert len(halved.plot().axes) == 2 and "nan" not in halved.sentence()
+    assert len(halved.plot().axes) == 2
+    assert "nan" not in halved.sentence()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 import tangency as tg
+from tangency.distributions.power import Test
 
 D = tg.distributions
 
@@ -17,33 +18,44 @@ def pair(m: int = 80, n: int = 90, shift: float = 0.8, seed: int = 0) -> tuple[T
 def test_kernels_grams_and_functions_get_the_same_samples() -> None:
     x, y = pair()
     kernel = tg.gaussian(bandwidth=1.0)
-    tests = {
+    tests: dict[str, Test] = {
         "kernel": kernel,
         "Gram": kernel(torch.cat([x, y])),
         "function": lambda a, b, seed: D.mmd(kernel, a, b, draws=49, seed=seed, progress=False),
     }
     found = D.power(tests, x, y, sizes=[5, 20], repeats=6, draws=49, progress=False)
-    assert torch.equal(found.p["kernel"], found.p["Gram"]) and torch.equal(found.p["kernel"], found.p["function"])
-    assert found.p["Gram"].shape == (2, 6) and not found.same
+    assert torch.equal(found.p["kernel"], found.p["Gram"])
+    assert torch.equal(found.p["kernel"], found.p["function"])
+    assert found.p["Gram"].shape == (2, 6)
+    assert not found.same
     again = D.power(tests, x, y, sizes=[5, 20], repeats=6, draws=49, progress=False, seed=1)
     assert not torch.equal(found.p["Gram"], again.p["Gram"])
 
 
 def test_power_grows_and_the_level_is_kept() -> None:
     x, y = pair()
-    tests = {"Gaussian": tg.gaussian(x), "features": lambda a, b, seed: D.mmd_features(a, b, draws=39, seed=seed)}
+    tests: dict[str, Test] = {
+        "Gaussian": tg.gaussian(x),
+        "features": lambda a, b, seed: D.mmd_features(a, b, draws=39, seed=seed),
+    }
     found = D.power(tests, x, y, sizes=[5, 40], repeats=20, draws=39, progress=False)
     assert all(found.rates(name)[0][0] < found.rates(name)[1][0] for name in tests)
-    assert found.rates("Gaussian")[1][0] > 0.8 and "rejects most often" in found.sentence()
+    assert found.rates("Gaussian")[1][0] > 0.8
+    assert "rejects most often" in found.sentence()
     null = D.level(tests, torch.cat([x, x + 0.01]), sizes=[10, 20], repeats=60, draws=39, progress=False)
-    assert null.same and null.holds(0.0, 0.14) and not null.holds(0.2, 0.3)
-    assert "Of samples without a difference" in null.sentence() and "One source" in str(null.plot().axes[0].get_title())
+    assert null.same
+    assert null.holds(0.0, 0.14)
+    assert not null.holds(0.2, 0.3)
+    assert "Of samples without a difference" in null.sentence()
+    assert "One source" in str(null.plot().axes[0].get_title())
 
 
 def test_table_plot_and_dict() -> None:
     x, y = pair(30, 30)
     found = D.power({"Gaussian": tg.gaussian(x)}, x, y, sizes=[5, 10], repeats=4, draws=19, progress=False)
-    assert "n = 10" in found.table() and len(found.plot().axes) == 1 and found.to_dict()["level"] == 0.05
+    assert "n = 10" in found.table()
+    assert len(found.plot().axes) == 1
+    assert found.to_dict()["level"] == 0.05
     rate, low, high = found.rates("Gaussian")[0]
     assert low <= rate <= high
 

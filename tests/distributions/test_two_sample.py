@@ -43,7 +43,9 @@ def test_mmd_is_its_definition(biased: bool) -> None:
     found = D.mmd(k, x, y, biased=biased, draws=20)
     assert found.value == pytest.approx(brute(k(torch.cat([x, y])), 12, biased), rel=1e-10)
     assert float(found.witness_x.mean() - found.witness_y.mean()) == pytest.approx(found.value, rel=1e-9)
-    assert found.witness_x.shape == (12,) and found.witness_y.shape == (9,) and found.null.shape == (20,)
+    assert found.witness_x.shape == (12,)
+    assert found.witness_y.shape == (9,)
+    assert found.null.shape == (20,)
 
 
 @given(st.integers(2, 9), st.integers(2, 9), st.booleans(), st.integers(0, 10_000))
@@ -54,7 +56,8 @@ def test_features_kernel_and_gram_agree(m: int, n: int, biased: bool, seed: int)
     b = D.mmd(both @ both.T, range(m), range(m, m + n), biased=biased, draws=30, seed=seed)
     assert a.p == b.p
     assert a.value == pytest.approx(b.value, abs=1e-10)
-    assert torch.allclose(a.null, b.null, atol=1e-10) and torch.allclose(a.witness_x, b.witness_x, atol=1e-10)
+    assert torch.allclose(a.null, b.null, atol=1e-10)
+    assert torch.allclose(a.witness_x, b.witness_x, atol=1e-10)
 
 
 def test_adding_a_constant_to_the_kernel_changes_nothing() -> None:
@@ -63,7 +66,8 @@ def test_adding_a_constant_to_the_kernel_changes_nothing() -> None:
     k = both @ both.T
     rows = range(20), range(20, 35)
     plain, raised = D.mmd(k, *rows, draws=100), D.mmd(k + 1000, *rows, draws=100)
-    assert plain.p == raised.p and plain.value == pytest.approx(raised.value, abs=1e-8)
+    assert plain.p == raised.p
+    assert plain.value == pytest.approx(raised.value, abs=1e-8)
 
 
 def test_rows_of_a_gram_in_any_order_and_rows_of_neither() -> None:
@@ -75,7 +79,8 @@ def test_rows_of_a_gram_in_any_order_and_rows_of_neither() -> None:
     place = order.argsort()
     found = D.mmd(k, place[5:15], place[15:], draws=200)
     direct = D.mmd(tg.gaussian(bandwidth=1.0), x, y, draws=200)
-    assert found.p == direct.p and found.value == pytest.approx(direct.value, rel=1e-9)
+    assert found.p == direct.p
+    assert found.value == pytest.approx(direct.value, rel=1e-9)
     assert torch.allclose(found.witness_y, direct.witness_y)
     mask = torch.zeros(23, dtype=torch.bool)
     mask[place[5:15]] = True
@@ -93,7 +98,8 @@ def test_a_kernel_of_a_network_a_store_and_stored_features(tmp_path: Path) -> No
     features = [projected.features(v, store=tmp_path / name, progress=False) for v, name in ((x, "x"), (y, "y"))]
     a = D.mmd_features(*features, draws=50)
     b = D.mmd(projected, x, y, draws=50, progress=False)
-    assert a.value == pytest.approx(b.value, rel=1e-4) and a.p == b.p
+    assert a.value == pytest.approx(b.value, rel=1e-4)
+    assert a.p == b.p
     assert D.mmd(tg.cosine(kernel) + kernel, x, y, draws=50, progress=False).p < 0.1
     other = tg.projected(kernel, dim=8).features(y, store=tmp_path / "other", progress=False)
     with pytest.raises(tg.InputError, match="another kernel"):
@@ -132,7 +138,8 @@ def test_all_permutations_are_gone_through_where_there_are_few(biased: bool) -> 
     for chosen in combinations(range(9), 5):
         order = [*chosen, *(j for j in range(9) if j not in chosen)]
         values.append(brute(k[order][:, order], 5, biased))
-    assert found.every and len(found.null) == math.comb(9, 5)
+    assert found.every
+    assert len(found.null) == math.comb(9, 5)
     assert torch.allclose(found.null, torch.tensor(values, dtype=F64))
     assert found.p == pytest.approx(sum(v >= values[0] - 1e-12 for v in values) / len(values))
 
@@ -169,7 +176,9 @@ def test_p_depends_on_the_seed_alone_not_on_the_memory() -> None:
     a = D.mmd_features(x, y, draws=100, seed=1)
     b = D.mmd_features(x, y, draws=100, seed=1, memory=4000)
     c = D.mmd_features(x, y, draws=100, seed=2)
-    assert torch.allclose(a.null, b.null, atol=1e-12) and a.p == b.p and not torch.allclose(a.null, c.null)
+    assert torch.allclose(a.null, b.null, atol=1e-12)
+    assert a.p == b.p
+    assert not torch.allclose(a.null, c.null)
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -191,12 +200,15 @@ def test_groups_are_permuted_as_one() -> None:
         together = D.mmd_features(*copies, draws=99, seed=seed, groups=(groups, groups + 6))
         rejected[0] += alone.p <= 0.05
         rejected[1] += together.p <= 0.05
-    assert rejected[0] >= 12 and rejected[1] <= 6
+    assert rejected[0] >= 12
+    assert rejected[1] <= 6
     few = D.mmd_features(*copies, groups=(groups, groups + 6))
-    assert few.every and len(few.null) == math.comb(12, 6)
+    assert few.every
+    assert len(few.null) == math.comb(12, 6)
     names = torch.tensor([7, 7, 3, 3, 9]), torch.tensor([1, 1, 4, 4])
     uneven = D.mmd_features(*pair(5, 4), groups=names)
-    assert uneven.every and len(uneven.null) == math.comb(5, 3)
+    assert uneven.every
+    assert len(uneven.null) == math.comb(5, 3)
     assert (
         float(uneven.null[0]) == pytest.approx(uneven.value) or float((uneven.null - uneven.value).abs().min()) < 1e-9
     )
@@ -221,7 +233,8 @@ def test_the_wild_bootstrap_is_vkv() -> None:
     wx = null.wild(14, 2.0, 7, g) / 14
     v = torch.cat([wx, -null.wild(11, 2.0, 7, g) / 11])
     assert torch.allclose(found.null, torch.stack([v[:, j] @ k @ v[:, j] for j in range(7)]))
-    assert found.biased and found.value == pytest.approx(brute(k, 14, True))
+    assert found.biased
+    assert found.value == pytest.approx(brute(k, 14, True))
     assert "wild bootstrap" in found.sentence()
 
 
@@ -234,7 +247,8 @@ def test_series_that_remember_are_rejected_by_permutation_and_not_by_the_wild_bo
             series[:, t] = 0.7 * series[:, t - 1] + 0.714 * series[:, t]
         for test in rejected:
             rejected[test] += D.mmd_features(series[0], series[1], test=test, draws=49, seed=seed).p <= 0.05
-    assert rejected["permutation"] >= 10 and rejected["wild bootstrap"] <= 7
+    assert rejected["permutation"] >= 10
+    assert rejected["wild bootstrap"] <= 7
 
 
 # ---- what it says ---------------------------------------------------------------------------------------------------
@@ -244,15 +258,18 @@ def test_carriers_are_the_samples_that_are_others() -> None:
     x, y = pair(60, 60)
     x[:20] += 6
     found = D.mmd(tg.gaussian(torch.cat([x, y])), x, y, draws=99)
-    assert set(found.carriers(20)[0].tolist()) == set(range(20)) and len(found.carriers(500)[1]) == 60
+    assert set(found.carriers(20)[0].tolist()) == set(range(20))
+    assert len(found.carriers(500)[1]) == 60
 
 
 def test_sentence_table_plot_and_dict() -> None:
     found = D.mmd_features(*pair(30, 20, 1.0), draws=99)
-    assert found.sentence().startswith("The samples differ: MMD² = ") and "0 of 99 permutations" in found.sentence()
+    assert found.sentence().startswith("The samples differ: MMD² = ")
+    assert "0 of 99 permutations" in found.sentence()
     assert "No difference is found, which does not show" in D.mmd_features(*pair(30, 20), draws=99).sentence()
     assert "no p-value could be below 0.17" in D.mmd_features(*pair(2, 2)).sentence()
-    assert "30, 20" in found.table() and found.to_dict()["p"] == 0.01
+    assert "30, 20" in found.table()
+    assert found.to_dict()["p"] == 0.01
     assert len(found.plot().axes) == 2
     assert repr(found).startswith("TwoSample(value=")
 
@@ -273,7 +290,7 @@ def test_sentence_table_plot_and_dict() -> None:
         ({"groups": torch.arange(11)}, "groups is a Tensor; needed: a pair"),
         ({"groups": ([0] * 5, [1] * 5)}, r"the groups of x have shape \(5,\); needed: \[6\]"),
         ({"groups": ([0] * 6, [0] * 5)}, "group 0 has samples in x and in y"),
-        ({"groups": (list(range(5)) + [4], [9] * 5)}, "may leave one sample on a side"),
+        ({"groups": ([*list(range(5)), 4], [9] * 5)}, "may leave one sample on a side"),
         ({"memory": "lots"}, "memory='lots'; needed: a number of bytes"),
     ],
 )
@@ -315,4 +332,5 @@ def test_a_model_in_training_mode_is_refused_and_none_is_changed() -> None:
     net.eval()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     D.mmd(tg.trace_ntk(net), x, y, draws=10)
-    assert not net.training and all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert not net.training
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())

@@ -163,22 +163,27 @@ def outliers_features(
         if part is not None:
             checks.beside(part, first.device, name, "known")
     fit, spared = _split(len(first), held_out, spare is not None, seed)
-    classes = _classes(labels, len(first))[fit].unique(return_inverse=True)[1].to(first.device)
     inside = first[fit.to(first.device)]
+    classes = _classes(labels, len(first))[fit].unique(return_inverse=True)[1].to(first.device)
+    judge, setting = _judge(score, inside, classes, shrink, components, neighbours)
     spare = first[spared.to(first.device)] if spare is None else spare
-    if score == "density":
-        many = _within(
-            min(COMPONENTS, first.shape[1]) if components is None else components, "components", first.shape[1]
-        )
-        judge, setting = scores.component_density(inside, many), f"{many} components"
-    elif score == "neighbours":
-        many = _within(min(NEIGHBOURS, len(inside)) if neighbours is None else neighbours, "neighbours", len(inside))
-        judge, setting = scores.neighbour_distance(inside, many), f"{many} neighbours"
-    else:
-        make = scores.mahalanobis if score == "mahalanobis" else scores.relative_mahalanobis
-        judge, amount = make(inside, classes, shrink)
-        setting = f"shrinkage {amount:.3g}, {int(classes.max()) + 1} classes"
     return _result(score, judge(torch.cat([spare, last])), len(spare), len(inside), setting)
+
+
+def _judge(
+    score: str, known: Tensor, classes: Tensor, shrink: float | None, components: int | None, neighbours: int | None
+) -> tuple[scores.Score, str]:
+    """The score fitted to known samples, and what it was made with."""
+    n, p = known.shape
+    if score == "density":
+        many = _within(min(COMPONENTS, p) if components is None else components, "components", p)
+        return scores.component_density(known, many), f"{many} components"
+    if score == "neighbours":
+        many = _within(min(NEIGHBOURS, n) if neighbours is None else neighbours, "neighbours", n)
+        return scores.neighbour_distance(known, many), f"{many} neighbours"
+    make = scores.mahalanobis if score == "mahalanobis" else scores.relative_mahalanobis
+    judge, amount = make(known, classes, shrink)
+    return judge, f"shrinkage {amount:.3g}, {int(classes.max()) + 1} classes"
 
 
 def _with_fresh(kernel: Kernel | Matrix, fresh: object, asked: object) -> tuple[object, int]:

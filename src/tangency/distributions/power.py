@@ -34,7 +34,7 @@ class Tested(Protocol):
 
 
 # A kernel; the Gram of all samples of x and then y; or what tests two samples, with a seed.
-Test = Kernel | Matrix | Callable[[Inputs, Inputs, int], Tested]
+Test = Kernel | Matrix | Callable[..., Tested]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -181,7 +181,7 @@ def _study(
 
 
 def _p(
-    kind: Tensor | Callable[[Inputs, Inputs, int], Tested],
+    kind: Tensor | Callable[..., Tested],
     x: Inputs,
     y: Inputs | None,
     left: Tensor,
@@ -199,7 +199,7 @@ def _p(
 
 def _prepared(
     name: str, test: Test, x: Inputs, y: Inputs | None, memory: Memory, progress: bool
-) -> Tensor | Callable[[Inputs, Inputs, int], Tested]:
+) -> Tensor | Callable[..., Tested]:
     """A Gram of everything, in memory; a function stays what it is."""
     if callable(test) and not isinstance(test, Kernel):
         return test
