@@ -84,7 +84,7 @@ def load(args: argparse.Namespace) -> tuple[Network, str]:
 
 def untrained(network: Network) -> Network:
     """The same network with fresh weights."""
-    body = small(10) if len(list(network.body.children())) > 6 else tg.models.resnet18(10)
+    body = small(10) if isinstance(network.body, nn.Sequential) else tg.models.resnet18(10)
     return tg.models.initialized(lambda: Network(body, network.mean, network.std), seed=1).eval()
 
 
@@ -188,8 +188,7 @@ PERTURBED: dict[str, Callable[[Tensor], Tensor]] = {
     "noise 0.03": lambda x: noisy(x, 0.03),
     "blur 0.5": lambda x: blurred(x, 0.5),
     "contrast 0.8": lambda x: (x - 0.5) * 0.8 + 0.5,
-    "shift by 0.03": lambda x: (x + 0.03).clamp(0, 1),
-    "colour: red + 0.04": lambda x: (x + torch.tensor([0.04, 0, 0], device=x.device)[:, None, None]).clamp(0, 1),
+    "red + 0.04": lambda x: (x + x.new_tensor([0.04, 0, 0])[:, None, None]).clamp(0, 1),
 }
 
 

@@ -183,6 +183,8 @@ def test_samples_that_are_refused() -> None:
     bad[3, 0] = math.inf
     with pytest.raises(tg.InputError, match=r"x\[3, 0\] is inf"):
         D.classifier_test_features(bad, y)
+    with pytest.raises(tg.InputError, match="the kernel overflows float64"):
+        D.classifier_test_features(x * 1e200, y)
     with pytest.raises(tg.InputError, match="needed: at least 4 of each, some in each half"):
         D.classifier_test_features(x[:3], y, machine="logistic")
     with pytest.raises(tg.InputError, match="needed: at least 2 of each"):

@@ -226,6 +226,7 @@ def test_what_is_refused() -> None:
         (lambda: D.outliers(kernel, known, asked, score="density", reg=1.0), "the density has no reg="),
         (lambda: D.outliers(kernel, constant, constant), "known samples that are all equal have none"),
         (lambda: D.outliers(kernel(known), range(70), range(60, 80)), "known and asked name a row of the Gram twice"),
+        (lambda: D.outliers_features(known, asked * 1e200, score="density"), "the scores overflow float64"),
         (lambda: found.threshold(0.0), "rate=0.0; needed: a part of the known samples"),
         (lambda: found.auroc([1] * 25), "25 samples are positive and 0 negative"),
     ]:

@@ -300,6 +300,14 @@ def test_options_that_do_not_go_together(options: dict[str, object], message: st
         D.mmd_features(x, y, **options)  # type: ignore[arg-type]
 
 
+def test_a_large_mean_hides_nothing_and_what_overflows_is_refused() -> None:
+    x, y = pair(30, 20, 1.5)
+    assert D.mmd_features(x, y, draws=99).p == D.mmd_features(x + 1e5, y + 1e5, draws=99).p == 0.01
+    for test in ("permutation", "wild bootstrap"):
+        with pytest.raises(tg.InputError, match="the statistic overflows float64"):
+            D.mmd_features(x * 1e200, y, test=test, draws=20)
+
+
 def test_samples_that_are_refused() -> None:
     x, y = pair(6, 5)
     k = tg.gaussian(bandwidth=1.0)

@@ -28,6 +28,11 @@ def test_digits_of_samples_far_from_the_origin_are_not_lost() -> None:
     assert torch.allclose(near, far, atol=1e-3)
 
 
+def test_samples_that_are_single_numbers() -> None:
+    x = torch.randn(7)
+    assert torch.equal(tg.gaussian(x)(x), tg.gaussian(x[:, None])(x[:, None]))
+
+
 def test_of_many_samples_some_are_drawn_by_the_seed() -> None:
     x = torch.randn(1500, 2)
     assert tg.gaussian(x).bandwidth == tg.gaussian(x).bandwidth != tg.gaussian(x, seed=1).bandwidth

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from .._base.types import Float, Int
+from ..errors import InputError
 
-# Numbers that are this near to each other, relative to the kernel's, are the same up to rounding (heuristic).
-ROUNDING = 1e-11
+# What sums of a kernel's numbers in float64 are off by, relative to its size (heuristic: a thousand roundings).
+ROUNDING = 1e-13
 # Bytes of weights at a time where no memory is given (heuristic).
 DRAWN_BYTES = 128 << 20
 
@@ -79,5 +80,8 @@ def p_value(value: float, null: Float[Tensor, " b"], scale: float, *, every: boo
 
     Where the draws are all there are, the value is among them: #/b. What is equal up to rounding counts as large.
     """
+    # Nothing is larger than nan: it would be a rejection.
+    if not math.isfinite(value) or not bool(null.isfinite().all()):
+        raise InputError("the statistic overflows float64; scale the kernel, or the features, down.")
     large = int((null >= value - ROUNDING * scale).sum())
     return large / len(null) if every else (1 + large) / (1 + len(null))

@@ -199,6 +199,8 @@ def _with_fresh(kernel: Kernel | Matrix, fresh: object, asked: object) -> tuple[
 def _result(score: str, found: Tensor, spare: int, fitted: int, setting: str) -> Outliers:
     """The scores of the samples held out come first."""
     found = found.cpu().double()
+    if not bool(found.isfinite().all()):
+        raise InputError("the scores overflow float64; scale the kernel, or the features, down.")
     held, asked = found[:spare], found[spare:]
     above = len(held) - torch.searchsorted(held.sort().values, asked)
     return Outliers(score, asked, (1 + above).double() / (1 + len(held)), held, fitted, setting)
