@@ -5,6 +5,7 @@
     python -m benchmarks.studies.two_samples train --data DATA --save NET
     python -m benchmarks.studies.two_samples power --data DATA --network NET
     python -m benchmarks.studies.two_samples outliers --data DATA --network NET
+    python -m benchmarks.studies.two_samples picture
 
 DATA holds the official files of CIFAR-10, MNIST and Fashion-MNIST. `train` trains a small network on eight of the ten
 classes, on a CPU in minutes. NET is what it saved, or the weights of `tg.models.resnet18` trained on all ten, on images
@@ -13,16 +14,19 @@ benchmarks/results/two_samples_PART.json (with `--name` appended).
 """
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor, nn
 
 import tangency as tg
-from benchmarks.record import RESULTS, pictures, save
+from benchmarks.record import RESULTS, ROOT, pictures, save
 from tangency.distributions import Outliers, Power
 from tangency.distributions.power import Test
 from tangency.experiments.surrogate_table2 import MEAN, STD
@@ -344,10 +348,45 @@ def finish(record: dict[str, object], args: argparse.Namespace) -> None:
     save(dict(record), RESULTS / f"two_samples_{args.part}{args.name}.json", command)
 
 
+def picture(args: argparse.Namespace) -> None:
+    """What was rejected at the largest size, and AUROC of every score: docs/assets/two_samples.png."""
+    found, scored = (
+        json.loads((RESULTS / f"two_samples_{p}{args.name}.json").read_text()) for p in ("power", "outliers")
+    )
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    changes = [name for name in PERTURBED if name in found]
+    size = str(max(found["sizes"]))
+    kernels = list(found[changes[0]])
+    for k, kernel in enumerate(kernels):
+        points = [found[change][kernel][size] for change in changes]
+        place = [i + 0.15 * (k - (len(kernels) - 1) / 2) for i in range(len(changes))]
+        spread = [[p[0] - p[1] for p in points], [p[2] - p[0] for p in points]]
+        left.bar(place, [p[0] for p in points], 0.14, yerr=spread, label=kernel, error_kw={"lw": 0.7})
+    left.axhline(0.05, color="gray", lw=0.8, ls="--")
+    left.set_xticks(range(len(changes)), changes)
+    left.set(ylabel="rejected at 5 %", title=f"MMD, {size} images of each")
+    left.legend(frameon=False, fontsize=8)
+    others = [name for name, rows in scored.items() if isinstance(rows, dict)]
+    rows = list(scored[others[0]])
+    for k, other in enumerate(others):
+        points = [scored[other][row]["AUROC"] for row in rows]
+        place = [-i + 0.18 * (1 - k) for i in range(len(rows))]
+        spread = [[p[0] - p[1] for p in points], [p[2] - p[0] for p in points]]
+        right.errorbar([p[0] for p in points], place, xerr=spread, fmt="o", ms=4, lw=0.9, label=other)
+    right.axvline(0.5, color="gray", lw=0.8, ls="--")
+    right.set_yticks([-i for i in range(len(rows))], rows, fontsize=8)
+    right.set(xlabel="AUROC", title="Outlier scores")
+    right.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.2, -0.12), ncols=3)
+    path = ROOT / "docs" / "assets" / f"two_samples{args.name}.png"
+    figure.savefig(path, dpi=75)
+    Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
+
+
 def main() -> None:
     """One part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["level", "series", "train", "power", "outliers"])
+    parser.add_argument("part", choices=["level", "series", "train", "power", "outliers", "picture"])
     parser.add_argument("--data", type=Path, default=Path("/work/data"))
     parser.add_argument("--network", type=Path)
     parser.add_argument("--save", type=Path, default=Path("small_cnn.pt"))
@@ -359,7 +398,8 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+")
     parser.add_argument("--repeats", type=int, default=500)
     args = parser.parse_args()
-    {"level": level, "series": series, "train": train, "power": power, "outliers": outliers}[args.part](args)
+    parts = (level, series, train, power, outliers, picture)
+    {part.__name__: part for part in parts}[args.part](args)
 
 
 if __name__ == "__main__":
