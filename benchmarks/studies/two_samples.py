@@ -364,7 +364,7 @@ def picture(args: argparse.Namespace) -> None:
         spread = [[p[0] - p[1] for p in points], [p[2] - p[0] for p in points]]
         left.bar(place, [p[0] for p in points], 0.14, yerr=spread, label=kernel, error_kw={"lw": 0.7})
     left.axhline(0.05, color="gray", lw=0.8, ls="--")
-    left.set_xticks(range(len(changes)), changes)
+    left.set_xticks(range(len(changes)), changes, fontsize=8)
     left.set(ylabel="rejected at 5 %", title=f"MMD, {size} images of each")
     left.legend(frameon=False, fontsize=8)
     others = [name for name, rows in scored.items() if isinstance(rows, dict)]
