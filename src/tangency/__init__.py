@@ -63,6 +63,7 @@ from .gram.source import from_dataset
 from .gram.store import open_gram
 from .infinite import infinite_nngp, infinite_ntk
 from .kernels.combine import cosine, scale, sum
+from .kernels.gaussian import gaussian
 from .kernels.kernel import Kernel
 from .kernels.ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
 from .projection import projected, projection_error
@@ -107,6 +108,7 @@ __all__ = [
     "explain",
     "from_dataset",
     "full_ntk",
+    "gaussian",
     "head_ntk",
     "infinite",
     "infinite_nngp",
