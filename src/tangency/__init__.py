@@ -67,6 +67,7 @@ from .kernels.gaussian import gaussian
 from .kernels.kernel import Kernel
 from .kernels.ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
 from .projection import projected, projection_error
+from .representations import shift
 
 __all__ = [
     "DamagedTile",
@@ -126,6 +127,7 @@ __all__ = [
     "report",
     "representations",
     "scale",
+    "shift",
     "spectra",
     "studies",
     "sum",

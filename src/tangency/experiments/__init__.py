@@ -4,6 +4,7 @@ from .anisotropy import ANISOTROPY
 from .cntk import CNTK
 from .eigenfunctions import EIGENFUNCTIONS
 from .energy_table1 import ENERGY_TABLE1
+from .shift import SHIFT
 from .spectra_table8 import SPECTRA_TABLE8
 from .spectra_transition import SPECTRA_TRANSITION
 from .surrogate_table1 import SURROGATE_TABLE1
@@ -14,7 +15,7 @@ from .uci import UCI
 
 _ALL = (
     SURROGATE_TABLE1, SURROGATE_TABLE2, SURROGATE_TABLE3, UCI, CNTK, SPECTRA_TABLE8, SPECTRA_TRANSITION, EIGENFUNCTIONS,
-    ENERGY_TABLE1, ANISOTROPY,
+    ENERGY_TABLE1, ANISOTROPY, SHIFT,
 )  # fmt: skip
 EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in _ALL}
 

@@ -13,9 +13,9 @@ from ..errors import InputError, NonFiniteError
 from ..gram.source import Source
 from .layers import Layers
 
-# By default so many components as hold this part of the variance, but at most so many, and at most one for so many
-# samples (heuristics).
-EXPLAINED, MOST, SAMPLES_EACH = 0.95, 50, 5
+# Components by default: at most so many, and at most one for so many samples (heuristics). Those of little variance
+# count: a mild change of the samples is often seen there first.
+MOST, SAMPLES_EACH = 50, 5
 # Samples of plain arrays that are read together.
 _BLOCK = 4096
 
@@ -180,8 +180,7 @@ def _leading(found: Principal, count: int | None, n: int) -> Principal:
     # Below this a component is rounding.
     rank = int((found.values > found.values[0] * 1e-10).sum())
     if count is None:
-        held = int((found.values.cumsum(0) < EXPLAINED * found.total).sum()) + 1
-        count = min(max(held, 2), MOST, max(2, n // SAMPLES_EACH), rank)
+        count = min(MOST, max(2, n // SAMPLES_EACH), rank)
     checks.positive(count, "components", "the number of components")
     if count > rank:
         raise InputError(f"components={count}; needed: at most {rank}, as the features vary in no more directions.")

@@ -64,7 +64,8 @@ def shift(
     The model must not have been trained on one of the two alone: it knows its training samples, and that would be
     found, too; compare new data with validation data. `model=None`: the samples are features themselves. `layers`:
     names or patterns; by default the last but one of the model's children, on which its last layer works. `pool`: as
-    for `layer_outputs`. `components`: how many; by default those with 95 % of the variance, at most 50. `labels`: the
+    for `layer_outputs`. `components`: how many; 50 by default, of few
+    samples or features fewer. `labels`: the
     classes of both sets, (y_source, y_target); of two `Labelled` with the same classes they are known; "predicted":
     those that the model predicts. `samples`: how many of each set the tests see at most; all are embedded. `draws`: of
     the permutations. `memory`: for features that are kept ("1GiB"); of more, only their p × p covariance and the
