@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._base.results import Result, text_table
 from .._base.types import Float, Int
-from ..regress import logistic_features
+from ..regress import LogisticModel, logistic_features
 
 # Cross-fitting: how many parts; the penalty on the weights of standardised features (heuristics).
 FOLDS, REG = 5, 1.0
@@ -117,23 +117,37 @@ def log_ratio(
     """log p_target(x)/p_source(x) of every sample of both sets, estimated without the sample.
 
     Logistic regression tells the sets apart, weighted as if they were of one size; in turn it is fitted to four fifths
-    of each set (`most` samples at most) and asked about the others (Bickel, Brückner & Scheffer 2009).
+    of each set (`most` samples at most) and asked about the others (Bickel, Brückner & Scheffer 2009). What it says of
+    samples that it has not seen is then scaled to be as sure as it is right (Platt 1999).
     """
     scale = torch.cat([a, b]).std(0, correction=0).clamp_min(torch.finfo(a.dtype).tiny)
     parts = [torch.randperm(len(v), generator=draw) % min(FOLDS, len(a), len(b)) for v in (a, b)]
     out = [v.new_empty(len(v)) for v in (a, b)]
     for fold in range(min(FOLDS, len(a), len(b))):
         chosen = [_some((part != fold).nonzero()[:, 0], most, draw) for part in parts]
-        x = torch.cat([bent(v[rows], scale) for v, rows in zip((a, b), chosen, strict=True)])
-        sizes = [len(rows) for rows in chosen]
-        y = torch.cat([torch.full((n,), k) for k, n in enumerate(sizes)])
-        weights = torch.cat([torch.full((n,), sum(sizes) / (2 * n), dtype=torch.float64) for n in sizes])
-        # To half of the digits: nobody reads more of an estimate.
-        fit = logistic_features(x, y, reg=REG, sample_weights=weights, bias=True, tol=1e-8)
+        fit = _told_apart(*(bent(v[rows], scale) for v, rows in zip((a, b), chosen, strict=True)))
         for v, part, values in zip((a, b), parts, out, strict=True):
             asked = part == fold
             values[asked] = fit.logits(bent(v[asked], scale)).to(values)
-    return out[0], out[1]
+    return _calibrated(out[0], out[1])
+
+
+def _told_apart(a: Tensor, b: Tensor) -> LogisticModel:
+    """Logistic regression, source 0 and target 1, each set with half of the weight."""
+    n = len(a) + len(b)
+    y = torch.cat([torch.full((len(v),), k) for k, v in enumerate((a, b))])
+    weights = torch.cat([torch.full((len(v),), n / (2 * len(v)), dtype=torch.float64) for v in (a, b)])
+    # To half of the digits: nobody reads more of an estimate.
+    return logistic_features(torch.cat([a, b]), y, reg=REG, sample_weights=weights, bias=True, tol=1e-8)
+
+
+def _calibrated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Log odds times a factor and plus a number, the likeliest."""
+    scale = torch.cat([a, b]).std(correction=0).clamp_min(torch.finfo(a.dtype).tiny)
+    fit = _told_apart(a[:, None] / scale, b[:, None] / scale)
+    # Where it is no better than chance, the order is kept and the ratios are all about 1.
+    slope = fit.model.coefficients.flatten().clamp_min(0) + 1e-9
+    return tuple(v / scale * slope + fit.bias.flatten() for v in (a, b))  # type: ignore[return-value]  # two
 
 
 def _some(rows: Tensor, most: int, draw: torch.Generator) -> Tensor:

@@ -64,9 +64,12 @@ class Embedded:
         for rows, z in self._made():
             wrong = (~z.isfinite().all(1)).nonzero()
             if len(wrong):
+                number = rows.start + int(wrong[0])
                 raise NonFiniteError(
-                    f"features of {self.name}[{rows.start + int(wrong[0])}] are not finite; needed: finite numbers. "
-                    "Look for NaN in the samples and in the model's weights."
+                    f"features of {self.name}[{number}] are not finite; needed: finite numbers. Look for NaN in the "
+                    "samples and in the model's weights.",
+                    number,
+                    "features" if self.layers is None else self.layers.names[-1],
                 )
             yield rows, z
             if self.keep:

@@ -109,7 +109,7 @@ function carrying() {
   return section(
     "components",
     D.classes ? "Which components and classes differ" : "Which components differ",
-    null,
+    "How far the two sets lie apart along each component of the layer’s output.",
     D.classes
       ? el(
           "div",
