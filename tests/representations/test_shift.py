@@ -82,12 +82,12 @@ def test_every_kind_of_samples(net: nn.Module) -> None:
     x, z = normal(60, 6, 0).float(), normal(50, 6, 1).float()
     want = shift(net, x, z, draws=49, progress=False)
     y, t = torch.arange(60) % 3, torch.arange(50) % 3
-    for given in (
+    for pair in (
         (x.numpy(), z.numpy().astype(np.float64)),
         (tg.from_dataset(TensorDataset(x, y), 0), tg.from_dataset(TensorDataset(z, t), 0)),
         (Labelled(x, y, ("a", "b", "c")), Labelled(z, t, ("other", "names"*2, "too"))),
     ):  # fmt: skip
-        result = shift(net, *given, draws=49, batch=7, progress=False)
+        result = shift(net, *pair, draws=49, batch=7, progress=False)
         torch.testing.assert_close(result.z_target, want.z_target, rtol=1e-4, atol=1e-5)
         assert result.classes is None
 
@@ -229,7 +229,9 @@ def test_density_ratio_against_scipy() -> None:
     widths = [float(v.std(correction=0)) * len(v) ** -0.2 for v in (a, b)]
     for i in range(30):
         others = np.delete(a[:, 0].numpy(), i)
-        want = math.log(kde(b[:, 0].numpy(), widths[1], float(a[i, 0]))) - math.log(kde(others, widths[0], float(a[i, 0])))
+        want = math.log(kde(b[:, 0].numpy(), widths[1], float(a[i, 0]))) - math.log(
+            kde(others, widths[0], float(a[i, 0]))
+        )
         assert float(got[i]) == pytest.approx(want)
 
 
@@ -244,7 +246,9 @@ def test_two_passes_give_what_one_gives(net: nn.Module, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         tg.representations.Layers, "__call__", lambda self, part: (calls.append(len(part)), real(self, part))[1]
     )
-    streamed = shift(net, x, z, draws=49, batch=16, memory="13KB", progress=False)  # 20 features of 170 samples: 13.6 KB
+    streamed = shift(
+        net, x, z, draws=49, batch=16, memory="13KB", progress=False
+    )  # 20 features of 170 samples: 13.6 KB
     assert sum(calls) >= 2 * 170
     torch.testing.assert_close(streamed.z_source, held.z_source, rtol=1e-4, atol=1e-5)
     assert streamed.p == held.p
@@ -311,7 +315,8 @@ def test_given_and_predicted_labels(net: nn.Module) -> None:
     with torch.no_grad():
         ys = net(x).argmax(1), net(z).argmax(1)
     said, seen = (
-        shift(net, x, z, labels=labels, draws=49, progress=False).classes for labels in ((list(ys[0]), ys[1].numpy()), "predicted")
+        shift(net, x, z, labels=labels, draws=49, progress=False).classes
+        for labels in ((list(ys[0]), ys[1].numpy()), "predicted")
     )
     assert said is not None
     assert seen is not None
@@ -384,7 +389,7 @@ def test_result_as_dict_and_picture(mixed: Shift) -> None:
     assert json.loads(text)["p"] == mixed.p
     assert "Shift(shifted" in repr(mixed)
     figure = mixed.plot()
-    assert [axis.get_xlabel() for axis in figure.axes][0].startswith("component")
+    assert figure.axes[0].get_xlabel().startswith("component")
     assert len(mixed.plot((1, 3)).axes) == 3
     assert "component  distance" in mixed.table()
 

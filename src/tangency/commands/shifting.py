@@ -23,14 +23,14 @@ def add(commands: "Commands") -> None:
     command = commands.add_parser(
         "shift",
         help="whether two data sets differ as a model sees them, where, and in which samples: a test and a page",
-        description="Compare a target data set with a source as a layer of a model sees both: a test with a p-value, the "
-        "components, classes and samples that differ, and which source samples are like the target. Writes one HTML file "
-        "that works offline.",
+        description="Compare a target data set with a source as a layer of a model sees both: a test with a p-value, "
+        "the components, classes and samples that differ, and which source samples are like the target. Writes one HTML "
+        "file that works offline.",
     )
     command.add_argument(
         "function", metavar="MODULE:FUNCTION",
-        help="a function without arguments that returns (model, source, target): samples, or tangency.datasets.Labelled, "
-        "which the page can show; or a dict of tangency.shift's arguments. MODULE may be a file, job.py",
+        help="a function without arguments that returns (model, source, target): samples, or "
+        "tangency.datasets.Labelled, which the page can show; or a dict of tangency.shift's arguments. MODULE may be a file, job.py",
     )  # fmt: skip
     command.add_argument("--out", type=Path, required=True, help="folder for report.html, or the .html file itself")
     command.add_argument("--layers", type=names, help="names or patterns, with commas (default: before the last layer)")
@@ -63,7 +63,9 @@ def _shift(args: argparse.Namespace) -> int:
     args.out = args.out.absolute()
     page_path(args.out)  # refuses what cannot be written
     if args.keep is not None and args.kept is None:
-        raise InputError(f"--keep {args.keep} says how many samples are kept; give the file for them, too: --kept FILE.")
+        raise InputError(
+            f"--keep {args.keep} says how many samples are kept; give the file for them, too: --kept FILE."
+        )
     kept = None if args.kept is None else writable(args.kept, "--kept").absolute()
     if kept is not None and kept.suffix.lower() not in (".csv", ".json"):
         raise InputError(f"--kept {args.kept}; needed: a file that ends with .csv or .json.")

@@ -26,13 +26,13 @@ HALVED, HALVINGS, QUICK_HALVINGS = 1000, 500, 5
 CASES = ("cifar10", "reviews", "tweets", "level")
 COLUMNS = ("source", "target", "n", "m", "components", "AUROC", "p MMD", "p classifier", "p", "differ", "rejected %")
 NOTES = (
-    "p: twice the smaller of the p-values of MMD and of the classifier (999 permutations: 0.002 is the least there is).",
+    "p: twice the smaller of the p-values of MMD and of the classifier (999 permutations: 0.002 is the least there is)",
     "differ: components of which a Kolmogorov-Smirnov test, corrected by Holm, rejects at 5 %.",
     "CIFAR-10: test images against other test images, corrupted; a small CNN trained on 10,000 training images.",
     "Corruptions at severity 1 of Hendrycks & Dietterich 2019: noise 0.04, blur 0.4 pixels, contrast 0.75, JPEG 80.",
     "Reviews, tweets: MiniLM, mean over at most 64 tokens. IMDb without HTML, each review cut to as many words as a",
-    "  sentence of Rotten Tomatoes has, so that lengths are alike; that a cut review ends amid a sentence can still tell.",
-    "halves: 1,000 samples divided at random 500 times; rejected %: how often p, p MMD and p classifier are at most 0.05.",
+    "  sentence of Rotten Tomatoes has, so that lengths are alike; that a review ends amid a sentence can still tell.",
+    "halves: 1,000 samples divided at random 500 times: how often p, p MMD, p classifier are at most 0.05 (rejected %).",
 )
 
 
@@ -131,7 +131,13 @@ def reproduce_shift(options: Options) -> Table:
     encoded = Kept(options, "shift-texts", {"samples": n})
     rows: list[Row] = []
     for case in cases:
-        of = ("cifar10",) if case == "level" and options.quick else ("cifar10", "reviews") if case == "level" else (case,)
+        of = (
+            ("cifar10",)
+            if case == "level" and options.quick
+            else ("cifar10", "reviews")
+            if case == "level"
+            else (case,)
+        )
         for part in of:
             rows += measured(case, part, options, trained if part == "cifar10" else encoded, n)
     facts = {"samples": n, "runs": {**trained.rows, **encoded.rows}}

@@ -70,7 +70,9 @@ def build(result: Decisions | Audit | Shift, *, audit: Audit | None = None, limi
     most = checks.memory(limit, "limit")
     if isinstance(result, Shift):
         if audit is not None:
-            raise InputError("audit= goes with decisions; the page of a shift is written by itself: write(shift, path).")
+            raise InputError(
+                "audit= goes with decisions; the page of a shift is written by itself: write(shift, path)."
+            )
         return page_of_shift(result, most)
     decisions, audit = parts(result, audit)
     data = decisions or audit

@@ -39,8 +39,8 @@ def page_of_shift(s: Shift, limit: int | None) -> str:
         if limit is None or needed <= limit:
             return page
     raise InputError(
-        f"limit={limit}; the page needs {needed:,} bytes even with the smallest pictures and few samples. Raise limit=, "
-        "or set it to None."
+        f"limit={limit}; the page needs {needed:,} bytes even with the smallest pictures and few samples. Raise limit=, or "
+        "set it to None."
     )
 
 
@@ -59,10 +59,8 @@ def _looks(s: Shift) -> list[Look]:
         return [NoLook()]
     if kind(s.source.show) == "rows" and s.source.columns != s.target.columns:
         return [NoLook()]
-    if isinstance(s.source.show, Tensor) and isinstance(s.target.show, Tensor):
-        if s.source.show.shape[1:] != s.target.show.shape[1:]:
-            return [NoLook()]
-    return looks(s.target, s.source)
+    shapes = {show.shape[1:] for show in (s.source.show, s.target.show) if isinstance(show, Tensor)}
+    return looks(s.target, s.source) if len(shapes) < 2 else [NoLook()]
 
 
 class _Made:
@@ -103,7 +101,8 @@ class _Made:
         labels = None if s.labels is None else pack.integers(s.labels[k][places])
         return {
             "count": len(z), "drawn": pack.integers(rows), "z": pack.quantised(z[rows].T, 1),
-            "ratio": pack.floats(ratio[rows]), "carriers": pack.integers(carried), "carried": pack.floats(ratio[carried]),
+            "ratio": pack.floats(ratio[rows]),
+            "carriers": pack.integers(carried), "carried": pack.floats(ratio[carried]),
             "ratios": pack.floats(ratio[_spread(len(ratio), COUNTED)]), "labels": labels,
             "ids": None if data is None or data.ids is None else [data.ids[i] for i in places.tolist()],
         }  # fmt: skip

@@ -73,10 +73,11 @@ def chosen(ratio: Float[Tensor, " n"], keep: Keep) -> tuple[Int[Tensor, " k"], F
     elif isinstance(keep, bool) or not isinstance(keep, (int, float)):
         raise InputError(f"keep={keep!r}; needed: a part (0.2), a number of samples (100), or None.")
     else:
-        count = round(keep * n) if isinstance(keep, float) and 0 < keep < 1 else keep
-        if count != int(count) or not 1 <= count <= n:
+        asked = round(keep * n) if isinstance(keep, float) and 0 < keep < 1 else keep
+        count = int(asked) if abs(asked) <= n else 0
+        if count != asked or count < 1:
             raise InputError(f"keep={keep}; needed: a part between 0 and 1, or a number from 1 to {n}.")
-    index = order[: int(count)]
+    index = order[:count]
     return index, torch.softmax(ratio[index], 0) * len(index)
 
 
@@ -128,7 +129,7 @@ def probe_effect(
     repeats: int,
     draw: torch.Generator,
 ) -> Downstream:
-    """`sets`: components of both sets, `ys`: their classes; `ratio`: log densities, target less source, of the source."""
+    """`sets`: components of both sets, `ys`: their classes; `ratio`: log p_target/p_source of the source samples."""
     checks.positive(repeats, "repeats", "the number of random draws")
     a, b = sets
     scale = a.std(0, correction=0).clamp_min(torch.finfo(a.dtype).tiny)
@@ -161,4 +162,3 @@ def _predicted(x: Tensor, y: Tensor, asked: Tensor, classes: int, weights: Tenso
         return names.expand(len(asked))
     fit = logistic_features(x, places, reg=PROBE_REG, sample_weights=weights, classes=len(names), bias=True, tol=1e-6)
     return names[fit.predict(asked)]
-

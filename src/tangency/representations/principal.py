@@ -22,7 +22,7 @@ _BLOCK = 4096
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Principal(Result):
-    """z ↦ (z − mean)·vectors: the leading eigenvectors of the features' covariance. `values`: the variance along each."""
+    """z ↦ (z − mean)·vectors: leading eigenvectors of the features' covariance. `values`: the variance along each."""
 
     mean: Float[Tensor, " p"]
     vectors: Float[Tensor, "p r"]
@@ -82,9 +82,7 @@ class Embedded:
                 rows = slice(start, min(start + _BLOCK, len(self)))
                 yield rows, _features(self.samples.take(rows), self.name)
             return
-        for rows, values in self.layers.batches(
-            self.samples, batch=self.batch, progress=self.progress, name=self.name
-        ):
+        for rows, values in self.layers.batches(self.samples, batch=self.batch, progress=self.progress, name=self.name):
             yield rows, torch.cat([z.flatten(1) for z in values.values()], 1)
 
 

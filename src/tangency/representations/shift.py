@@ -19,7 +19,7 @@ from ..gram.source import source as source_of
 from ..kernels.gaussian import gaussian
 from ..models import outputs
 from .carriers import bent, compare_components, log_ratio
-from .classes import ClassShift, compare_classes
+from .classes import compare_classes
 from .layers import Layers, LayersOf, Pool
 from .principal import Embedded, principal
 from .shifted import Shift, checked_labels, some
@@ -54,9 +54,9 @@ def shift(
 ) -> Shift:
     """Do source and target have one distribution in z(x), what a layer of the model puts out; and what carries it.
 
-    Both sets in the leading principal components of z (kernel PCA with the embedding kernel), compared by two tests fixed
-    beforehand: MMD with a Gaussian kernel of the median distance, and the AUROC of a cross-fitted classifier, each with
-    a p-value by permutation; `p` is twice the smaller. Then which components differ (Kolmogorov–Smirnov, corrected by
+    Both sets in the leading principal components of z (kernel PCA with the embedding kernel), compared by two tests
+    fixed beforehand: MMD with a Gaussian kernel of the median distance, and the AUROC of a cross-fitted classifier, each
+    with a p-value by permutation; `p` is twice the smaller. Then which components differ (Kolmogorov–Smirnov, corrected by
     Holm), which samples carry it, and with labels whether the balance of the classes or the inputs of a class differ.
     `.filter()` takes source samples that are like the target, `.downstream()` says what training on them does.
 
@@ -83,7 +83,9 @@ def shift(
     begin = time.perf_counter()
     _check_options(model, samples, draws, level, names)
     chosen = None if model is None else _layers(model, layers, pool)
-    inputs = [source_of(v.x if isinstance(v, Labelled) else v, k) for k, v in zip(_SIDES, (source, target), strict=True)]
+    inputs = [
+        source_of(v.x if isinstance(v, Labelled) else v, k) for k, v in zip(_SIDES, (source, target), strict=True)
+    ]
     sets = [Embedded(v, chosen, name, batch, progress) for v, name in zip(inputs, _SIDES, strict=True)]
     for embedded in sets:
         if len(embedded) < FEWEST:
@@ -177,7 +179,9 @@ def _layers(model: nn.Module, layers: LayersOf, pool: Pool) -> Layers:
     return chosen
 
 
-def _labels(model: nn.Module | None, given: tuple[object, object], inputs: list[Source], labels: Labels) -> _Kinds | None:
+def _labels(
+    model: nn.Module | None, given: tuple[object, object], inputs: list[Source], labels: Labels
+) -> _Kinds | None:
     """The classes of both sets, where they are known."""
     a, b = given
     named = isinstance(a, Labelled) and isinstance(b, Labelled) and a.classes == b.classes

@@ -43,7 +43,15 @@ def draw_shift(
     for z, name, color in zip((source, target), names, COLORS, strict=True):
         shown = z[torch.linspace(0, len(z) - 1, min(len(z), DRAWN)).long()]
         size = 14 if len(shown) < 500 else 5
-        middle.scatter(*shown.T.numpy(), s=size, color=color, alpha=0.35, lw=0, label=f"{name} ({len(z):,})")
+        middle.scatter(
+            shown[:, 0].numpy(),
+            shown[:, 1].numpy(),
+            s=size,
+            color=color,
+            alpha=0.35,
+            lw=0,
+            label=f"{name} ({len(z):,})",
+        )
         heights = density_grid(z, axes[0], axes[1])
         levels = contour_levels(heights)
         middle.contour(axes[0].numpy(), axes[1].numpy(), heights.T.numpy(), levels, colors=[color], linewidths=1.3)
