@@ -24,13 +24,14 @@ def add(commands: "Commands") -> None:
         "shift",
         help="whether two data sets differ as a model sees them, where, and in which samples: a test and a page",
         description="Compare a target data set with a source as a layer of a model sees both: a test with a p-value, "
-        "the components, classes and samples that differ, and which source samples are like the target. Writes one HTML "
-        "file that works offline.",
+        "the components, classes and samples that differ, and which source samples are like the target. Writes one "
+        "HTML file that works offline.",
     )
     command.add_argument(
         "function", metavar="MODULE:FUNCTION",
         help="a function without arguments that returns (model, source, target): samples, or "
-        "tangency.datasets.Labelled, which the page can show; or a dict of tangency.shift's arguments. MODULE may be a file, job.py",
+        "tangency.datasets.Labelled, which the page can show; or a dict of tangency.shift's arguments. MODULE "
+        "may be a file, job.py",
     )  # fmt: skip
     command.add_argument("--out", type=Path, required=True, help="folder for report.html, or the .html file itself")
     command.add_argument("--layers", type=names, help="names or patterns, with commas (default: before the last layer)")

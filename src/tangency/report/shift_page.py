@@ -39,8 +39,8 @@ def page_of_shift(s: Shift, limit: int | None) -> str:
         if limit is None or needed <= limit:
             return page
     raise InputError(
-        f"limit={limit}; the page needs {needed:,} bytes even with the smallest pictures and few samples. Raise limit=, or "
-        "set it to None."
+        f"limit={limit}; the page needs {needed:,} bytes even with the smallest pictures and few samples. Raise "
+        "limit=, or set it to None."
     )
 
 

@@ -55,9 +55,10 @@ def shift(
     """Do source and target have one distribution in z(x), what a layer of the model puts out; and what carries it.
 
     Both sets in the leading principal components of z (kernel PCA with the embedding kernel), compared by two tests
-    fixed beforehand: MMD with a Gaussian kernel of the median distance, and the AUROC of a cross-fitted classifier, each
-    with a p-value by permutation; `p` is twice the smaller. Then which components differ (Kolmogorov–Smirnov, corrected by
-    Holm), which samples carry it, and with labels whether the balance of the classes or the inputs of a class differ.
+    fixed beforehand: MMD with a Gaussian kernel of the median distance, and the AUROC of a cross-fitted classifier,
+    each with a p-value by permutation; `p` is twice the smaller. Then which components differ (Kolmogorov–Smirnov,
+    corrected by Holm), which samples carry it, and with labels whether the balance of the classes or the inputs of a
+    class differ.
     `.filter()` takes source samples that are like the target, `.downstream()` says what training on them does.
 
     `source`, `target`: samples in any form that `tg.compute` takes (data sets are read batch by batch), or `Labelled`.

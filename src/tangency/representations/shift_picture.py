@@ -68,7 +68,7 @@ def draw_shift(
         axis.set_axis_off()
     middle.set(xlabel=f"component {components[0]}", ylabel=f"component {components[1]}")
     middle.grid(alpha=0.25, lw=0.4)
-    middle.legend(frameon=False, fontsize=9)
+    middle.legend(frameon=False, fontsize=9, markerscale=3)
     top.set_title(title, fontsize=10)
     return figure
 

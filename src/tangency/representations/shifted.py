@@ -124,7 +124,7 @@ class Shift(Result):
         parts = [text_table(["test", "value", "p"], tests), self.components.table()]
         return "\n\n".join(parts + ([] if self.classes is None else [self.classes.table()]))
 
-    def carriers(self, count: int = 10) -> tuple[Int[Tensor, " k"], Int[Tensor, " k"]]:
+    def carriers(self, count: int = 10) -> tuple[Int[Tensor, " k"], Int[Tensor, " l"]]:
         """Numbers of the source samples least like the target, and of the target samples least like the source."""
         checks.positive(count, "count", "a number of samples")
         target = self.ratio_target.argsort(descending=True, stable=True)[:count]
