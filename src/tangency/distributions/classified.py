@@ -1,5 +1,6 @@
 """Do two samples come from one distribution: can a kernel machine tell them apart, and which of them."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -200,6 +201,8 @@ def _tested(knows: Machine, m: int, device: torch.device, given: _Options, progr
     of_x = torch.arange(knows.size) < m
     generator = torch.Generator().manual_seed(given.seed)
     reg = knows.default_reg() if given.reg is None else given.reg
+    if not math.isfinite(reg):
+        raise InputError("the kernel overflows float64; scale it, or the features, down.")
     scored, parts = (_halved if given.machine == "logistic" else _crossed)(knows, of_x, given, reg, generator, device)
     statistic = _Statistic(given.statistic, torch.cat(parts).to(device), midway=given.machine == "ridge")
     z = of_x[:, None].to(device, torch.float64)
@@ -266,11 +269,10 @@ class _Statistic:
 
     def right(self, scores: Tensor, z: Tensor) -> Tensor:
         """1 where a score says what the column says."""
-        threshold = 0.0
+        threshold = scores.new_zeros(())
         if self.midway:
             # The mean of all samples lies nearer to the mean of the larger one.
-            part = z[self.rows].mean(0)
-            threshold = (0.5 - part) * _apart(scores[self.rows], z[self.rows])
+            threshold = (0.5 - z[self.rows].mean(0)) * _apart(scores[self.rows], z[self.rows])
         return ((scores > threshold) == (z > 0.5)).double()
 
 

@@ -1,4 +1,4 @@
-"""Kernel machines that tell two samples apart: scores of samples that they were not fitted to, for any labels at once."""
+"""Kernel machines that tell two samples apart: scores of samples that they have not seen, for any labels at once."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

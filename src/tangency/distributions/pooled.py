@@ -145,18 +145,22 @@ class PooledFeatures(Pooled):
         return self.inner(v).square_().sum(0)
 
 
-def pooled(kernel: Kernel | Matrix, x: object, y: object, memory: Memory, progress: bool) -> PooledGram:
+def pooled(
+    kernel: Kernel | Matrix, x: object, y: object, memory: Memory, progress: bool, names: tuple[str, str] = ("x", "y")
+) -> PooledGram:
     """The Gram of x and y together by a kernel; or a Gram at hand, of which x and y are the numbers of rows."""
     if isinstance(kernel, Kernel):
-        joined = Joined(source(x, "x"), source(y, "y"))
+        joined = Joined(*(source(v, name) for v, name in zip((x, y), names, strict=True)))
         gram = compute(kernel, joined, memory=memory, progress=progress)
         m, total = len(joined.first), len(joined)
         return PooledGram(_of_samples(gram, "kernel"), torch.arange(m), torch.arange(m, total))
     gram = _of_samples(square(kernel, "kernel"), "kernel")
-    of_x, of_y = (_row_numbers(v, name, len(gram)) for v, name in ((x, "x"), (y, "y")))
+    of_x, of_y = (row_numbers(v, name, len(gram)) for v, name in zip((x, y), names, strict=True))
     both = torch.cat([of_x, of_y])
     if len(both.unique()) < len(both):
-        raise InputError("x and y name a row of the Gram twice; needed: each sample once, in one of the two.")
+        raise InputError(
+            f"{names[0]} and {names[1]} name a row of the Gram twice; needed: each sample once, in one of the two."
+        )
     return PooledGram(gram, of_x, of_y)
 
 
@@ -239,7 +243,7 @@ def _of_samples(gram: Gram, name: str) -> Gram:
     return gram
 
 
-def _row_numbers(v: object, name: str, rows: int) -> Tensor:
+def row_numbers(v: object, name: str, rows: int) -> Tensor:
     """Numbers of rows of a Gram."""
     made = tree.numbers(v if not isinstance(v, range) else list(v), name)  # type: ignore[arg-type]
     made = made.nonzero()[:, 0] if made.dtype == torch.bool and made.shape == (rows,) else made

@@ -27,7 +27,7 @@ class Gaussian(Kernel):
     def prepare(self, x: Inputs, memory: int | None = None) -> Tensor:
         """As `Kernel.prepare`: samples as rows, by the bandwidth, in float64."""
         assert isinstance(x, Tensor)
-        return x.flatten(1).double() / self.bandwidth
+        return x.reshape(len(x), -1).double() / self.bandwidth
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
         """As `Kernel.footprint`: a row in float64."""
@@ -74,7 +74,8 @@ def gaussian(x: Inputs | None = None, *, bandwidth: float | None = None, seed: i
         if size == 0:
             raise InputError("bandwidth=0; needed: a number above 0.")
         return Gaussian(size)
-    rows = _rows(x, "x").flatten(1)
+    rows = _rows(x, "x")
+    rows = rows.reshape(len(rows), -1)
     if len(rows) > COMPARED:
         rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:COMPARED].to(rows.device)]
     if len(rows) < 2:
