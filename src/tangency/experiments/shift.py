@@ -104,17 +104,19 @@ def cifar_network() -> nn.Sequential:
     return small_cnn(10, 3, 32, hidden=(64,), parametrization="standard")
 
 
-def shift_row(names: tuple[str, str], found: Shift) -> Row:
-    """One line of the table."""
+def shift_row(names: tuple[str, str], found: Shift, probed: bool) -> Row:
+    """One line of the table; `probed`: with what the filter does to a probe."""
     c = found.classifier
-    effect = found.downstream(keep=KEEP)
+    effect = found.downstream(keep=KEEP) if probed else None
+    accuracies = {} if effect is None else effect.accuracy
     return {
         "source": names[0], "target": names[1], "layer": found.layer, "n": len(found.z_source),
         "m": len(found.z_target), "AUROC": f"{c.auc.value:.3f}", "p MMD": f"{found.mmd.p:.3f}",
         "p classifier": f"{c.p:.3f}", "p": f"{found.p:.3f}",
         "differ": int((found.components.p <= 0.05).sum()), "rejected %": "",
-        **{f"{how} %": f"{100 * effect.accuracy[how]:.1f}" for how in ("all", "filtered", "random")},
-        "figures": found.summary(), "probe": effect.to_dict(), "filter": found.filter(KEEP).sentence(),
+        **{f"{how} %": f"{100 * value:.1f}" for how, value in accuracies.items() if how != "weighted"},
+        "figures": found.summary(), "probe": None if effect is None else effect.to_dict(),
+        "filter": found.filter(KEEP).sentence(),
     }  # fmt: skip
 
 
@@ -191,7 +193,7 @@ def measured(case: str, part: str, options: Options, kept: Kept, n: int) -> list
                 found = shift(
                     one.model, one.source, one.target, layers=one.layer, names=one.names, progress=options.progress
                 )
-                kept[key] = shift_row(one.names, found)
+                kept[key] = shift_row(one.names, found, case != "cifar10")
         rows.append(kept[key])
         if case == "level":
             break
