@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from .._base.progress import Tick, bar
 from ..datasets import Labelled, cifar10, digits
-from ..demo import network as small_network
 from ..distributions import classifier_test_features, mmd
 from ..errors import InputError
 from ..kernels.gaussian import gaussian
@@ -81,7 +80,7 @@ def pictures(options: Options, kept: Kept, n: int) -> tuple[nn.Module, Labelled,
     if options.quick:
         train, test = digits()
         model = kept.network(
-            initialized(small_network, seed=0).to(options.device),
+            initialized(lambda: small_cnn(10, 1, 8, hidden=(64,), parametrization="standard"), seed=0),
             lambda m: fit(m, train.x, train.y, epochs=3, lr=3e-3, batch=50, optimizer="adam", progress=False),
         )
         source, other = test.split(0.5)

@@ -21,7 +21,7 @@ from ..models import outputs
 from .carriers import bent, compare_components, log_ratio
 from .classes import compare_classes
 from .layers import Layers, LayersOf, Pool
-from .principal import Embedded, principal
+from .principal import Embedded, Principal, principal
 from .shifted import Shift, checked_labels, some
 
 Labels = tuple[Array | Sequence[int], Array | Sequence[int]] | Literal["predicted"] | None
@@ -83,37 +83,64 @@ def shift(
     """
     begin = time.perf_counter()
     _check_options(model, samples, draws, level, names)
-    chosen = None if model is None else _layers(model, layers, pool)
-    inputs = [
-        source_of(v.x if isinstance(v, Labelled) else v, k) for k, v in zip(_SIDES, (source, target), strict=True)
-    ]
-    sets = [Embedded(v, chosen, name, batch, progress) for v, name in zip(inputs, _SIDES, strict=True)]
-    for embedded in sets:
-        if len(embedded) < FEWEST:
-            raise InputError(f"{embedded.name} has {len(embedded)} samples; needed: at least {FEWEST} in each set.")
+    sets = _sets(model, (source, target), layers, pool, batch, progress)
     data = [v if isinstance(v, Labelled) else None for v in (source, target)]
-    kinds = _labels(model, (source, target), inputs, labels)
-    found, (a, b) = principal(sets, components, checks.memory(memory) or MEMORY)
-    warnings = _warnings(a, b)
+    kinds = _labels(model, data, [embedded.samples for embedded in sets], labels)
+    found, placed = principal(sets, components, checks.memory(memory) or MEMORY)
     tests = _Tests(samples, draws, seed, progress)
+    made = _compared(found, (placed[0], placed[1]), tests, kinds, level, (data, _names(names, data)), sets[0].layers)
+    made.facts["model"] = "" if model is None else type(model).__name__
+    made.facts["seconds"] = time.perf_counter() - begin
+    return made
+
+
+def _sets(
+    model: nn.Module | None,
+    given: tuple[object, object],
+    layers: LayersOf,
+    pool: Pool,
+    batch: int | None,
+    progress: bool,
+) -> list[Embedded]:
+    """Both sets, ready to go through the model."""
+    chosen = None if model is None else _layers(model, layers, pool)
+    sets = []
+    for v, name in zip(given, _SIDES, strict=True):
+        samples = source_of(v.x if isinstance(v, Labelled) else v, name)
+        if len(samples) < FEWEST:
+            raise InputError(f"{name} has {len(samples)} samples; needed: at least {FEWEST} in each set.")
+        sets.append(Embedded(samples, chosen, name, batch, progress))
+    return sets
+
+
+def _compared(
+    found: Principal,
+    sets: tuple[Tensor, Tensor],
+    tests: "_Tests",
+    kinds: "_Kinds | None",
+    level: float,
+    known: tuple[Sequence[Labelled | None], tuple[str, str]],
+    layers: Layers | None,
+) -> Shift:
+    """The comparison of two sets in their components; `known`: what they are shown by, and called."""
+    (a, b), (data, names) = sets, known
+    warnings = _warnings(a, b)
     by_mmd, by_classifier = tests.mmd(a, b), tests.classifier(a, b)
     classes = None if kinds is None else compare_classes(
-        kinds.names, kinds.ys, (a, b), lambda u, v: tests.mmd(u, v).p, draws, seed, kinds.of
+        kinds.names, kinds.ys, sets, lambda u, v: tests.mmd(u, v).p, tests.draws, tests.seed, kinds.of
     )  # fmt: skip
+    layer = "the samples themselves" if layers is None else ", ".join(layers.names)
     facts: dict[str, Json] = {
-        "model": "" if model is None else type(model).__name__,
-        "layers": "the samples themselves" if chosen is None else ", ".join(chosen.names),
-        "features": len(found.mean), "components": len(found.values), "explained": float(found.explained.sum()),
-        "source": len(a), "target": len(b), "tested": [min(len(z), samples) for z in (a, b)],
-        "permutations": draws, "seed": seed,
+        "model": "", "layers": layer, "features": len(found.mean), "components": len(found.values),
+        "explained": float(found.explained.sum()), "source": len(a), "target": len(b),
+        "tested": [min(len(z), tests.samples) for z in sets], "permutations": tests.draws, "seed": tests.seed,
     }  # fmt: skip
-    made = Shift(
-        data[0], data[1], _names(names, data), str(facts["layers"]), a, b, by_mmd, by_classifier, level,
-        compare_components(a, b, found.explained), *log_ratio(a, b, samples, torch.Generator().manual_seed(seed)),
-        classes, None if kinds is None else kinds.ys, seed, warnings, facts,
+    ratios = log_ratio(a, b, tests.samples, torch.Generator().manual_seed(tests.seed))
+    return Shift(
+        data[0], data[1], names, layer, a, b, by_mmd, by_classifier, level,
+        compare_components(a, b, found.explained), *ratios, classes, None if kinds is None else kinds.ys, tests.seed,
+        warnings, facts,
     )  # fmt: skip
-    facts["seconds"] = time.perf_counter() - begin
-    return made
 
 
 @dataclass(frozen=True)
@@ -181,23 +208,22 @@ def _layers(model: nn.Module, layers: LayersOf, pool: Pool) -> Layers:
 
 
 def _labels(
-    model: nn.Module | None, given: tuple[object, object], inputs: list[Source], labels: Labels
+    model: nn.Module | None, data: Sequence[Labelled | None], inputs: list[Source], labels: Labels
 ) -> _Kinds | None:
     """The classes of both sets, where they are known."""
-    a, b = given
-    named = isinstance(a, Labelled) and isinstance(b, Labelled) and a.classes == b.classes
+    a, b = data
     if isinstance(labels, str):
         checks.choice(labels, "labels", ("predicted",), " or (y_source, y_target)")
         if model is None:
             raise InputError("labels='predicted' without a model; needed: one that predicts classes, or the labels.")
         ys = [_predicted(model, samples) for samples in inputs]
         count = int(max(int(y.max()) for y in ys)) + 1
-        names = a.classes if isinstance(a, Labelled) and len(a.classes) >= count else tuple(map(str, range(count)))
+        names = a.classes if a is not None and len(a.classes) >= count else tuple(map(str, range(count)))
         return _Kinds(names, (ys[0], ys[1]), "predictions")
     if labels is not None:
         y, z = checked_labels(labels, (len(inputs[0]), len(inputs[1])))
         return _Kinds(tuple(map(str, range(int(max(y.max(), z.max())) + 1))), (y, z), "labels")
-    if named and isinstance(a, Labelled) and isinstance(b, Labelled) and len(a.classes) > 1:
+    if a is not None and b is not None and a.classes == b.classes and len(a.classes) > 1:
         return _Kinds(a.classes, (a.y.cpu(), b.y.cpu()), "labels")
     return None
 
