@@ -51,31 +51,12 @@ function openSample(set, sample, hint) {
   const label = labelName(set, sample);
   const title = `${SIDE[set]}, sample #${sample}`;
   const place = PLACES[set].get(sample);
-  const dialog = el(
-    "dialog",
-    {
-      class: "training",
-      "aria-label": title,
-      onclose: () => dialog.remove(),
-      onclick: (event) => event.target === dialog && dialog.close(),
-    },
-    el(
-      "div",
-      { class: "inside" },
-      el(
-        "div",
-        { class: "row" },
-        el("h3", {}, title),
-        el("button", { type: "button", class: "icon", "aria-label": "Close", onclick: () => dialog.close() }, "✕")
-      ),
-      POINTS[set].ids && el("p", { class: "id" }, POINTS[set].ids[place]),
-      label !== null && el("p", {}, "Label ", el("strong", {}, label)),
-      el("p", { class: "caption" }, hint),
-      PICTURES ? picture(set, place, title) : look(set, place, sample, true)
-    )
-  );
-  document.body.append(dialog);
-  dialog.showModal();
+  openWindow(title, title, () => [
+    POINTS[set].ids && el("p", { class: "id" }, POINTS[set].ids[place]),
+    label !== null && el("p", {}, "Label ", el("strong", {}, label)),
+    el("p", { class: "caption" }, hint),
+    PICTURES ? picture(set, place, title) : look(set, place, sample, true),
+  ]);
 }
 
 // The first few of a list, and the others on a click. `make(k)`: the k-th entry.
