@@ -1,29 +1,35 @@
 """Two-sample tests and outlier scores, measured: the level, power on perturbed CIFAR-10, AUROC on other images.
 
     python -m benchmarks.studies.two_samples level
+    python -m benchmarks.studies.two_samples series
     python -m benchmarks.studies.two_samples train --data DATA --save NET
     python -m benchmarks.studies.two_samples power --data DATA --network NET
     python -m benchmarks.studies.two_samples outliers --data DATA --network NET
+    python -m benchmarks.studies.two_samples picture
 
 DATA holds the official files of CIFAR-10, MNIST and Fashion-MNIST. `train` trains a small network on eight of the ten
-classes, on a CPU in minutes. NET is what it saved, or the weights of `tg.models.resnet18` trained on all ten (a state
-dict, by itself or under "model" or "state"; images are normalised as --mean and --std say). Each part writes
+classes, on a CPU in minutes. NET is what it saved, or the weights of `tg.models.resnet18` trained on all ten, on images
+standardised as in `tangency reproduce` (a state dict, by itself or under "model" or "state"). Each part writes
 benchmarks/results/two_samples_PART.json (with `--name` appended).
 """
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor, nn
 
 import tangency as tg
-from benchmarks.record import RESULTS, pictures, save
+from benchmarks.record import RESULTS, ROOT, pictures, save
 from tangency.distributions import Outliers, Power
 from tangency.distributions.power import Test
+from tangency.experiments.surrogate_table2 import MEAN, STD
 
 D = tg.distributions
 F64 = torch.float64
@@ -34,15 +40,17 @@ HELD_OUT_CLASSES = ("ship", "truck")  # the last two, chosen before anything was
 
 
 class Network(nn.Module):
-    """A network with its input normalised."""
+    """A network with its input standardised: by 0.5 and 0.25, or as those of `tangency reproduce` were trained."""
 
-    def __init__(self, body: nn.Module, mean: float, std: float) -> None:
+    def __init__(self, body: nn.Module) -> None:
         super().__init__()
-        self.body, self.mean, self.std = body, mean, std
+        self.body = body
+        self.start, self.scale = ((0.5,) * 3, (0.25,) * 3) if isinstance(body, nn.Sequential) else (MEAN, STD)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images in [0, 1]."""
-        return self.body((x - self.mean) / self.std)
+        mean, std = (x.new_tensor(v)[:, None, None] for v in (self.start, self.scale))
+        return self.body((x - mean) / std)
 
 
 def small(outputs: int) -> nn.Module:
@@ -54,11 +62,11 @@ def small(outputs: int) -> nn.Module:
 
 
 def train(args: argparse.Namespace) -> None:
-    """On 12,000 images of eight classes."""
+    """On images of eight classes."""
     known, test = tg.datasets.cifar10(args.data / "cifar-10-batches-bin")
     names = [c for c in known.classes if c not in HELD_OUT_CLASSES]
     part = known.only(*names).take(args.images, seed=0)
-    model = tg.models.initialized(lambda: Network(small(len(names)), 0.5, 0.25), seed=0)
+    model = tg.models.initialized(lambda: Network(small(len(names))), seed=0)
     begin = time.process_time()
     asked = test.only(*names)
     past = tg.models.fit(
@@ -75,17 +83,16 @@ def load(args: argparse.Namespace) -> tuple[Network, str]:
     state = next((held[k] for k in ("state", "model", "state_dict") if k in held), held)
     if "accuracy" in held and "outputs" in held:
         body, what = small(held["outputs"]), f"small CNN, {held['outputs']} classes, accuracy {held['accuracy']:.3f}"
-        mean, std = 0.5, 0.25
     else:
-        body, what, mean, std = tg.models.resnet18(10), "ResNet18, 10 classes", args.mean, args.std
+        body, what = tg.models.resnet18(10), "ResNet18, 10 classes"
     body.load_state_dict(state)
-    return Network(body, mean, std).to(args.device).eval().requires_grad_(requires_grad=True), what
+    return Network(body).to(args.device).eval().requires_grad_(requires_grad=True), what
 
 
 def untrained(network: Network) -> Network:
     """The same network with fresh weights."""
-    body = small(10) if isinstance(network.body, nn.Sequential) else tg.models.resnet18(10)
-    return tg.models.initialized(lambda: Network(body, network.mean, network.std), seed=1).eval()
+    is_small = isinstance(network.body, nn.Sequential)
+    return tg.models.initialized(lambda: Network(small(10) if is_small else tg.models.resnet18(10)), seed=1).eval()
 
 
 def hidden(network: Network, x: Tensor) -> Tensor:
@@ -105,7 +112,7 @@ def in_parts(f: Callable[[Tensor], Tensor], x: Tensor, step: int = 250) -> Tenso
 def level(args: argparse.Namespace) -> None:
     """Rejections at 5 % where both samples come from one source: images of CIFAR-10; series for the wild bootstrap."""
     images = cifar_test(args)[:1500]
-    network = untrained(Network(small(10), 0.5, 0.25))
+    network = untrained(Network(small(10)))
     pixels = images.flatten(1)
     phi = in_parts(lambda x: tg.projected(tg.pseudo_ntk(network), dim=512, seed=0).features(x, progress=False), images)
     gauss, ntk = tg.gaussian(pixels)(pixels), (phi @ phi.T).double()
@@ -132,27 +139,26 @@ def level(args: argparse.Namespace) -> None:
     found = D.level(tests, numbers, sizes=args.sizes or [15, 40, 100], repeats=args.repeats)
     record: dict[str, object] = {"repeats": args.repeats, "cases": rates(found), "all within 3-7 %": found.holds()}
     print(found.table(), found.sentence(), sep="\n", flush=True)
-    record["series"] = series(args.repeats)
     record["what"] = "images of CIFAR-10's test set (1500); rejected at 5 %, [rate, low, high]; NTK of a random CNN"
     finish(record, args)
 
 
-def series(repeats: int) -> dict[str, object]:
+def series(args: argparse.Namespace) -> None:
     """The wild bootstrap on series that remember, and what permutations make of them."""
     kernel, generator = tg.gaussian(bandwidth=1.5), torch.Generator().manual_seed(0)
     found: dict[str, object] = {}
-    for n in (100, 300):
+    for n in args.sizes or [100, 200, 400]:
         for memory in (0.0, 0.5):
             count = {"wild bootstrap": 0, "permutation": 0}
-            for seed in range(repeats):
+            for seed in range(args.repeats):
                 both = torch.cat([remembering(n, memory, generator) for _ in range(2)])
                 gram = kernel(both)
                 for test in count:
                     p = D.mmd(gram, range(n), range(n, 2 * n), test=test, draws=199, seed=seed, progress=False).p
                     count[test] += p <= 0.05
-            found[f"n = {n}, memory {memory}"] = {k: v / repeats for k, v in count.items()}
+            found[f"n = {n}, memory {memory}"] = {k: v / args.repeats for k, v in count.items()}
             print(n, memory, found[f"n = {n}, memory {memory}"], flush=True)
-    return found
+        finish({"rejected at 5 %": found, "repeats": args.repeats, "kernel": "Gaussian, two numbers a step"}, args)
 
 
 def remembering(n: int, memory: float, generator: torch.Generator) -> Tensor:
@@ -342,24 +348,58 @@ def finish(record: dict[str, object], args: argparse.Namespace) -> None:
     save(dict(record), RESULTS / f"two_samples_{args.part}{args.name}.json", command)
 
 
+def picture(args: argparse.Namespace) -> None:
+    """What was rejected at the largest size, and AUROC of every score: docs/assets/two_samples.png."""
+    found, scored = (
+        json.loads((RESULTS / f"two_samples_{p}{args.name}.json").read_text()) for p in ("power", "outliers")
+    )
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    changes = [name for name in PERTURBED if name in found]
+    size = str(max(found["sizes"]))
+    kernels = list(found[changes[0]])
+    for k, kernel in enumerate(kernels):
+        points = [found[change][kernel][size] for change in changes]
+        place = [i + 0.15 * (k - (len(kernels) - 1) / 2) for i in range(len(changes))]
+        spread = [[p[0] - p[1] for p in points], [p[2] - p[0] for p in points]]
+        left.bar(place, [p[0] for p in points], 0.14, yerr=spread, label=kernel, error_kw={"lw": 0.7})
+    left.axhline(0.05, color="gray", lw=0.8, ls="--")
+    left.set_xticks(range(len(changes)), changes)
+    left.set(ylabel="rejected at 5 %", title=f"MMD, {size} images of each")
+    left.legend(frameon=False, fontsize=8)
+    others = [name for name, rows in scored.items() if isinstance(rows, dict)]
+    rows = list(scored[others[0]])
+    for k, other in enumerate(others):
+        points = [scored[other][row]["AUROC"] for row in rows]
+        place = [-i + 0.18 * (1 - k) for i in range(len(rows))]
+        spread = [[p[0] - p[1] for p in points], [p[2] - p[0] for p in points]]
+        right.errorbar([p[0] for p in points], place, xerr=spread, fmt="o", ms=4, lw=0.9, label=other)
+    right.axvline(0.5, color="gray", lw=0.8, ls="--")
+    right.set_yticks([-i for i in range(len(rows))], rows, fontsize=8)
+    right.set(xlabel="AUROC", title="Outlier scores")
+    right.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.2, -0.12), ncols=3)
+    path = ROOT / "docs" / "assets" / f"two_samples{args.name}.png"
+    figure.savefig(path, dpi=75)
+    Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
+
+
 def main() -> None:
     """One part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["level", "train", "power", "outliers"])
+    parser.add_argument("part", choices=["level", "series", "train", "power", "outliers", "picture"])
     parser.add_argument("--data", type=Path, default=Path("/work/data"))
     parser.add_argument("--network", type=Path)
     parser.add_argument("--save", type=Path, default=Path("small_cnn.pt"))
     parser.add_argument("--name", default="")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--mean", type=float, default=0.0)
-    parser.add_argument("--std", type=float, default=1.0)
     parser.add_argument("--images", type=int, default=12000)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--dim", type=int, default=1024)
     parser.add_argument("--sizes", type=int, nargs="+")
     parser.add_argument("--repeats", type=int, default=500)
     args = parser.parse_args()
-    {"level": level, "train": train, "power": power, "outliers": outliers}[args.part](args)
+    parts = (level, series, train, power, outliers, picture)
+    {part.__name__: part for part in parts}[args.part](args)
 
 
 if __name__ == "__main__":

@@ -39,23 +39,21 @@ def every_partition(groups: Int[Tensor, " N"], of_x: int) -> Float[Tensor, "N b"
 
 def permuted(groups: Int[Tensor, " N"], of_x: int, count: int, generator: torch.Generator) -> Float[Tensor, "N b"]:
     """1 where a sample is x's, for random choices of `of_x` of the groups."""
-    total = int(groups.max()) + 1
-    made = torch.zeros(total, count, dtype=torch.float64)
-    for k in range(count):
-        made[torch.randperm(total, generator=generator)[:of_x], k] = 1.0
-    return made[groups]
+    # A row of numbers for each draw, so that it does not matter how many are drawn at a time.
+    order = torch.rand(count, int(groups.max()) + 1, generator=generator, dtype=torch.float64).argsort(1)
+    made = torch.zeros_like(order, dtype=torch.float64).scatter_(1, order[:, :of_x], 1.0)
+    return made.T[groups]
 
 
 def permuted_within(
     of_x: Tensor, parts: Sequence[Int[Tensor, " k"]], count: int, generator: torch.Generator
 ) -> Float[Tensor, "N b"]:
     """1 where a sample is x's, permuted within each part; samples of none keep what they are."""
-    made = of_x.double()[:, None].repeat(1, count)
-    own = [of_x[part].double() for part in parts]
-    for k in range(count):
-        for part, labels in zip(parts, own, strict=True):
-            made[part, k] = labels[torch.randperm(len(part), generator=generator)]
-    return made
+    made = of_x.double().repeat(count, 1)
+    numbers = torch.rand(count, len(of_x), generator=generator, dtype=torch.float64)
+    for part in parts:
+        made[:, part] = of_x[part].double()[numbers[:, part].argsort(1)]
+    return made.T
 
 
 def wild(n: int, length: float, count: int, generator: torch.Generator) -> Float[Tensor, "n b"]:
