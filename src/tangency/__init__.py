@@ -67,7 +67,7 @@ from .kernels.gaussian import gaussian
 from .kernels.kernel import Kernel
 from .kernels.ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
 from .projection import projected, projection_error
-from .representations import refit_last_layer
+from .representations import refit_last_layer, shift
 
 __all__ = [
     "DamagedTile",
@@ -128,6 +128,7 @@ __all__ = [
     "report",
     "representations",
     "scale",
+    "shift",
     "spectra",
     "studies",
     "sum",

@@ -15,7 +15,7 @@ import torch
 from . import job
 from ._base import machine
 from ._version import __version__
-from .commands import auditing, experiments, explaining, grams, health, probing, watching
+from .commands import auditing, experiments, explaining, grams, health, probing, shifting, watching
 from .errors import InputError, ModelError, NonFiniteError, TangencyError
 
 
@@ -84,6 +84,7 @@ First steps:
   tangency demo                             train a small network on digits, explain it, write a page to look at
   tangency explain job.py:make --out page   the same for your own model and data: make() returns (model, train, test)
   tangency audit job.py:make --out page     which of the labels are wrong, what leaks, what the model does not know
+  tangency shift job.py:make --out page     do two data sets differ as the model sees them, where, and in which samples?
   tangency watch run.jsonl                  a training as it goes on: does the kernel stay, or is another one learned?
   tangency doctor                           what is installed and missing here, and whether it computes right
 """
@@ -109,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tangency {__version__}")
     parser.add_argument("--debug", action="store_true", help="show where an error happened (traceback)")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser)
-    for kind in (explaining, auditing, probing, experiments, grams, watching, health):
+    for kind in (explaining, auditing, probing, shifting, experiments, grams, watching, health):
         kind.add(commands)
     for command in commands.choices.values():  # before or after the command, both work
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)

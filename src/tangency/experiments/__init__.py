@@ -5,11 +5,9 @@ from .cntk import CNTK
 from .conjugate import CONJUGATE
 from .eigenfunctions import EIGENFUNCTIONS
 from .energy_table1 import ENERGY_TABLE1
-<<<<<<< HEAD
-from .probing import PROBING
-=======
 from .last_layer import LAST_LAYER
->>>>>>> last
+from .probing import PROBING
+from .shift import SHIFT
 from .single_relu import SINGLE_RELU
 from .spectra_table8 import SPECTRA_TABLE8
 from .spectra_transition import SPECTRA_TRANSITION
@@ -21,11 +19,7 @@ from .uci import UCI
 
 _ALL = (
     SURROGATE_TABLE1, SURROGATE_TABLE2, SURROGATE_TABLE3, UCI, CNTK, SPECTRA_TABLE8, SPECTRA_TRANSITION, EIGENFUNCTIONS,
-<<<<<<< HEAD
-    ENERGY_TABLE1, ANISOTROPY, *CONJUGATE, SINGLE_RELU, PROBING,
-=======
-    ENERGY_TABLE1, ANISOTROPY, *CONJUGATE, SINGLE_RELU, LAST_LAYER,
->>>>>>> last
+    ENERGY_TABLE1, ANISOTROPY, *CONJUGATE, SINGLE_RELU, PROBING, LAST_LAYER, SHIFT,
 )  # fmt: skip
 EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in _ALL}
 

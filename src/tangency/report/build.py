@@ -17,17 +17,22 @@ from ..datasets.files import check_writable
 from ..datasets.files import path as usable_path
 from ..decisions import Decisions
 from ..errors import InputError
+from ..representations import Shift
 from . import audit_content, notes, pack, shell
 from .checked import parts
 from .content import content, listed_samples
 from .looks import Look, looks
+from .shift_page import page_of_shift
 
 
-def write(result: Decisions | Audit, path: FilePath, *, audit: Audit | None = None, limit: Memory = "8MB") -> Path:
+def write(
+    result: Decisions | Audit | Shift, path: FilePath, *, audit: Audit | None = None, limit: Memory = "8MB"
+) -> Path:
     """Write the page as one HTML file and return where it is: `path` if that ends with .html, else path/report.html.
 
-    Of decisions (`tg.explain`), of an audit (`tg.audit`), or of decisions with an `audit` of the same training set. The
-    file needs no server, no connection and nothing installed. `limit`: its size at most; see `build`.
+    Of decisions (`tg.explain`), of an audit (`tg.audit`), of decisions with an `audit` of the same training set, or of
+    a shift (`tg.shift`). The file needs no server, no connection and nothing installed. `limit`: its size at most; see
+    `build`.
 
     >>> import tempfile, torch, tangency as tg
     >>> x, y = torch.randn(40, 3), torch.arange(40) % 2
@@ -45,7 +50,7 @@ def write(result: Decisions | Audit, path: FilePath, *, audit: Audit | None = No
     return to
 
 
-def build(result: Decisions | Audit, *, audit: Audit | None = None, limit: Memory = "8MB") -> str:
+def build(result: Decisions | Audit | Shift, *, audit: Audit | None = None, limit: Memory = "8MB") -> str:
     """The page as text of at most `limit` bytes (a number, a string such as "8MB", or None: no limit).
 
     Where all does not fit, first the quality of the training pictures goes down (or the length of the texts), then the
@@ -63,6 +68,12 @@ def build(result: Decisions | Audit, *, audit: Audit | None = None, limit: Memor
     True
     """
     most = checks.memory(limit, "limit")
+    if isinstance(result, Shift):
+        if audit is not None:
+            raise InputError(
+                "audit= goes with decisions; the page of a shift is written by itself: write(shift, path)."
+            )
+        return page_of_shift(result, most)
     decisions, audit = parts(result, audit)
     data = decisions or audit
     assert data is not None
@@ -191,7 +202,8 @@ def _page(d: Decisions | None, a: Audit | None, look: Look, cuts: tuple[Cut, Cut
         "model": model, "data": data, "facts": _facts(d, a), "version": __version__, "notes": list(said),
     }  # fmt: skip
     text = f'{{"about":{shell.json_text(about)},"look":{samples},{made.text}}}'
-    return shell.assembled(title, skip, text, decisions=d is not None, audit=a is not None)
+    kinds = {"decisions": d, "audit": a}
+    return shell.assembled(title, skip, text, parts=[name for name, part in kinds.items() if part is not None])
 
 
 def _facts(d: Decisions | None, a: Audit | None) -> Json:

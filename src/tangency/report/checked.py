@@ -22,7 +22,7 @@ def parts(result: object, audit: object) -> tuple[Decisions | None, Audit | None
     if not isinstance(result, Decisions):
         raise InputError(
             f"result is a {type(result).__name__}; needed: tangency.decisions.Decisions, as tg.explain makes them, or "
-            "tangency.auditing.Audit, as tg.audit makes it."
+            "tangency.auditing.Audit, as tg.audit makes it, or tangency.representations.Shift, as tg.shift makes it."
         )
     _check_decisions(result)
     if audit is not None:

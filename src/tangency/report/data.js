@@ -40,5 +40,5 @@ function row(packed, ...at) {
   );
 }
 
-const CLASSES = (DATA.numbers ?? DATA.audit).classes;
+const CLASSES = (DATA.numbers ?? DATA.audit)?.classes ?? [];
 const name = (k) => CLASSES[k] || "(no name)";

@@ -47,9 +47,9 @@ class Look(ABC):
 
 def looks(test: Labelled | None, train: Labelled) -> list[Look]:
     """What may be shown of these data sets, which must be of one kind; from the best to the smallest."""
-    if test is not None and _kind(test.show) != _kind(train.show):
+    if test is not None and kind(test.show) != kind(train.show):
         raise InputError(
-            f"the test data show {_kind(test.show)}, the training data {_kind(train.show)}; needed: the same. Give "
+            f"the test data show {kind(test.show)}, the training data {kind(train.show)}; needed: the same. Give "
             "both the same show=."
         )
     known, asked = train.show, None if test is None else test.show
@@ -90,15 +90,15 @@ class PictureLook(Look):
 
     def notes(self) -> list[str]:
         """How the pictures are kept."""
-        kind = pictures.encoder()
+        encoder = pictures.encoder()
         size = (self.train.shape[2], self.train.shape[3])
-        notes = [f"Pictures of training samples: {self.level.words(kind, size)}."]
+        notes = [f"Pictures of training samples: {self.level.words(encoder, size)}."]
         size = (self.test.shape[2], self.test.shape[3])
         if len(self.test) and (self._large != self.level or pictures.scaled_size(size, self._large.side) != size):
-            notes.append(f"Pictures of test samples: {self._large.words(kind, size)}.")
+            notes.append(f"Pictures of test samples: {self._large.words(encoder, size)}.")
         if self.rescaled:
             notes.append("The inputs do not lie in [0, 1]; the pictures show them scaled to their range.")
-        if kind == "png" and not self.level.exact:
+        if encoder == "png" and not self.level.exact:
             notes.append(f"With Pillow installed ({install('report')}) more, or better, pictures would fit.")
         return notes
 
@@ -191,7 +191,7 @@ class NoLook(Look):
         ]
 
 
-def _kind(show: Tensor | Sequence[str] | None) -> str:
+def kind(show: Tensor | Sequence[str] | None) -> str:
     """In a word, for messages."""
     if isinstance(show, Tensor):
         return "pictures" if show.dim() == 4 else "rows"
