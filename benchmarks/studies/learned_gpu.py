@@ -13,11 +13,12 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ class Part:
 
     name: str
     arguments: list[str]
-    after: Callable[[], bool] = lambda: True
+    after: "tuple[Part, Path] | None" = None  # another, and its record
     alone: bool = False
     process: "subprocess.Popen[bytes] | None" = None
     times: dict[str, float] = field(default_factory=dict)
@@ -48,6 +49,18 @@ class Part:
             self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
         self.times["started"] = time.monotonic() - begun
 
+    def ready(self, begun: float) -> bool:
+        """Whether what it waits for is over, or past its Gram: its record has eigenvalues, written in this run."""
+        if self.after is None:
+            return True
+        part, record = self.after
+        if part.process is None:
+            return False
+        if part.process.poll() is not None:
+            return True
+        recent = record.exists() and record.stat().st_mtime > time.time() - (time.monotonic() - begun)
+        return recent and '"values"' in record.read_text(encoding="utf-8")
+
     def over(self, begun: float) -> bool:
         """Whether it is; notes when it ended."""
         if self.process is None or self.process.poll() is None:
@@ -55,16 +68,22 @@ class Part:
         self.times.setdefault("ended", time.monotonic() - begun)
         return True
 
-    def stop(self, begun: float) -> None:
-        """End it, if it runs."""
+    def ask(self, begun: float) -> None:
+        """To end, as Ctrl-C does: a process that is killed in the midst can take its service along."""
         if self.process is not None and self.process.poll() is None:
             self.times["stopped"] = time.monotonic() - begun
-            self.process.terminate()
-            try:
-                self.process.wait(5)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            self.process.send_signal(signal.SIGINT)
+
+    def stop(self) -> None:
+        """End it, if it runs still."""
+        if self.process is not None:
+            for end in (self.process.terminate, self.process.kill):
+                try:
+                    self.process.wait(6)
+                    return
+                except subprocess.TimeoutExpired:
+                    end()
+            self.process.wait()
 
 
 def parts(args: argparse.Namespace) -> list[Part]:
@@ -82,7 +101,7 @@ def parts(args: argparse.Namespace) -> list[Part]:
         here = ["benchmarks/studies/learned_gpu.py", "--work", what, "--out", str(out), "--data", str(args.data)]
         return [*here, "--device", args.device, *more, *(["--smoke"] if smoke else [])]
 
-    found = []
+    found: list[Part] = []
     for where in ("cifar10", "mnist"):
         for network in ("lenet", "mlp"):
             folder = f"eigenfunctions-{where}-{network}"
@@ -91,9 +110,10 @@ def parts(args: argparse.Namespace) -> list[Part]:
                 few[-3], few[-1] = "7500", "1000"  # enough for the iteration that is used at full size
             size = few if smoke else ["--indices", INDICES]
             given = reproduce("eigenfunctions", folder, "--sets", where, "--networks", network, *size)
-            # Two Grams of 29 GB at a time.
-            before = out / f"eigenfunctions-{where}-lenet" / "eigenfunctions.json"
-            found.append(Part(folder, given, always if network == "lenet" else has_values(before)))
+            # Two Grams of 29 GB at a time: that of the MLP after that of LeNet.
+            record = out / f"eigenfunctions-{where}-lenet" / "eigenfunctions.json"
+            first = found[-1] if network == "mlp" and wanted(args, found[-1]) else None
+            found.append(Part(folder, given, None if first is None else (first, record)))
     small = ["--samples", "400", "--test", "100", "--epochs", "2"] if smoke else []
     seeds = ["--seeds", "1" if smoke else "3"]
     given = reproduce("energy-table1", "energy-small", "--networks", "mlp,lenet", *seeds, *small)
@@ -112,29 +132,19 @@ def parts(args: argparse.Namespace) -> list[Part]:
     listed = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     given = ["-m", "benchmarks.speed.monitor", *listed, "--device", args.device, "--out", str(out / "monitor.json")]
     found.append(Part("monitor", given, alone=True))
-    return [part for part in found if not args.parts or part.name in args.parts]
+    return [part for part in found if wanted(args, part)]
 
 
-def always() -> bool:
-    """Nothing to wait for."""
-    return True
-
-
-def has_values(record: Path) -> Callable[[], bool]:
-    """Whether an experiment's record says that its eigenfunctions are there, and their Gram is gone."""
-
-    def there() -> bool:
-        """Looked at anew."""
-        return record.exists() and '"values"' in record.read_text(encoding="utf-8")
-
-    return there
+def wanted(args: argparse.Namespace, part: Part) -> bool:
+    """Whether --parts has it, or is left out."""
+    return not args.parts or part.name in args.parts
 
 
 @contextmanager
-def shared_card(out: Path, environment: dict[str, str], wanted: bool) -> Iterator[bool]:
+def shared_card(out: Path, environment: dict[str, str], asked: bool) -> Iterator[bool]:
     """NVIDIA's multi-process service, with which kernels of several processes run at a time; False where it is none."""
     control = shutil.which("nvidia-cuda-mps-control")
-    if control is None or not wanted:
+    if control is None or not asked:
         yield False
         return
     names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
@@ -143,7 +153,8 @@ def shared_card(out: Path, environment: dict[str, str], wanted: bool) -> Iterato
         Path(folder).mkdir(parents=True, exist_ok=True)
     inside = environment | folders
     try:
-        subprocess.run([control, "-d"], env=inside, timeout=20, check=True)
+        nowhere = subprocess.DEVNULL  # or the service would keep our output open
+        subprocess.run([control, "-d"], env=inside, timeout=20, check=True, stdout=nowhere, stderr=nowhere)
         look = "import torch; print(float(torch.ones(3, device='cuda').sum()))"
         subprocess.run([sys.executable, "-c", look], env=inside, timeout=60, check=True)
     except (subprocess.SubprocessError, OSError) as e:
@@ -171,6 +182,7 @@ def quit_service(control: str, environment: dict[str, str]) -> None:
 def drive(args: argparse.Namespace) -> None:
     """All parts, then the summary and the archive."""
     begun = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     (args.out / "logs").mkdir(parents=True, exist_ok=True)
     every = parts(args)
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"}
@@ -183,8 +195,7 @@ def drive(args: argparse.Namespace) -> None:
         for part in alone:
             run([part], args.seconds, begun, args.out, environment)
     finally:
-        for part in every:
-            part.stop(begun)
+        end(every, begun)
         summarise(args.out, every, {"seconds": time.monotonic() - begun, "multi-process service": mps})
 
 
@@ -193,10 +204,9 @@ def run(waiting: list[Part], until: float, begun: float, out: Path, environment:
     waiting, running = list(waiting), list[Part]()
     while waiting or running:
         if time.monotonic() - begun > until:
-            for part in running:
-                part.stop(begun)
+            end(running, begun)
             return
-        for part in [p for p in waiting if p.after()]:
+        for part in [p for p in waiting if p.ready(begun)]:
             part.start(out, environment, begun)
             waiting.remove(part)
             running.append(part)
@@ -208,6 +218,14 @@ def run(waiting: list[Part], until: float, begun: float, out: Path, environment:
             print(f"never started: {', '.join(part.name for part in waiting)}", flush=True)
             return
         time.sleep(0.2)
+
+
+def end(running: list[Part], begun: float) -> None:
+    """All that run, at once."""
+    for part in running:
+        part.ask(begun)
+    for part in running:
+        part.stop()
 
 
 def summarise(out: Path, every: list[Part], facts: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Steps recorded and replayed: on a CPU the same path without a graph, beside the loop that asks Python at each step."""
+"""Steps recorded and replayed: on a CPU the same path without a graph, beside steps that Python takes one by one."""
 
 import copy
 from typing import Any
@@ -101,10 +101,11 @@ def test_what_cannot_be_recorded_is_taken_one_by_one(monkeypatch: pytest.MonkeyP
 
 
 def test_what_a_graph_would_repeat_is_refused() -> None:
-    for option, reason in (
+    options: tuple[tuple[dict[str, Any], str], ...] = (
         ({"augment": "flip_crop"}, "augment= draws other changes at every step"),
         ({"optimizer": torch.optim.SGD}, "optimizer= is a function"),
         ({"precision": "float16"}, "precision='float16' looks at the gradients"),
-    ):
+    )
+    for option, reason in options:
         with pytest.raises(InputError, match=f"captured=True records one step.*{reason}.*Leave one of the two out"):
-            tg.models.Recipe(captured=True, **option)  # type: ignore[arg-type]
+            tg.models.Recipe(captured=True, **option)

@@ -59,11 +59,14 @@ class Recorded:
             sums, graph = None, None
         else:
             graph = torch.cuda.CUDAGraph()
-            # The outer contexts bring the caller's stream back where the recording fails.
-            with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.current_stream(self.device)):
-                # Other threads may go on using the GPU meanwhile.
-                with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-                    sums = self.step(place)
+            with (
+                torch.cuda.device(self.device),
+                # Brings the caller's stream back, which torch forgets where a recording fails.
+                torch.cuda.stream(torch.cuda.current_stream(self.device)),
+                # "thread_local": other threads may go on using the GPU meanwhile.
+                torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"),
+            ):
+                sums = self.step(place)
 
         def replay(rows: Tensor) -> Tensor:
             """The kernels as they were, on other samples."""
