@@ -70,6 +70,7 @@ def main() -> None:
     for name, value in (("width", 16), ("size", 16), ("probe", 200), ("steps", 3000), ("batch", 32)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--share", type=float, default=0.05)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of both trainings, at most")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS / "monitor.json")
     args = parser.parse_args()
@@ -77,6 +78,8 @@ def main() -> None:
     torch.backends.cudnn.deterministic = True  # else two trainings on a GPU differ by themselves
     x = torch.randn(2000, 3, args.size, args.size, device=args.device)
     y = torch.randint(10, (2000,), device=args.device)
+    for _ in range(3):  # what CUDA loads at first use is no monitor's cost
+        Training(args).step(x[: args.batch], y[: args.batch])
     plain, watched = Training(args), Training(args)
     draws = torch.Generator().manual_seed(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -93,6 +96,9 @@ def main() -> None:
             with watched.clock:
                 watched.step(*batch)
                 monitor.step(step)
+            if plain.clock() + watched.clock() > args.seconds:
+                args.steps = step
+                break
             if step % 200 == 0:
                 print(f"step {step}: {plain.clock():.1f} s, {watched.clock():.1f} s with a monitor", flush=True)
         with watched.clock:
