@@ -99,6 +99,14 @@ class Asking(nn.Module):
         return self.body(x) * (1.0 if float(x.detach().norm()) >= 0 else 2.0)
 
 
+@pytest.mark.filterwarnings("error::tangency.PerformanceWarning")
+def test_one_training_after_another() -> None:
+    """A graph that an earlier training left to Python must not be thrown away while the next is recorded."""
+    for _ in range(8):
+        trained(perceptron, captured=True)
+        trained(lenet, captured=True)
+
+
 def test_what_cannot_be_recorded() -> None:
     if not CUDA:
         pytest.skip("on a CPU everything can be repeated")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import tangency as tg
 from tangency.errors import InputError, PerformanceWarning
+from tangency.models import train
 from tangency.models.recorded import FIRST, Recorded
 
 CPU = torch.device("cpu")
@@ -98,6 +99,28 @@ def test_what_cannot_be_recorded_is_taken_one_by_one(monkeypatch: pytest.MonkeyP
     with pytest.warns(PerformanceWarning, match=r"cannot be recorded .*\(operation not permitted when stream is captu"):
         found = [int(take(torch.tensor([k]))) for k in range(6)]
     assert found == list(range(6))
+
+
+@pytest.mark.parametrize("lr", [0.02, 1e30])
+def test_nothing_recorded_outlives_the_training(lr: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Python may throw a graph away while another is recorded, which CUDA does not permit."""
+    made: list[Recorded] = []
+
+    class Watched(Recorded):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(train, "Recorded", Watched)
+    recorded = []
+    monkeypatch.setattr(Watched, "forget", lambda self: (recorded.append(len(self.replays)), Recorded.forget(self)))
+    x, y = data()
+    try:
+        tg.models.fit(network(), x, y, epochs=2, batch=10, lr=lr, captured=True)
+    except tg.DidNotConverge:
+        assert lr > 1
+    assert recorded == [1]
+    assert not made[0].replays
 
 
 def test_what_a_graph_would_repeat_is_refused() -> None:

@@ -1,5 +1,6 @@
 """A training step recorded as a CUDA graph and replayed, so that a small network does not wait for Python."""
 
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -53,11 +54,16 @@ class Recorded:
             )
         return self(rows)
 
+    def forget(self) -> None:
+        """Give back what was recorded, now and not when Python comes to it."""
+        self.replays.clear()
+
     def _recorded(self, place: Tensor) -> Step:
         """A replay of the step on the samples that `place` holds."""
         if self.stream is None:
             sums, graph = None, None
         else:
+            gc.collect()  # a graph that is thrown away while another is recorded spoils the recording
             graph = torch.cuda.CUDAGraph()
             with (
                 torch.cuda.device(self.device),

@@ -122,7 +122,7 @@ def fit(
                     rows.append(run.epoch(number, tick))
                     check_finite(run.training(rows, start))
         finally:
-            run.rule.zero_grad()
+            run.close()
             given.eval()
         return run.training(rows, start)
 
@@ -316,6 +316,12 @@ class _Run:
             for group in self.rule.param_groups:  # fused steps on CUDA read the rate in float32, there
                 kind = torch.float32 if self.device.type == "cuda" else torch.float64
                 group["lr"] = torch.tensor(group["lr"], dtype=kind, device=self.device)
+
+    def close(self) -> None:
+        """Give back gradients and recorded steps."""
+        self.rule.zero_grad()
+        if isinstance(self.take, Recorded):
+            self.take.forget()
 
     def epoch(self, number: int, tick: Callable[..., object]) -> list[float]:
         """Loss, accuracy and test accuracy: numbers stay on the device until its end, so that it never waits."""
