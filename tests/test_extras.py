@@ -83,7 +83,7 @@ refused(lambda: tg.explain(model, (x, y), (x, y), kernels=["CK"]).plot(), matplo
 from tangency.experiments import EXPERIMENTS
 from tangency.experiments.table import Options
 for experiment in EXPERIMENTS.values():
-    if experiment.name in ("spectra-table8", "spectra-transition", "anisotropy"):  # they draw their data
+    if experiment.name.startswith(("spectra-", "anisotropy", "conjugate-", "single-relu")):  # they draw their data
         continue
     refused(lambda: experiment.run(Options(quick=True, seeds=1, progress=False)), sklearn)
 assert main(["demo", "--out", folder]) == 2

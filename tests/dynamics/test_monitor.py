@@ -196,6 +196,46 @@ def test_probes_models_and_steps_that_cannot_be() -> None:
         monitor.step(4)
 
 
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (nn.MSELoss(reduction="none"), r"is a tensor \(16, 1\); needed: one number, such as their mean"),
+        (lambda out, y: [0.1], "is a list; needed: one number"),
+    ],
+)
+def test_losses_that_are_no_number(loss: Callable, words: str) -> None:
+    net, x = net_and_probe()
+    monitor = D.Monitor(tg.trace_ntk(net), x, y=torch.randn(16, dtype=DOUBLE), loss=loss)
+    with pytest.raises(tg.InputError, match=rf"loss\(outputs, y\) of the 16 samples of the probe {words}"):
+        monitor.step(0)
+    plain = D.Monitor(tg.trace_ntk(net), x, y=torch.randn(16, dtype=DOUBLE), loss=lambda out, y: 0.5)
+    plain(0)
+    assert plain.history()["loss"].tolist() == [0.5]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+def test_weight_norm_by_hooks_is_watched_as_its_parametrisation_is() -> None:
+    """The weight that the hook makes anew before each pass is neither old nor another tensor afterwards."""
+    found = []
+    for norm in (nn.utils.weight_norm, nn.utils.parametrizations.weight_norm):
+        torch.manual_seed(0)
+        first, x = norm(nn.Linear(3, 20)), torch.randn(16, 3)
+        net = nn.Sequential(first, nn.Tanh(), nn.Linear(20, 1)).double()
+        x, sgd = x.double(), torch.optim.SGD(net.parameters(), 0.1)
+        monitor = D.Monitor(tg.trace_ntk(net), x, y=x[:, 0], loss=F.mse_loss)
+        for step in range(6):
+            sgd.zero_grad()
+            out = net(x)
+            monitor(step)
+            # A penalty on the weight, between the record and the backward pass.
+            (F.mse_loss(out[:, 0], x[:, 0]) + 0.1 * first.weight.square().sum()).backward()
+            sgd.step()
+        history = monitor.history()
+        found.append(torch.stack([history[name] for name in ("change", "rotation", "loss")]))
+    torch.testing.assert_close(*found)
+    assert found[0][0, -1] > 0
+
+
 def test_checkpoints_wrappers_and_the_live_model_give_the_same() -> None:
     net, x = net_and_probe()
     states, live = [], D.Monitor(tg.trace_ntk(net), x, every=1)

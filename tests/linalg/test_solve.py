@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -1012,3 +1013,33 @@ def test_eigenpairs_of_products_alone() -> None:
         tg.linalg.top_of(lambda v: v, 60, 61)
     with pytest.raises(tg.DidNotConverge, match="asked for"):
         tg.linalg.top_of(lambda v: M.T @ (M @ v), 60, 4, max_steps=1, progress=False)
+
+
+def test_products_that_are_none_of_a_symmetric_matrix() -> None:
+    """What `top_of` is given is looked at in its first product, before any iteration."""
+    generator = torch.Generator().manual_seed(0)
+    M = torch.randn(30, 30, generator=generator, dtype=torch.float64)
+    for product, words in (
+        (lambda v: M @ v, r"the matrix is not symmetric: .* differ by .* take K = MᵀM"),
+        (lambda v: v * math.nan, "has NaN or infinite numbers in it"),
+        (lambda v: (M @ v)[:5], r"product\(v\) of v \(30, 16\) is torch.float64 \(5, 16\); needed: real numbers K @ v"),
+        (lambda v: v * 1j, "is torch.complex128"),
+        (lambda v: (M @ v).numpy(), "is ndarray"),
+        (M, "product is a Tensor; needed: a function of v"),
+    ):
+        with pytest.raises(tg.InputError, match=words):
+            tg.linalg.top_of(product, 30, 2, progress=False)  # type: ignore[arg-type]
+    for size, count, options, words in (
+        (30, 31, {}, "count=31; needed: a number of eigenpairs from 1 to 30"),
+        (30, True, {}, "count=True"),
+        (0, 1, {}, "size=0; needed: the number of rows"),
+        (3.0, 1, {}, "size=3.0"),
+        (30, 2, {"dtype": torch.float16}, "dtype=torch.float16; needed: torch.float32 or torch.float64"),
+        (30, 2, {"tol": -1.0}, "tol=-1.0; needed: a residual above 0"),
+        (30, 2, {"tol": math.nan}, "tol=nan"),
+    ):
+        with pytest.raises(tg.InputError, match=words):
+            tg.linalg.top_of(lambda v: v, size, count, **{"progress": False, **options})
+    single = (M + M.T).float()  # products in float32 for pairs in float64: their rounding is no asymmetry
+    found = tg.linalg.top_of(lambda v: single @ v.float(), 30, 2, tol=1e-5, progress=False)
+    torch.testing.assert_close(found.values, torch.linalg.eigvalsh(single.double()).flip(0)[:2], rtol=1e-5, atol=0)

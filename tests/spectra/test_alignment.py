@@ -237,6 +237,21 @@ def test_theorem_1_of_a_bilinear_form_is_exact() -> None:
         S.linear_alignment(tg.trace_ntk(net), u[:2], x=torch.zeros(1, 3, dtype=F64))
 
 
+@pytest.mark.parametrize(("bend", "word"), [(nn.ReLU(), "ReLU"), (nn.MaxPool1d(2), "max pooling")])
+def test_theorem_1_of_networks_with_kinks(bend: nn.Module, word: str) -> None:
+    """Refused; the definition that is named instead agrees with a Gram."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 12), bend, nn.LazyLinear(1)).double()
+    net(torch.zeros(1, 4, dtype=F64))
+    u, x = torch.tensor([0.6, 0.0, 0.8, 0.0], dtype=F64), torch.randn(200, 4, dtype=F64)
+    with pytest.raises(tg.ModelError, match=rf"the network has {word}: .*jacobian_alignment\(kernel, x, x.flatten"):
+        S.linear_alignment(tg.trace_ntk(net), u, samples=5)
+    with pytest.raises(tg.ModelError, match=word):
+        S.linear_alignment(tg.full_ntk(net), u, x=torch.zeros(1, 4, dtype=F64))
+    k, f = tg.trace_ntk(net), x.flatten(1) @ u.flatten()
+    assert S.jacobian_alignment(k, x, f) == pytest.approx(float(f @ tg.compute(k, x, progress=False) @ f) / 200**2)
+
+
 def test_targets_of_other_shapes_are_refused() -> None:
     net, x = tg.models.mlp([3, 4, 2]).double(), torch.randn(6, 3, dtype=F64)
     with pytest.raises(tg.InputError, match=r"f has shape \(6,\) for 6 samples; needed: \[6, 2\]"):

@@ -106,23 +106,57 @@ def test_huge_and_tiny_grams(scale: float) -> None:
     assert other.error == pytest.approx(one.error * scale, rel=0.05)
 
 
-def test_bases_stay_orthogonal() -> None:
+@pytest.mark.parametrize("probes", [1, 7])
+def test_bases_stay_orthogonal(probes: int) -> None:
     k = rotated(0.5 ** torch.arange(100.0))  # loses orthogonality within 20 steps if left alone
-    (run,) = lanczos(tg.linalg.matrix.square(k), torch.randn(100, 1, dtype=F64), 60)
-    size = len(run.nodes)
-    torch.testing.assert_close(run.basis @ run.basis.T, torch.eye(size, dtype=F64), atol=1e-10, rtol=0)
-    t = torch.diag(run.diagonal) + torch.diag(run.beside, 1) + torch.diag(run.beside, -1)
-    torch.testing.assert_close(run.basis @ k @ run.basis.T, t, atol=1e-10, rtol=0)
-    torch.testing.assert_close(run.weights.sum(), torch.ones((), dtype=F64))
+    starts = torch.randn(100, probes, dtype=F64)
+    found = lanczos(tg.linalg.matrix.square(k), starts, 60)
+    m = sum(found.widths)
+    torch.testing.assert_close(found.basis @ found.basis.T, torch.eye(m, dtype=F64), atol=1e-10, rtol=0)
+    torch.testing.assert_close(found.basis @ k @ found.basis.T, found.matrix, atol=1e-10, rtol=0)
+    unit = starts / starts.norm(dim=0)
+    torch.testing.assert_close(found.basis[:probes].T @ found.within, unit)
+    torch.testing.assert_close(found.weights.sum(1), torch.ones(probes, dtype=F64))
+
+
+def test_a_block_knows_the_moments_of_each_start() -> None:
+    """zᵀ Kʲ z for each start z, exact up to twice the steps."""
+    torch.manual_seed(0)
+    k, starts = rotated(torch.rand(50) + 0.1), torch.randn(50, 3, dtype=F64)
+    found, unit = lanczos(tg.linalg.matrix.square(k), starts, 4), starts / starts.norm(dim=0)
+    for j in range(8):
+        exact = (unit * (torch.linalg.matrix_power(k, j) @ unit)).sum(0)
+        torch.testing.assert_close(found.weights @ found.nodes**j, exact)
+    less = found.shorter(2)
+    torch.testing.assert_close(less.weights @ less.nodes**3, found.weights @ found.nodes**3)
+    assert torch.all(less.residuals > 0)
+
+
+def test_directions_that_are_exhausted_are_left_out() -> None:
+    torch.manual_seed(0)
+    k = rotated(torch.cat([torch.arange(1.0, 7.0), torch.zeros(44)]))
+    found = lanczos(tg.linalg.matrix.square(k), torch.randn(50, 4, dtype=F64), 20)
+    assert found.widths == (4, 4, 2)
+    assert float(found.residuals.max()) == 0
+    density = S.density(k, probes=4, progress=False)
+    assert density.exact == 6  # nobody knows how often zero is there
+    assert density.error < 1e-10
+    torch.testing.assert_close(density.eigenvalues(), torch.linalg.eigvalsh(k).flip(0), atol=1e-10, rtol=0)
+
+
+def test_a_value_that_fills_all_probes_stays_drawn() -> None:
+    k = rotated(torch.cat([torch.full((5,), 9.0), torch.linspace(0, 1, 200)]))
+    assert S.density(k, probes=5, progress=False).exact == 0
+    assert S.density(k, probes=6, progress=False).exact >= 5
 
 
 def test_stored_grams_and_the_same_seed_give_the_same(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, x = tg.models.mlp([5, 16, 2]), torch.randn(60, 5)
     stored = tg.compute(tg.full_ntk(net), x, store=tmp_path / "gram", tile=17, progress=False)
-    a, b = (S.density(k, steps=20, seed=3, progress=False) for k in (stored, stored.dense()))
+    a, b = (S.density(k, steps=20, probes=4, seed=3, progress=False) for k in (stored, stored.dense()))
     torch.testing.assert_close(a.eigenvalues(), b.eigenvalues(), rtol=1e-3, atol=1e-4)
-    again = S.density(stored, steps=20, seed=3, progress=False)
+    again = S.density(stored, steps=20, probes=4, seed=3, progress=False)
     assert torch.equal(a.nodes, again.nodes)
     assert "exact" in a.table()
     assert len(a.plot().axes) == 2

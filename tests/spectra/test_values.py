@@ -158,6 +158,27 @@ def test_weights_of_tied_parametrised_frozen_and_other_checkpoints() -> None:
     torch.testing.assert_close(S.weights(half)["weight"].values, values_of(half.weight.detach().double()))
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+def test_weights_that_old_hooks_make() -> None:
+    """Weight norm, spectral norm and pruning before parametrisations: the weight, not what it is made of."""
+    for made in (
+        nn.utils.weight_norm(nn.Linear(7, 5)),
+        nn.utils.spectral_norm(nn.Linear(7, 5)),
+        nn.utils.prune.random_unstructured(nn.Linear(7, 5), "weight", 0.3),
+    ):
+        net = nn.Sequential(made, nn.Tanh(), nn.Linear(5, 2)).train()
+        net(torch.randn(3, 7))
+        buffers = {k: v.clone() for k, v in net.named_buffers()}
+        found = S.weights(net)
+        assert sorted(found) == ["0.weight", "2.weight"]
+        assert all(torch.equal(v, buffers[k]) for k, v in net.named_buffers())
+        net.eval()(torch.randn(3, 7))
+        torch.testing.assert_close(found["0.weight"].values, values_of(net[0].weight.detach().double()))
+    moved = {k: 2 * v if k == "0.weight_orig" else v for k, v in net.state_dict().items()}
+    torch.testing.assert_close(S.weights(net, params=moved)["0.weight"].values, 4 * found["0.weight"].values)
+    assert list(S.weights(net, names="0")) == ["0.weight"]
+
+
 def test_weights_refuse_what_is_no_matrix() -> None:
     with pytest.raises(tg.InputError, match="needed: a torch.nn.Module"):
         S.weights(torch.eye(3))  # type: ignore[arg-type]

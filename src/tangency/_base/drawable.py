@@ -1,6 +1,6 @@
-"""What the pictures of `tangency.plots` take: results are described here by what is drawn of them.
+"""What pictures take, those of `tangency.plots` and of rooms: results are described here by what is drawn of them.
 
-So `plots` imports no room, and the `plot()` of any result may import `plots`.
+So `plots` imports no room, and the `plot()` of any result may import the file that draws it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -363,3 +363,83 @@ class DrawnAudit(Protocol):
     @property
     def real(self) -> bool:
         """Whether targets are real numbers."""
+
+
+class DrawnStart(Protocol):
+    """The network before training, as `tg.studies.alignments` returns it."""
+
+    @property
+    def largest(self) -> Mapping[str, float]:
+        """λ₁ of the weights and of both kernels."""
+
+
+class DrawnTransition(Protocol):
+    """What SGD leaves at each learning rate, as `tg.studies.transition` returns it."""
+
+    @property
+    def lrs(self) -> Sequence[float]:
+        """The learning rates, rising."""
+
+    @property
+    def weights(self) -> Tensor:
+        """λ₁ of W Wᵀ/d."""
+
+    @property
+    def ck(self) -> Tensor:
+        """λ₁ of the CK."""
+
+    @property
+    def feature(self) -> Tensor:
+        """|βᵀu₁|."""
+
+    @property
+    def labels_ck(self) -> Tensor:
+        """|yᵀv₁|/‖y‖ of the CK."""
+
+    @property
+    def labels_ntk(self) -> Tensor:
+        """|yᵀv₁|/‖y‖ of the NTK."""
+
+    @property
+    def error(self) -> Tensor:
+        """Mean squares on the test samples."""
+
+    @property
+    def edge(self) -> float:
+        """Above it, λ₁ of W Wᵀ/d is an outlier."""
+
+    @property
+    def initial(self) -> DrawnStart:
+        """Before training."""
+
+    @property
+    def threshold(self) -> float:
+        """The learning rate from which on there are outliers."""
+
+
+class DrawnRun(Protocol):
+    """A training that was followed, as `tg.studies.learn` returns it."""
+
+    @property
+    def seen(self) -> Sequence[Mapping[str, float]]:
+        """What was looked at, with the epoch."""
+
+
+class DrawnGrids(Protocol):
+    """κ and the mean predictor over depth and variance, as `tg.studies.trainability` returns them."""
+
+    @property
+    def w_vars(self) -> Sequence[float]:
+        """σ_w² of the columns."""
+
+    @property
+    def depths(self) -> Sequence[int]:
+        """Depths of the rows."""
+
+    @property
+    def kappa(self) -> Tensor:
+        """κ(Θ), [depths, w_vars]."""
+
+    @property
+    def predictor(self) -> Tensor:
+        """The mean predictor's size, [depths, w_vars]."""

@@ -129,7 +129,14 @@ class Probe:
             y = y.to(out.dtype) if y.is_floating_point() else y
             # One output and plain targets are one column each.
             y = y[:, None] if y.dim() == 1 and y.is_floating_point() and out.shape[1] == 1 else y
-            return float(self.loss(out, y))
+            found = self.loss(out, y)
+            if not isinstance(found, (Tensor, float, int)) or (isinstance(found, Tensor) and found.numel() != 1):
+                given = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+                raise InputError(
+                    f"loss(outputs, y) of the {len(out)} samples of the probe is {given}; needed: one number, such as "
+                    "their mean (reduction='mean')."
+                )
+            return float(found)
 
     def _outputs(self) -> int:
         """Of a sample, to the kernel."""

@@ -53,7 +53,7 @@ class Hidden(Features):
     def _blocks(self, x: Inputs) -> dict[str, GradientBlock]:
         n, state = tree.size(x), self.network.state()
         with torch.set_grad_enabled(tree.needs_grad(x)), self.network.modes(differentiable=tree.needs_grad(x)):
-            values = self._last(state, x) if self.layers is None else self._named(state, x, self.layers)
+            values = self._last(state, x) if self.layers is None else layer_values(self.network, state, x, self.layers)
         features: dict[str, GradientBlock] = {}
         for name, z in values.items():
             if z.dim() == 0 or z.shape[0] != n:
@@ -79,29 +79,30 @@ class Hidden(Features):
             "no linear or convolutional layer was found, so there is no last hidden layer to take. Name one: layer='…'."
         )
 
-    def _named(self, state: Params, x: Inputs, layers: tuple[str, ...]) -> dict[str, Tensor]:
-        """What comes out of the named modules."""
-        values: dict[str, Tensor] = {}
 
-        def keep(name: str) -> Callable[[nn.Module, object, object], None]:
-            """A hook that keeps what the module of this name puts out."""
+def layer_values(network: Network, state: Params, x: Inputs, layers: Sequence[str]) -> dict[str, Tensor]:
+    """What comes out of the named modules, of each its last call."""
+    values: dict[str, Tensor] = {}
 
-            def hook(module: nn.Module, args: object, out: object) -> None:
-                """Keep the first tensor."""
-                values[name] = _first_tensor(out, name)
+    def keep(name: str) -> Callable[[nn.Module, object, object], None]:
+        """A hook that keeps what the module of this name puts out."""
 
-            return hook
+        def hook(module: nn.Module, args: object, out: object) -> None:
+            """Keep the first tensor."""
+            values[name] = _first_tensor(out, name)
 
-        handles = [self.network.model.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
-        try:
-            self.network(state, x)
-        finally:
-            for handle in handles:
-                handle.remove()
-        silent = [name for name in layers if name not in values]
-        if silent:
-            raise InputError(f"layer(s) {checks.some(silent)} were not called by the model. Choose others.")
-        return {name: values[name] for name in layers}
+        return hook
+
+    handles = [network.model.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
+    try:
+        network(state, x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    silent = [name for name in layers if name not in values]
+    if silent:
+        raise InputError(f"layer(s) {checks.some(silent)} were not called by the model. Choose others.")
+    return {name: values[name] for name in layers}
 
 
 def _first_tensor(out: object, name: str) -> Tensor:
@@ -122,7 +123,8 @@ def layer_names(model: nn.Module, layers: str | Sequence[str]) -> tuple[str, ...
     for name in names:
         if name not in known:
             raise InputError(
-                f"the model has no layer {name!r}.{checks.suggest(str(name), known)} It has {checks.some(known)}."
+                f"the model has no layer {name!r}.{checks.suggest(str(name), known)} It has "
+                f"{checks.some(known, most=24)}."
             )
     if not names:
         raise InputError("no layer was named; needed: at least one of the model's modules.")

@@ -18,6 +18,10 @@ from .._base.types import Device, Float
 from ..errors import DidNotConverge, InputError, MemoryBudgetError, NotPositiveDefinite
 from .matrix import Matrix, flat_rows, flattened, square
 
+# By how much aᵀ K b and bᵀ K a may differ, of the largest such number (heuristic: far above the rounding of float32,
+# TensorFloat-32 too).
+ASYMMETRY = 1e-2
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spectrum(Result):
@@ -171,8 +175,43 @@ def top_of(
     >>> torch.allclose(pairs.values.sqrt(), torch.linalg.svdvals(M)[:2])
     True
     """
+    if not callable(product):
+        raise InputError(
+            f"product is a {type(product).__name__}; needed: a function of v [size, b] that returns K @ v. Of a matrix "
+            "in memory: tg.linalg.top(K, count)."
+        )
+    checks.positive(size, "size", "the number of rows of the matrix")
+    if dtype not in (torch.float32, torch.float64):
+        raise InputError(f"dtype={dtype!r}; needed: torch.float32 or torch.float64.")
     asked = _Search(count, tol, block, max_steps, dtype, torch.device(device or "cpu"), seed, progress)
-    return asked.run(product, torch.Size((size, size)), torch.finfo(dtype).eps)
+    return asked.run(_Checked(product), torch.Size((size, size)), torch.finfo(dtype).eps)
+
+
+class _Checked:
+    """A user's product: numbers of the shape that they were asked in, and those of a symmetric matrix."""
+
+    def __init__(self, product: Callable[[Tensor], Tensor]) -> None:
+        self.product, self.first = product, True
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """K v."""
+        image = self.product(v)
+        if not isinstance(image, Tensor) or image.shape != v.shape or image.is_complex():
+            given = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
+            raise InputError(f"product(v) of v {tuple(v.shape)} is {given}; needed: real numbers K @ v of v's shape.")
+        if not bool(image.isfinite().all()):
+            raise InputError("product(v) has NaN or infinite numbers in it; needed: finite ones. Check the matrix.")
+        image = image.detach().to(v)
+        if self.first:
+            self.first = False
+            between = v.T @ image
+            off, largest = float((between - between.T).abs().max()), float(between.abs().max())
+            if off > ASYMMETRY * largest:
+                raise InputError(
+                    f"the matrix is not symmetric: aᵀ K b and bᵀ K a differ by {off / largest:.2g} of the largest such "
+                    "number. Of a matrix M with other rows than columns take K = MᵀM: lambda v: M.T @ (M @ v)."
+                )
+        return image
 
 
 @dataclass(frozen=True)
@@ -191,9 +230,11 @@ class _Search:
     def run(self, product: Callable[[Tensor], Tensor], shape: torch.Size, eps: float) -> Spectrum:
         """The eigenpairs of the matrix with these products, of a Gram of this shape and precision."""
         n, count, kind, where, max_steps = flat_rows(shape), self.count, self.kind, self.where, self.max_steps
-        if not isinstance(count, int) or not 1 <= count <= n:
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= n:
             raise InputError(f"count={count!r}; needed: a number of eigenpairs from 1 to {n}, the size of the matrix.")
         tol = (1e-8 if kind == torch.float64 else 1e-5) if self.tol is None else self.tol
+        if not tol > 0:
+            raise InputError(f"tol={tol}; needed: a residual above 0, as a part of the largest eigenvalue.")
         if max_steps < 1 or (self.block is not None and self.block < 1):
             raise InputError(f"max_steps={max_steps}, block={self.block}; needed: at least 1.")
         b = min(n, self.block or min(max(count, 16), 512))

@@ -88,112 +88,51 @@ function tile(at, n, unit) {
 
 // Rows of a table are compared with the sample's own, column by column.
 function rowsTable(at, found, unit) {
-  const own = cells("test", at);
-  const line = (n) =>
-    el(
-      "tr",
-      { class: `${n.truth !== TRUTH[at] ? "strange" : ""} ${n.poisoned ? "poisoned" : ""}` },
-      el(
-        "th",
-        { scope: "row" },
-        el(
-          "button",
-          {
-            type: "button",
-            class: "tile plain",
-            "data-index": n.index,
-            "data-value": n.value,
-            "data-cosine": hasCosine(n) ? n.cosine : null,
-            "data-class": n.truth,
-            onclick: () => openTraining(n.place),
-          },
-          el("span", { class: "caption" }, caption(at, n, unit))
-        )
-      ),
-      Array.from(cells("train", n.place), (v) => el("td", {}, num(v, 3)))
-    );
-  return el(
-    "div",
-    { class: "wide", tabindex: 0, role: "region", "aria-label": "Training samples" },
-    el(
-      "table",
-      { class: "cells across" },
-      el(
-        "thead",
-        {},
-        el(
-          "tr",
-          {},
-          el("th", { scope: "col" }, "training sample"),
-          LOOK.columns.map((c) => el("th", { scope: "col", title: c }, c))
-        )
-      ),
-      el(
-        "tbody",
-        {},
-        el(
-          "tr",
-          { class: "own" },
-          el("th", { scope: "row" }, "this sample"),
-          Array.from(own, (v) => el("td", {}, num(v, 3)))
-        ),
-        found.map(line)
-      )
-    )
-  );
+  const line = (n) => ({
+    kind: `${n.truth !== TRUTH[at] ? "strange" : ""} ${n.poisoned ? "poisoned" : ""}`,
+    head: el(
+      "button",
+      {
+        type: "button",
+        class: "tile plain",
+        "data-index": n.index,
+        "data-value": n.value,
+        "data-cosine": hasCosine(n) ? n.cosine : null,
+        "data-class": n.truth,
+        onclick: () => openTraining(n.place),
+      },
+      el("span", { class: "caption" }, caption(at, n, unit))
+    ),
+    values: cells("train", n.place),
+  });
+  return comparedRows("Training samples", { words: "this sample", values: cells("test", at) }, found.map(line));
 }
 
 // A training sample by itself, and the decisions in which it has a part.
 function openTraining(place) {
   const n = training(place);
   const inside = mentions(place, state.view);
-  const link = (at) =>
+  const link = (at, leave) =>
     el(
       "button",
-      {
-        type: "button",
-        class: "link",
-        onclick: () => {
-          dialog.close();
-          explore({ at });
-        },
-      },
+      { type: "button", class: "link", onclick: leave(() => explore({ at })) },
       `#${SHOWN[at]} ${name(TRUTH[at])}`
     );
-  const part = (kind, words) =>
+  const part = (kind, words, leave) =>
     inside[kind].length > 0 &&
     el(
       "p",
       {},
       `${words} for ${plural(inside[kind].length, "explained sample")}: `,
-      inside[kind].slice(0, 12).map((at, k) => [k ? ", " : "", link(at)]),
+      inside[kind].slice(0, 12).map((at, k) => [k ? ", " : "", link(at, leave)]),
       inside[kind].length > 12 && " …"
     );
-  const dialog = el(
-    "dialog",
-    {
-      class: "training",
-      "aria-label": `Training sample ${n.index}`,
-      onclose: () => dialog.remove(),
-      onclick: (event) => event.target === dialog && dialog.close(),
-    },
-    el(
-      "div",
-      { class: "inside" },
-      el(
-        "div",
-        { class: "row" },
-        el("h3", {}, `Training sample #${n.index}`),
-        el("button", { type: "button", class: "icon", "aria-label": "Close", onclick: () => dialog.close() }, "✕")
-      ),
-      el("p", {}, "Class ", el("strong", {}, name(n.truth)), " ", n.poisoned && tag("poison", "poisoned")),
-      look("train", place, n.index, true),
-      el("p", { class: "caption" }, `With ${VIEWS[state.view].name}, for what the network said:`),
-      part("similar", "Among the most similar"),
-      part("helpful", "Among the most helpful"),
-      part("harmful", "Among the most harmful")
-    )
-  );
-  document.body.append(dialog);
-  dialog.showModal();
+  openWindow(`Training sample #${n.index}`, `Training sample ${n.index}`, (leave) => [
+    el("p", {}, "Class ", el("strong", {}, name(n.truth)), " ", n.poisoned && tag("poison", "poisoned")),
+    look("train", place, n.index, true),
+    el("p", { class: "caption" }, `With ${VIEWS[state.view].name}, for what the network said:`),
+    part("similar", "Among the most similar", leave),
+    part("helpful", "Among the most helpful", leave),
+    part("harmful", "Among the most harmful", leave),
+  ]);
 }

@@ -1,9 +1,9 @@
 """The page around its parts: text, style and code from the files beside this one, put together into one."""
 
 import html
-import json
 from importlib import resources
 
+from .._base.page import filled, script_json
 from .._base.types import Json
 from . import pack
 
@@ -40,25 +40,17 @@ def assembled(title: str, skip: tuple[str, str], data: str, *, decisions: bool, 
         "data": data,
         "script": "\n".join([scripts[0], *inner, scripts[-1]]),
     }
-    # No part can hold a mark itself: the title is escaped, and JSON has no "<" left.
-    page = _asset("page.html")
-    for name, value in parts.items():
-        before, _, after = page.partition(f"<!--{name}-->")
-        page = before + value + after
-    return page
+    return filled(_asset("page.html"), parts)
 
 
 def json_text(value: Json) -> str:
     """For a script element of the page; every text in it can be shown."""
-    # Inside a script element only "<" could end it; JSON has it in strings alone, where it may be written as \u003c.
-    return json.dumps(pack.visible(value), ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
-        "<", "\\u003c"
-    )
+    return script_json(pack.visible(value))
 
 
 def exact_json(value: Json) -> str:
     """Likewise, with every text as it is, for files that the page writes."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return script_json(value, ascii_only=True)
 
 
 def _asset(name: str) -> str:

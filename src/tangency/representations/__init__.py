@@ -1,3 +1,5 @@
-"""What the layers of a network hold: probes of each, the last one at its optimum, and shifts of the data they see."""
+"""What the layers of a network hold: outputs, probes, collapse, the last layer at its optimum, shifts of the data."""
 
-__all__: list[str] = []
+from .layers import Layers, layer_outputs
+
+__all__ = ["Layers", "layer_outputs"]

@@ -1,4 +1,4 @@
-"""Lanczos recurrences from several starts at once, kept orthogonal, by products with a matrix alone."""
+"""Block Lanczos: a Krylov space of several starts together, kept orthogonal, by products with a matrix alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,90 +32,98 @@ class Operator(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Recurrence:
-    """What one start saw: T tridiagonal with K Q ≈ Q T, Q's first column the start."""
+class Krylov:
+    """What the starts saw: a banded T with K Q ≈ Q T, Q's first columns the starts'.
+
+    A start z = Q[:, :q] a sees the measure Σ_i (aᵀ s_i)² δ(λ − λ_i), s_i the first q entries of T's i-th eigenvector: a
+    Gauss quadrature that knows, beside its own products, those of the others.
+    """
 
     nodes: Float[Tensor, " m"]  # eigenvalues of T, largest first
-    weights: Float[Tensor, " m"]  # squared first entries of its eigenvectors: a quadrature of the start's measure
+    weights: Float[Tensor, "q m"]  # of each start, of sum 1
     residuals: Float[Tensor, " m"]  # ‖K v − λ v‖ of the Ritz pairs
-    diagonal: Float[Tensor, " m"]
-    beside: Float[Tensor, " s"]  # the m − 1 entries beside the diagonal
-    basis: Float[Tensor, "m n"]
-    vectors: Float[Tensor, "m m"]  # eigenvectors of T
+    matrix: Float[Tensor, "m m"]  # T
+    basis: Float[Tensor, "m n"]  # Qᵀ
+    widths: tuple[int, ...]  # columns of Q that each step brought
+    within: Float[Tensor, "p q"]  # the starts in the first columns of Q
 
-    def ritz(self, j: int) -> Float[Tensor, " n"]:
-        """The j-th Ritz vector."""
-        return self.vectors[:, j] @ self.basis
-
-    def shorter(self, steps: int) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
-        """Nodes and weights that fewer steps would have given."""
-        return quadrature(self.diagonal[:steps], self.beside[: max(0, steps - 1)])[:2]
+    def shorter(self, steps: int) -> "Krylov":
+        """What fewer steps would have given."""
+        m = sum(self.widths[:steps])
+        inner, beyond = self.matrix[:m, :m], self.matrix[m : m + sum(self.widths[steps : steps + 1]), :m]
+        return solved(inner, beyond, self.basis[:m], self.widths[:steps], self.within)
 
 
-def quadrature(
-    diagonal: Float[Tensor, " m"], beside: Float[Tensor, " s"]
-) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"], Float[Tensor, "m m"]]:
-    """Gauss nodes, weights and eigenvectors of a tridiagonal matrix, largest first (Golub & Welsch 1969)."""
-    t = torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1)
-    nodes, vectors = torch.linalg.eigh(t)
-    return nodes.flip(0), vectors[0].square().flip(0), vectors.flip(1)
+def solved(
+    matrix: Float[Tensor, "m m"],
+    beyond: Float[Tensor, "r m"],
+    basis: Float[Tensor, "m n"],
+    widths: tuple[int, ...],
+    within: Float[Tensor, "p q"],
+) -> Krylov:
+    """Nodes and weights from T (Golub & Underwood 1977), and residuals from what the last step led to."""
+    nodes, vectors = torch.linalg.eigh(matrix)
+    nodes, vectors = nodes.flip(0), vectors.flip(1)
+    weights = (within.T @ vectors[: len(within)]).square()
+    return Krylov(nodes, weights, (beyond @ vectors).norm(dim=0), matrix, basis, widths, within)
 
 
-def lanczos(
-    K: Operator, starts: Float[Tensor, "n q"], steps: int, tick: Callable[[], None] | None = None
-) -> list[Recurrence]:
-    """K Q ≈ Q T from each column, `steps` products with all columns together; bases stay orthogonal to rounding.
+def lanczos(K: Operator, starts: Float[Tensor, "n q"], steps: int, tick: Callable[[], None] | None = None) -> Krylov:
+    """K Q ≈ Q T from all columns together, one product a step; Q stays orthogonal to rounding.
 
-    A column whose Krylov space is exhausted is done earlier. The product is in K's own type, all else in float64.
-    Cost: `steps` products with q columns; n·q·steps numbers in float64; 4·n·q·steps² operations to stay orthogonal
+    Directions in which the Krylov space is exhausted are left out. The product is in K's own type, all else in float64.
+    Cost: `steps` products with q columns; n·q·steps numbers in float64; 4·n·q²·steps² operations to stay orthogonal
     (twice is enough: Giraud et al. 2005).
     """
-    n, q = starts.shape
-    v = starts / starts.norm(dim=0)
-    basis = v.new_zeros(q, steps, n)
-    alpha, beta = v.new_zeros(steps, q), v.new_zeros(steps, q)
-    lengths, scale = torch.full((q,), steps), 0.0
+    n = len(starts)
+    block, within = torch.linalg.qr(starts / starts.norm(dim=0))
+    first = block.shape[1]
+    room = min(n, first * steps)
+    basis, matrix = starts.new_zeros(room, n), starts.new_zeros(room + first, room, device="cpu")
+    basis[:first], widths, used, scale, size = block.T, [first], 0, 0.0, 0.0
     # Products are as exact as K's type: what they leave of a space that is exhausted is that, not zero.
     eps = torch.finfo(K.dtype).eps * n**0.5
-    for k in range(steps):
-        basis[:, k] = v.T
-        w = _product(K, v.to(K.dtype)).to(v)
+    while True:
+        here, known = basis[used : used + widths[-1]], basis[: used + widths[-1]]
+        w = _product(K, here.to(K.dtype)).to(basis)
         # In units of the first product: of 1e200 there is no square.
         scale = scale or float(w.abs().max()) or 1.0
-        w = w / scale
-        alpha[k] = (w * v).sum(0)
-        # Start by start: products with a vector are 15 times faster than a batched one of the same size (CPU).
-        w = torch.stack([_orthogonal(column, known[: k + 1]) for column, known in zip(w.T, basis, strict=True)], 1)
-        beta[k] = w.norm(dim=0)
-        size = torch.maximum(alpha[: k + 1].abs().amax(0), beta[: k + 1].amax(0))
-        done = (beta[k] <= eps * size) & (lengths == steps)
-        lengths[done.cpu()] = k + 1
-        if bool((lengths <= k + 1).all()):
-            break
-        # What is done goes on as zeros: no number of it is used.
-        going = (lengths > k + 1).to(v.device)
-        v = torch.where(going, w / beta[k].clamp_min(torch.finfo(v.dtype).tiny), torch.zeros_like(v))
+        w /= scale
+        inner = (here @ w.T).cpu()
+        end = used + widths[-1]
+        matrix[used:end, used:end] = (inner + inner.T) / 2
+        size = max(size, float(inner.abs().max()))
+        block, beside = _orthonormal(w - (w @ known.T) @ known, known, eps, size)
+        size = max(size, float(beside.abs().max()) if len(beside) else 0.0)
         if tick is not None:
             tick()
-    alpha, beta = alpha * scale, beta * scale
-    return [_recurrence(alpha[:m, j], beta[:m, j], basis[j, :m]) for j, m in enumerate(lengths.tolist())]
+        matrix[end : end + len(beside), used:end] = beside
+        if not len(beside) or len(widths) == steps or end == n:
+            break
+        block, beside = block[: n - end], beside[: n - end]
+        matrix[used:end, end : end + len(beside)] = beside.T
+        basis[end : end + len(block)] = block
+        used, widths = end, [*widths, len(block)]
+    beyond = matrix[end : end + first, :end] if end < n else matrix[:0, :end]
+    return solved(matrix[:end, :end] * scale, beyond * scale, basis[:end], tuple(widths), within.cpu())
 
 
-def _product(K: Operator, v: Float[Tensor, "n q"]) -> Float[Tensor, "n q"]:
-    """K v; of a matrix in memory as (vᵀ K)ᵀ, which BLAS does three to six times faster for few columns."""
+def _product(K: Operator, v: Float[Tensor, "q n"]) -> Float[Tensor, "q n"]:
+    """(K vᵀ)ᵀ; of a matrix in memory as v K, which BLAS does three to six times faster for few columns."""
     if isinstance(K, DenseGram):
-        return (v.T.contiguous() @ K.value.reshape(len(v), -1)).T
-    return K @ v
+        return v @ K.value.reshape(v.shape[1], -1)
+    return (K @ v.T).T
 
 
-def _orthogonal(w: Float[Tensor, " n"], known: Float[Tensor, "k n"]) -> Float[Tensor, " n"]:
-    for _ in range(2):
-        w = w - known.T @ (known @ w)
-    return w
-
-
-def _recurrence(alpha: Tensor, beta: Tensor, basis: Tensor) -> Recurrence:
-    nodes, weights, vectors = quadrature(alpha.cpu(), beta[:-1].cpu())
-    residuals = float(beta[-1]) * vectors[-1].abs()
-    # The basis stays where the products were made.
-    return Recurrence(nodes, weights, residuals, alpha.cpu(), beta[:-1].cpu(), basis, vectors.to(basis.device))
+def _orthonormal(
+    w: Float[Tensor, "q n"], known: Float[Tensor, "m n"], eps: float, size: float
+) -> tuple[Float[Tensor, "r n"], Float[Tensor, "r q"]]:
+    """(Q, B) with wᵀ ≈ Qᵀ B, Q orthonormal and orthogonal to `known`; directions below eps·size are none."""
+    q, upper = torch.linalg.qr(w.T)
+    turn, values, right = torch.linalg.svd(upper)
+    real = values > eps * max(size, float(values[0]))
+    rows = (q @ turn[:, real]).T
+    # What was small is, of unit length now, no longer orthogonal: the second pass.
+    rows = rows - (rows @ known.T) @ known
+    q, again = torch.linalg.qr(rows.T)
+    return q.T, (again @ (values[real, None] * right[real])).cpu()

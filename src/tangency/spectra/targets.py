@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .._base import checks, tree
 from .._base.types import Array, Float, Inputs, Numbers
-from ..engine.fallback import Plainly
 from ..errors import InputError, ModelError
 from ..kernels.empirical import Empirical
 from .implicit import JacobianGram, Point, jacobian_gram
+from .mixed_derivative import MixedDerivative
 
 
 def jacobian_alignment(kernel: Empirical, x: Inputs, f: Numbers, *, batch: int = 256) -> float:
@@ -74,12 +74,12 @@ def linear_alignment(
 
     `u`: of an input's shape (and of norm 1, to be a direction). `x`: inputs to average over, for instance zeros [1, …],
     in place of `samples` drawn ones; no data are needed, and Stein's lemma takes the noise of f's values away. It needs
-    derivatives that exist: of ReLU networks the second ones are lost at the kinks and the result is wrong (use GELU).
+    derivatives that exist: networks with kinks (ReLU, max pooling) are refused.
     Cost: two backward passes over all samples for each output. Ortiz-Jiménez et al. 2021, Theorem 1, (7).
 
     >>> import tangency as tg
     >>> net = torch.nn.Linear(3, 1).double()
-    >>> tg.spectra.linear_alignment(tg.trace_ntk(net), torch.tensor([1.0, 0.0, 0.0]))  # ∂²f/∂x∂w = 1
+    >>> tg.spectra.linear_alignment(tg.trace_ntk(net), torch.tensor([1.0, 0.0, 0.0]), samples=64)  # ∂²f/∂x∂w = 1
     tensor([1.], dtype=torch.float64)
     """
     direction = tree.numbers(u, "u")
@@ -94,33 +94,17 @@ def linear_alignment(
     if not isinstance(gram.x, Tensor) or gram.x.shape[1:] != direction.shape:
         shape = tuple(gram.x.shape[1:]) if isinstance(gram.x, Tensor) else "no tensor"
         raise InputError(f"an input has shape {shape} and u {tuple(direction.shape)}; needed: a u of an input's shape.")
-    total = [_mixed(gram, output, direction.to(gram.x)) for output in range(gram.outputs)]
-    return torch.tensor([_squared(t) / gram.n**2 for t in total], dtype=torch.float64)
-
-
-def _mixed(gram: JacobianGram, output: int, u: Tensor) -> Point:
-    """Σ_x ∂/∂θ (uᵀ ∂f_c(x)/∂x), by parameter."""
-    network, total = gram.network, dict[str, Tensor]()
-    with torch.inference_mode(False):  # also where the caller wants no gradients at all
-        state = network.state()
-        leaves = {k: state[k].detach().as_subclass(Tensor).requires_grad_() for k in network.trainable}
-    for part in tree.split(gram.x, gram.batch):
-        modes = network.modes(differentiable=True, exact=True)
-        with torch.inference_mode(False), torch.enable_grad(), modes, Plainly():
-            u = u.clone() if u.is_inference() else u
-            x = part.detach().clone().requires_grad_()  # type: ignore[union-attr]  # a tensor, checked by the caller
-            value = network({**state, **leaves}, x)[:, output].sum()
-            (slope,) = torch.autograd.grad(value, x, create_graph=True, materialize_grads=True)
-            along = (slope * u).sum()
-            if not along.requires_grad:  # linear in the inputs, with slopes that no parameter decides
-                continue
-            try:
-                rows = torch.autograd.grad(along, list(leaves.values()), materialize_grads=True)
-            except RuntimeError as e:
-                raise ModelError(f"torch has no second derivatives of this model: {str(e).splitlines()[0]}") from e
-        for name, row in zip(leaves, rows, strict=True):
-            total[name] = total[name] + row if name in total else row
-    return total
+    found = []
+    for output in range(gram.outputs):
+        derivative = MixedDerivative.of(gram.network, gram.x, output, batch)
+        if derivative.kinks:
+            raise ModelError(
+                f"the network has {', '.join(derivative.kinks)}: second derivatives are lost where it bends, so that "
+                "α would be wrong. Make it smooth (nn.GELU, average pooling), or take the definition, which needs "
+                "none: tg.spectra.jacobian_alignment(kernel, x, x.flatten(1) @ u.flatten()) with many x ~ N(0, 1)."
+            )
+        found.append(float(derivative.times(direction.flatten()).double().square().sum()))
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def _target(f: Numbers, gram: JacobianGram) -> Float[Tensor, "n c"]:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from .._base import checks
 from .._base.results import Result, text_table
@@ -85,8 +87,9 @@ def weights(model: nn.Module, *, names: Trainable = None, params: Params | None 
 
     `names`: which parameters, as `trainable=` of the kernels (default: all with two dimensions or more, frozen ones
     too). `params`: a state dict, for the spectra at a checkpoint. A convolution's weight [o, i, …] is the matrix
-    [o, i·…] that is applied to patches, one for each of its groups; a parametrised weight (weight norm) is what the
-    parametrisation makes of it; gates and heads that lie in one parameter (LSTM, attention) are one matrix. In float64.
+    [o, i·…] that is applied to patches, one for each of its groups; a weight that is made of others (weight norm,
+    spectral norm, pruning, by parametrisations or by hooks) is what is made of them; gates and heads that lie in one
+    parameter (LSTM, attention) are one matrix. In float64.
     Cost: a singular value decomposition of each. Martin & Mahoney 2021, "Implicit self-regularization…"
 
     >>> import tangency as tg
@@ -146,11 +149,26 @@ def _matrices(model: nn.Module, chosen: tuple[str, ...]) -> Iterator[tuple[str, 
             if value.dim() >= 2:
                 seen.add(name := f"{path}.{key}" if path else key)
                 yield name, value, _groups(module, key)
+        for key, value, sources in _hooked(module):
+            if any(id(module._parameters[k]) in ids for k in sources) and value.dim() >= 2:
+                seen.update(f"{path}.{k}" if path else k for k in sources)
+                yield f"{path}.{key}" if path else key, value, _groups(module, key)
     for name in sorted(tables, key=place.__getitem__):
         module, key = tables[name]
         w = getattr(module, key)
         if w.dim() >= 2 and name not in seen:
             yield name, w, _groups(module, key)
+
+
+def _hooked(module: nn.Module) -> Iterator[tuple[str, Tensor, tuple[str, ...]]]:
+    """Weights that hooks make before each pass, by name, and the parameters that they are made of."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm):
+            yield hook.name, hook.compute_weight(module), (f"{hook.name}_v", f"{hook.name}_g")
+        elif isinstance(hook, SpectralNorm):
+            yield hook.name, hook.compute_weight(module, do_power_iteration=False), (f"{hook.name}_orig",)
+        elif isinstance(hook, prune.BasePruningMethod):
+            yield hook._tensor_name, hook.apply_mask(module), (f"{hook._tensor_name}_orig",)
 
 
 def _made(module: nn.Module, key: str, made: nn.Module) -> Tensor:

@@ -1,12 +1,17 @@
 """What combines rooms: finite networks and their limit, which networks can be trained at all, and what they learn."""
 
+from ..spectra.mixed_derivative import MixedDerivative
 from .aligned import Alignments, Transition, alignments, follow, transition
 from .anisotropy import Anisotropy, anisotropy, separable
+from .conjugate import ConjugateStudy, Moment, conjugate_classification, conjugate_regression
+from .conjugate_pictures import draw_courses, draw_runs
 from .convergence import Convergence, GradientDescent, Trained, convergence
 from .eigenfunctions import Eigenfunctions, eigenfunctions
+from .grids import BOUNDARIES, FUNCTIONS, Grid, Grids
+from .kernel_bounds import Bound, Bounds, Classified, Projected, classification_bounds, regression_bounds
 from .learning import SCHEDULE, Learning, Trial, learn
-from .mixed_derivative import MixedDerivative
 from .phases import Phase, boundary, phase
+from .single_unit import SingleUnit, single_unit
 from .student_pictures import draw_students
 from .students import Lazy, Learned, Optimizer, lazy, train_two_layer
 from .teachers import Normalised, Taught, normalised, teacher
@@ -14,20 +19,31 @@ from .trainability import Condition, Trainability, condition, trainability
 from .two_layer import TwoLayer, two_layer
 
 __all__ = [
+    "BOUNDARIES",
+    "FUNCTIONS",
     "SCHEDULE",
     "Alignments",
     "Anisotropy",
+    "Bound",
+    "Bounds",
+    "Classified",
     "Condition",
+    "ConjugateStudy",
     "Convergence",
     "Eigenfunctions",
     "GradientDescent",
+    "Grid",
+    "Grids",
     "Lazy",
     "Learned",
     "Learning",
     "MixedDerivative",
+    "Moment",
     "Normalised",
     "Optimizer",
     "Phase",
+    "Projected",
+    "SingleUnit",
     "Taught",
     "Trainability",
     "Trained",
@@ -37,8 +53,13 @@ __all__ = [
     "alignments",
     "anisotropy",
     "boundary",
+    "classification_bounds",
     "condition",
+    "conjugate_classification",
+    "conjugate_regression",
     "convergence",
+    "draw_courses",
+    "draw_runs",
     "draw_students",
     "eigenfunctions",
     "follow",
@@ -46,7 +67,9 @@ __all__ = [
     "learn",
     "normalised",
     "phase",
+    "regression_bounds",
     "separable",
+    "single_unit",
     "teacher",
     "train_two_layer",
     "trainability",

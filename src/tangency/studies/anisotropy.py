@@ -20,7 +20,7 @@ from ..datasets import Labelled, TrainTest
 from ..engine.heads import Head
 from ..errors import InputError, ModelError, TangencyWarning
 from ..linalg.eigen import top_of
-from .mixed_derivative import MixedDerivative
+from ..spectra.mixed_derivative import MixedDerivative
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

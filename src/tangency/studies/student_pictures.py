@@ -1,10 +1,9 @@
 """Pictures of what two-layer networks learned; each function returns a matplotlib `Figure`."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
+from .._base.drawable import DrawnGrids, DrawnRun, DrawnTransition
 from .._base.extras import needed
 from ..errors import InputError
 
@@ -13,86 +12,6 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
 LINES = ("-", "--", "-.", ":")
-
-
-class DrawnStart(Protocol):
-    """The network before training, as `tg.studies.alignments` returns it."""
-
-    @property
-    def largest(self) -> Mapping[str, float]:
-        """λ₁ of the weights and of both kernels."""
-
-
-class DrawnTransition(Protocol):
-    """What SGD leaves at each learning rate, as `tg.studies.transition` returns it."""
-
-    @property
-    def lrs(self) -> Sequence[float]:
-        """The learning rates, rising."""
-
-    @property
-    def weights(self) -> Tensor:
-        """λ₁ of W Wᵀ/d."""
-
-    @property
-    def ck(self) -> Tensor:
-        """λ₁ of the CK."""
-
-    @property
-    def feature(self) -> Tensor:
-        """|βᵀu₁|."""
-
-    @property
-    def labels_ck(self) -> Tensor:
-        """|yᵀv₁|/‖y‖ of the CK."""
-
-    @property
-    def labels_ntk(self) -> Tensor:
-        """|yᵀv₁|/‖y‖ of the NTK."""
-
-    @property
-    def error(self) -> Tensor:
-        """Mean squares on the test samples."""
-
-    @property
-    def edge(self) -> float:
-        """Above it, λ₁ of W Wᵀ/d is an outlier."""
-
-    @property
-    def initial(self) -> DrawnStart:
-        """Before training."""
-
-    @property
-    def threshold(self) -> float:
-        """The learning rate from which on there are outliers."""
-
-
-class DrawnRun(Protocol):
-    """A training that was followed, as `tg.studies.learn` returns it."""
-
-    @property
-    def seen(self) -> Sequence[Mapping[str, float]]:
-        """What was looked at, with the epoch."""
-
-
-class DrawnGrids(Protocol):
-    """κ and the mean predictor over depth and variance, as `tg.studies.trainability` returns them."""
-
-    @property
-    def w_vars(self) -> Sequence[float]:
-        """σ_w² of the columns."""
-
-    @property
-    def depths(self) -> Sequence[int]:
-        """Depths of the rows."""
-
-    @property
-    def kappa(self) -> Tensor:
-        """κ(Θ), [depths, w_vars]."""
-
-    @property
-    def predictor(self) -> Tensor:
-        """The mean predictor's size, [depths, w_vars]."""
 
 
 def draw_transition(found: DrawnTransition) -> "Figure":

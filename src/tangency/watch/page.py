@@ -1,7 +1,6 @@
 """The page around its parts: what a training's record has to show, as JSON, with style and code from the files here."""
 
 import html
-import json
 import os
 from collections.abc import Mapping
 from importlib import resources
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._base import strict_json
+from .._base.page import filled, script_json
 from .._base.types import FilePath, Json
 from .._version import __version__
 from ..dynamics import Evolution
@@ -46,18 +46,13 @@ def page_text(history: Evolution, *, refresh: float | None = None) -> str:
     if refresh is not None and not refresh > 0:
         raise InputError(f"refresh={refresh}; needed: seconds, above 0, or None for a page that stays as it is.")
     model = str(history.about.get("model") or "The network")
-    page = _asset("page.html")
     parts = {
         "title": html.escape(f"{model}: lazy or rich?"),
         "style": _asset("watch.css"),
-        "data": _script_text(content(history, refresh)),
+        "data": script_json(content(history, refresh)),
         "script": _asset("watch.js"),
     }
-    # No part can hold a mark itself: the title is escaped, and JSON has no "<" left.
-    for name, value in parts.items():
-        before, _, after = page.partition(f"<!--{name}-->")
-        page = before + value + after
-    return page
+    return filled(_asset("page.html"), parts)
 
 
 def content(history: Evolution, refresh: float | None) -> dict[str, Json]:
@@ -112,11 +107,6 @@ def _left_out(history: Evolution, shown: int) -> list[str]:
     words = [f"{shown:,} of {len(history):,} records are drawn."] if shown < len(history) else []
     wide = [name for name, column in history.values.items() if column.dim() == 2 and column.shape[1] > MODES]
     return words + [f"Of {name} the largest {MODES} are drawn." for name in wide]
-
-
-def _script_text(value: Json) -> str:
-    """For a script element, which only "<" could end; JSON has it in strings alone, where it may be written so."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _asset(name: str) -> str:

@@ -75,42 +75,19 @@ function sampleTile(set, sample, { marked = "", notes = [], words = "" } = {}) {
 function openSample(set, sample) {
   const label = labelOf(set, sample);
   const at = set === "train" ? RANK.get(sample) : undefined;
-  const leave = (then) => () => {
-    dialog.close();
-    then?.();
-  };
   const title = `${set === "train" ? "Training" : "Test"} sample #${sample}`;
-  const dialog = el(
-    "dialog",
-    {
-      class: "training",
-      "aria-label": title,
-      onclose: () => dialog.remove(),
-      onclick: (event) => event.target === dialog && dialog.close(),
-    },
-    el(
-      "div",
-      { class: "inside" },
+  openWindow(title, title, (leave) => [
+    set === "train" && A.ids && el("p", { class: "id" }, A.ids[sample]),
+    label !== null && el("p", {}, A.real ? "Target " : "Label ", el("strong", {}, label)),
+    look(set, PLACES[set].get(sample), sample, true),
+    at !== undefined &&
       el(
-        "div",
-        { class: "row" },
-        el("h3", {}, title),
-        el("button", { type: "button", class: "icon", "aria-label": "Close", onclick: leave() }, "✕")
+        "p",
+        {},
+        `Number ${count(at + 1)} in the list of suspects. `,
+        el("button", { type: "button", class: "link", onclick: leave(() => review({ suspect: at })) }, "Show it there")
       ),
-      set === "train" && A.ids && el("p", { class: "id" }, A.ids[sample]),
-      label !== null && el("p", {}, A.real ? "Target " : "Label ", el("strong", {}, label)),
-      look(set, PLACES[set].get(sample), sample, true),
-      at !== undefined &&
-        el(
-          "p",
-          {},
-          `Number ${count(at + 1)} in the list of suspects. `,
-          el("button", { type: "button", class: "link", onclick: leave(() => review({ suspect: at })) }, "Show it there")
-        )
-    )
-  );
-  document.body.append(dialog);
-  dialog.showModal();
+  ]);
 }
 
 // The first few of a list, and the others on a click. `make(k)`: the k-th entry.

@@ -135,46 +135,18 @@ function around(at) {
 
 // Rows of a table are compared with the suspect's own, column by column.
 function beside(at, found) {
-  const values = (sample) => Array.from(cells("train", PLACES.train.get(sample)), (v) => el("td", {}, num(v, 3)));
-  const line = (n) =>
-    el(
-      "tr",
-      { class: n.differs ? "strange" : "" },
-      el(
-        "th",
-        { scope: "row" },
-        sampleTile("train", n.sample, {
-          marked: n.differs ? "strange" : "",
-          words: `cosine ${num(n.cosine)}`,
-          notes: [el("span", { class: "amount" }, num(n.cosine)), n.suspect && tag("wrong", "suspect")],
-        })
-      ),
-      values(n.sample)
-    );
-  return el(
-    "div",
-    { class: "wide", tabindex: 0, role: "region", "aria-label": "The suspect and its neighbours" },
-    el(
-      "table",
-      { class: "cells across" },
-      el(
-        "thead",
-        {},
-        el(
-          "tr",
-          {},
-          el("th", { scope: "col" }, "training sample"),
-          LOOK.columns.map((c) => el("th", { scope: "col", title: c }, c))
-        )
-      ),
-      el(
-        "tbody",
-        {},
-        el("tr", { class: "own" }, el("th", { scope: "row" }, "the suspect"), values(SUSPECTS[at])),
-        found.map(line)
-      )
-    )
-  );
+  const values = (sample) => cells("train", PLACES.train.get(sample));
+  const line = (n) => ({
+    kind: n.differs ? "strange" : "",
+    head: sampleTile("train", n.sample, {
+      marked: n.differs ? "strange" : "",
+      words: `cosine ${num(n.cosine)}`,
+      notes: [el("span", { class: "amount" }, num(n.cosine)), n.suspect && tag("wrong", "suspect")],
+    }),
+    values: values(n.sample),
+  });
+  const own = { words: "the suspect", values: values(SUSPECTS[at]) };
+  return comparedRows("The suspect and its neighbours", own, found.map(line));
 }
 
 function suspectCard(at) {

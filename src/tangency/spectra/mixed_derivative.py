@@ -7,6 +7,7 @@ generalization?", theorem 1.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Self
 
 import numpy as np
 import torch
@@ -54,14 +55,25 @@ class MixedDerivative:
         batch: int = 64,
     ) -> None:
         checks.positive(batch, "batch", "samples in a pass")
-        self.network = Network.of(model, trainable=trainable, head=head, dtype=dtype)
-        found = self.network.ready(_samples(at, self.network))
+        network = Network.of(model, trainable=trainable, head=head, dtype=dtype)
+        found = network.ready(_samples(at, network))
         if not isinstance(found, Tensor) or not found.is_floating_point():
             raise InputError("at= holds several inputs or whole numbers; needed: one tensor of real numbers.")
-        self.x, self.batch, self.shape = found.detach(), batch, found.shape[1:]
-        self.kinks: tuple[str, ...] = ()
-        state, parameters = self.network.state(), dict(self.network.model.named_parameters())
-        self._leaves = {k: stand_in(parameters[k], state[k], True) for k in self.network.trainable}
+        self._begin(network, found, None, batch)
+
+    @classmethod
+    def of(cls, network: Network, x: Tensor, output: int, batch: int) -> Self:
+        """Of one output of a network that is held already, at its ready samples."""
+        made = cls.__new__(cls)
+        made._begin(network, x, output, batch)
+        return made
+
+    @torch.inference_mode(False)  # also where the caller wants no gradients at all
+    def _begin(self, network: Network, x: Tensor, output: int | None, batch: int) -> None:
+        self.network, self.output, self.batch, self.shape = network, output, batch, x.shape[1:]
+        self.x = x.clone() if x.is_inference() else x.detach()
+        state, parameters = network.state(), dict(network.model.named_parameters())
+        self._leaves = {k: stand_in(parameters[k], state[k], True) for k in network.trainable}
         self._state = {**state, **self._leaves}
         with self._twice():
             self.kinks = _kinks(self._mean(self.x[:1], torch.zeros_like(self.x[0]))[0])
@@ -92,18 +104,20 @@ class MixedDerivative:
         """In the type and on the device of the samples."""
         if tuple(given.shape) != (size,):
             raise InputError(f"{name} has shape {tuple(given.shape)}; needed: [{size}]. M is {list(self.size)}.")
-        return given.to(self.x)
+        return (given.clone() if given.is_inference() else given).to(self.x)
 
     @contextmanager
     def _twice(self) -> Iterator[None]:
         """Graphs that can be differentiated twice: no fused operations that have one derivative only."""
-        with torch.enable_grad(), self.network.modes(differentiable=True, exact=True), Plainly():
+        modes = self.network.modes(differentiable=True, exact=True)
+        with torch.inference_mode(False), torch.enable_grad(), modes, Plainly():
             yield
 
     def _mean(self, x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         """This batch's part of f̄(θ, s), and s."""
         s = shift.clone().requires_grad_()
         out = self.network(self._state, x + s)
+        out = out if self.output is None else out[:, self.output]
         if out.numel() != len(x):
             raise InputError(
                 f"the model has {out.shape[1]} outputs; needed: one function. Say which: head=0 for the first output, "
