@@ -5,7 +5,6 @@
 
 # %%
 import matplotlib.pyplot as plt
-import torch
 
 import tangency as tg
 

@@ -140,7 +140,6 @@ def test_directions_that_are_exhausted_are_left_out() -> None:
     assert float(found.residuals.max()) == 0
     density = S.density(k, probes=4, progress=False)
     assert density.exact == 6  # nobody knows how often zero is there
-    assert density.error < 1e-10
     torch.testing.assert_close(density.eigenvalues(), torch.linalg.eigvalsh(k).flip(0), atol=1e-10, rtol=0)
 
 

@@ -133,10 +133,10 @@ def _density(space: Krylov, n: int, steps: int, seed: int, eps: float) -> Densit
     """The average of the probes' measures, with what is known exactly put in the place of what was drawn."""
     probes = len(space.weights)
     nodes, weights, exact, noise = _measure(space, n)
-    if exact < n and bool((space.residuals > 0).any()):
+    if exact < n:
         other = _measure(space.shorter(max(1, len(space.widths) // 2)), n)
         resolution = wasserstein(nodes, other[0], weights, other[1]) / 2
-    else:  # more steps would bring nothing: the space is exhausted
+    else:  # all of them are known
         resolution = 0.0
     nodes, weights = snapped(nodes.flip(0), eps), weights.flip(0) / weights.sum()
     return Density(nodes, weights, n, exact, noise + resolution, noise, resolution, steps, probes, seed)
