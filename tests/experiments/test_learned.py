@@ -10,11 +10,12 @@ from torch import nn
 from tangency.cli import main
 from tangency.datasets import Labelled
 from tangency.errors import InputError
-from tangency.experiments import EXPERIMENTS
+from tangency.experiments import EXPERIMENTS, eigenfunctions
 from tangency.experiments.energy_table1 import label_energy
-from tangency.experiments.learned import LEARNERS, chosen, halves, learner, read_set, some_images
+from tangency.experiments.learned import LEARNERS, affordable, chosen, halves, learner, read_set, room, some_images
 from tangency.experiments.table import Options, Trainings
 from tangency.models import mlp
+from tangency.studies import SCHEDULE
 
 
 def run(capsys: pytest.CaptureFixture[str], name: str, *more: str) -> dict:
@@ -52,13 +53,53 @@ def test_energy_is_the_part_of_the_labels_in_the_first_eigenvectors(capsys: pyte
     assert 0.9 < label_energy(model, x, y, QUICK) <= 1 + 1e-6
 
 
-def test_directions_of_one_network(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run(capsys, "anisotropy", "--samples", "60", "--test", "60", "--epochs", "2", "--indices", "0,40")
+def test_directions_of_one_network(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = run(
+        capsys,
+        "anisotropy",
+        "--samples",
+        "60",
+        "--test",
+        "60",
+        "--epochs",
+        "2",
+        "--indices",
+        "0,40",
+        "--out",
+        str(tmp_path),
+    )
+    kept = torch.load(tmp_path / "anisotropy-lenet.pt", weights_only=True)
+    assert kept["directions"].shape == (10, 1, 8, 8)
+    assert kept["values"].shape == (64,)
     first, last = found["rows"]
     assert first["σ/σ_0"] == "1.00e+00"
     assert float(last["σ/σ_0"]) < 0.5
-    with pytest.raises(InputError, match="--indices up to 100 of resnet18; needed: below 32"):
-        EXPERIMENTS["anisotropy"].run(Options(learned=Trainings(networks=("resnet18",), indices=(100,))))
+    with pytest.raises(
+        InputError, match="--indices up to 100 of resnet18; needed: below 32, as one product takes a second on a CPU"
+    ):
+        EXPERIMENTS["anisotropy"].run(Options(where="cpu", learned=Trainings(networks=("resnet18",), indices=(100,))))
+
+
+def test_a_few_eigenfunctions_are_the_first_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, _ = some_images("digits", QUICK, 120, 20)
+    assert isinstance(known.x, torch.Tensor)
+    model = learner("mlp", tuple(known.x.shape[1:]), seed=0)
+    every = eigenfunctions.functions_of(model, known.x, 3, QUICK)
+    monkeypatch.setattr(eigenfunctions, "OVERLAPS", 10)
+    some = eigenfunctions.functions_of(model, known.x, 12, QUICK)
+    assert len(every) > 100
+    assert len(some) == 13
+    assert some.residual <= eigenfunctions.TOL
+    torch.testing.assert_close(some.values, every.values[:13], rtol=1e-7, atol=0)
+    torch.testing.assert_close(some.vectors, every.vectors[:, :13], rtol=0, atol=1e-5)
+
+
+def test_what_a_gpu_is_spared() -> None:
+    gpu, recipe = Options(where="cuda"), SCHEDULE.but(captured=True)
+    assert affordable(recipe, "resnet18", gpu) == recipe.but(precision="bfloat16", channels_last=True)
+    assert affordable(recipe, "lenet", gpu) == affordable(recipe, "resnet18", QUICK) == recipe
+    assert room(1 << 30, QUICK) is None
+    assert room(1 << 30, gpu) == 13 << 30
 
 
 def test_networks_are_drawn_as_published() -> None:
@@ -99,7 +140,7 @@ def test_what_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["uci", "--quick", "--samples", "5"], "--samples is for cntk, eigenfunctions, energy-table1, anisotropy; uci"),
+        (["uci", "--quick", "--samples", "5"], "--samples is for cntk, eigenfunctions, energy-table1, anisotropy, single-relu; uci"),
         (["cntk", "--quick", "--indices", "1"], "--indices is for eigenfunctions, energy-table1, anisotropy; cntk"),
         (["anisotropy", "--quick", "--flips"], "--flips is for cntk; anisotropy does not take it"),
     ],

@@ -12,13 +12,14 @@ from ..errors import InputError
 from ..studies.anisotropy import Anisotropy, anisotropy
 from ..studies.learning import SCHEDULE, Trial, attempt
 from .eigenfunctions import published_schedule
-from .learned import TITLES, TRAININGS, Shape, chosen, learner
+from .learned import TITLES, TRAININGS, Shape, affordable, chosen, learner
 from .table import Experiment, Kept, Options, Row, Table
 
 SHAPES: dict[str, Shape] = {"mlp": (1, 32, 32), "lenet": (1, 32, 32), "resnet18": (3, 32, 32), "narrow": (3, 32, 32)}
 QUICK_SHAPE = (1, 8, 8)
 SAMPLES, TEST, QUICK_SAMPLES = 10_000, 10_000, 400
 INDICES, QUICK_INDICES = (0, 3, 10, 30, 100, 300, 1000), (0, 20, 60)
+PICTURED = 10  # directions that are kept beside the record in --out, as published in a picture
 # With indices up to here a Krylov iteration finds the directions; else all of them are computed (heuristic).
 FEW = 32
 TOL = 1e-3  # of the directions of large networks, relative to σ_0², in float32: what can be seen in a picture
@@ -34,9 +35,9 @@ def directions(name: str, shape: Shape, model: nn.Module, count: int, options: O
     size = torch.Size(shape).numel()
     large = name == "resnet18"
     wanted = count if count <= FEW else size
-    if large and wanted > FEW:
+    if large and wanted > FEW and options.device == "cpu":
         raise InputError(
-            f"--indices up to {count - 1} of resnet18; needed: below {FEW}, as one product takes a second."
+            f"--indices up to {count - 1} of resnet18; needed: below {FEW}, as one product takes a second on a CPU."
         )
     return anisotropy(
         model, shape, wanted, dtype=None if large else "float64", tol=TOL if large else None, progress=options.progress
@@ -60,15 +61,23 @@ def reproduce_anisotropy(options: Options) -> Table:
             before = kept.rows.get(f"{name}, values", {})
             parts = {str(i): float(found.values[i] / found.values[0]) for i in indices}
             kept[f"{name}, values"] = {**before, **parts}
-            found = replace(found, directions=found.directions.float())
+            found = replace(found, directions=found.directions.float().cpu())
+            keep(found, name, options)
             for i, pair in found.tasks([i for i in indices if f"{name}, {i}" not in kept], train=n, test=m):
-                trial = attempt(model, pair, recipe, linear=False)
+                trial = attempt(model, pair, affordable(recipe, name, options), linear=False)
                 kept[f"{name}, {i}"] = trial._asdict()
-        rows += [direction_row(name, i, kept) for i in indices]
+        rows += [direction_row(name, i, kept) for i in sorted(indices)]
     columns = ("network", "index", "σ/σ_0", "test %", "train %", "steps", "ℓ2")
     title = f"Anisotropy directions, learned: {n:,} training samples of D(u), {recipe.epochs} epochs"
     facts = {"samples": n, "test": m, "published samples": SAMPLES, "runs": dict(kept.rows)}
     return Table(title, columns, tuple(rows), ANISOTROPY_NOTES, facts)
+
+
+def keep(found: Anisotropy, name: str, options: Options) -> None:
+    """The first directions and all values as a file in --out."""
+    if options.out is not None:
+        first = {"values": found.values.cpu(), "directions": found.directions[:PICTURED].clone()}
+        torch.save(first, options.out / f"anisotropy-{name}.pt")
 
 
 def direction_row(name: str, index: int, kept: Kept) -> Row:

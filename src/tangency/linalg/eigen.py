@@ -281,8 +281,9 @@ class _Ritz(NamedTuple):
 def _ritz(basis: Tensor, image: Tensor, most: int) -> _Ritz:
     """From Q and K Q; of vectors the `most` largest at most."""
     # Qᵀ K Q is symmetric but for rounding, which eigh would take from one triangle alone.
-    h = basis.T @ image
-    values, s = torch.linalg.eigh((h + h.T) / 2)
+    h = (basis.T @ image).double()
+    # In float64: it is small, and CUDA's float32 solver of matrices up to 512 (Jacobi) stops at residuals of 1e-5.
+    values, s = (v.to(basis.dtype) for v in torch.linalg.eigh((h + h.T) / 2))
     values, s = values.flip(0), s.flip(1)[:, :most]
     vectors, images = basis @ s, image @ s
     off = images - vectors * values[: s.shape[1]]

@@ -34,6 +34,7 @@ from .evaluate import (
 )
 from .losses import LOSSES
 from .recipe import HALVES, Recipe
+from .recorded import Recorded, Step
 from .seeds import seeded
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 class Training(Result):
     """How it went: the mean loss and accuracy of each epoch's training batches, and the test accuracy after it.
 
-    `accuracy` is None where y are no classes, `test_accuracy` where no test samples were given.
+    `accuracy` is None where y are no classes, `test_accuracy` where no test samples were given. `batch_loss`: the loss
+    of each step's batch, before the step.
     """
 
     loss: Float[Tensor, " e"]
@@ -53,6 +55,7 @@ class Training(Result):
     seconds: float
     seed: int
     recipe: Recipe
+    batch_loss: Float[Tensor, " s"]
 
     UNITS: ClassVar = {"seconds": "s"}
 
@@ -119,7 +122,7 @@ def fit(
                     rows.append(run.epoch(number, tick))
                     check_finite(run.training(rows, start))
         finally:
-            run.rule.zero_grad()
+            run.close()
             given.eval()
         return run.training(rows, start)
 
@@ -306,27 +309,49 @@ class _Run:
         self.batches = ceil(self.n / self.recipe.batch)
         self.rates = [group["lr"] for group in self.rule.param_groups]
         self.device = self.targets.device
+        self.take: Step = self.step
+        self.losses: list[Tensor] = []  # of each epoch's batches
+        if self.recipe.captured:
+            self.take = Recorded(self.step, self.device)
+            for group in self.rule.param_groups:  # fused steps on CUDA read the rate in float32, there
+                kind = torch.float32 if self.device.type == "cuda" else torch.float64
+                group["lr"] = torch.tensor(group["lr"], dtype=kind, device=self.device)
+
+    def close(self) -> None:
+        """Give back gradients and recorded steps."""
+        self.rule.zero_grad()
+        if isinstance(self.take, Recorded):
+            self.take.forget()
 
     def epoch(self, number: int, tick: Callable[..., object]) -> list[float]:
         """Loss, accuracy and test accuracy: numbers stay on the device until its end, so that it never waits."""
-        order = torch.randperm(self.n, generator=self.generator, device=self.device)
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for k, rows in enumerate(order.tensor_split(self.batches)):
+        batches = torch.randperm(self.n, generator=self.generator, device=self.device).tensor_split(self.batches)
+        found = torch.empty(self.batches, 2, dtype=torch.float64, device=self.device)
+        for k, rows in enumerate(batches):
             # The rate at the middle of each step: neither the first nor the last is one of rate 0.
-            factor = self.recipe.factor((number * self.batches + k + 0.5) / (self.recipe.epochs * self.batches))
-            for group, rate in zip(self.rule.param_groups, self.rates, strict=True):
-                group["lr"] = rate * factor
-            total += self.step(rows)
+            self.set_rate(self.recipe.factor((number * self.batches + k + 0.5) / (self.recipe.epochs * self.batches)))
+            found[k] = self.take(rows)
             if k + 1 < self.batches:
                 tick()  # the last step's comes with what the epoch has to say
-        loss, accuracy = (total / self.n).tolist()
+        losses, right = found.cpu().T
+        self.losses.append(losses)
+        sizes = torch.tensor([len(rows) for rows in batches], dtype=torch.float64)
+        loss, accuracy = float(losses @ sizes) / self.n, float(right.sum()) / self.n
         numbers = [loss, accuracy, self.tested()]
         shown = [f"loss {loss:.3g}"] + [f"accuracy {accuracy:.1%}"] * (self.labels is not None)
         tick(note=", ".join(shown + [f"test {numbers[2]:.1%}"] * (self.test is not None)))
         return numbers
 
+    def set_rate(self, factor: float) -> None:
+        """The schedule's part of the learning rate."""
+        for group, rate in zip(self.rule.param_groups, self.rates, strict=True):
+            if self.recipe.captured:
+                group["lr"].fill_(rate * factor)
+            else:
+                group["lr"] = rate * factor
+
     def step(self, rows: Tensor) -> Tensor:
-        """One step on these samples: the sums of their losses and of those that were right before it."""
+        """One step on these samples: their mean loss, and how many of them were right before it."""
         batch = self.augmented(tree.take(self.x, rows))
         with self.autocast():
             out = run_model(self.model, batch)
@@ -337,7 +362,7 @@ class _Run:
         self.scaler.step(self.rule)
         self.scaler.update()
         right = 0 * value if self.labels is None else (predictions(out, self.at) == self.labels[rows]).sum()
-        return torch.stack([value.detach().double() * len(rows), right.detach().double()])
+        return torch.stack([value.detach().double(), right.detach().double()])
 
     def augmented(self, batch: Inputs) -> Inputs:
         """The batch, changed and laid out as the recipe says."""
@@ -373,4 +398,5 @@ class _Run:
             perf_counter() - start,
             self.seed,
             self.recipe,
+            torch.cat(self.losses),
         )

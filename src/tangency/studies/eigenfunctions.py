@@ -123,11 +123,14 @@ class Eigenfunctions(Result):
         return self.vectors[:, index]
 
 
-def eigenfunctions(K: Matrix | Spectrum, count: int | None = None, *, progress: bool = True) -> Eigenfunctions:
+def eigenfunctions(
+    K: Matrix | Spectrum, count: int | None = None, *, tol: float | None = None, progress: bool = True
+) -> Eigenfunctions:
     """φ_j with K φ_j = λ_j φ_j: eigenvectors of a Gram, which approximate the eigenfunctions of its kernel.
 
     `K`: a Gram [n, n] (`tg.compute(tg.trace_ntk(model), x)`), or its `Spectrum`. `count`: how many (default: all that
-    lie above rounding). Signs are fixed: the entry of largest size is positive. Cost: of all, about 9 n³ operations; of
+    lie above rounding). `tol`: ‖K v − λ v‖ / λ_0 up to which a few are sought (`tg.linalg.top`); neighbours closer than
+    that are mixed. Signs are fixed: the entry of largest size is positive. Cost: of all, about 9 n³ operations; of
     some, n²·count for each of a few passes over K, which may lie on disk.
 
     >>> import tangency as tg
@@ -143,7 +146,7 @@ def eigenfunctions(K: Matrix | Spectrum, count: int | None = None, *, progress: 
         n = K.shape[0] if hasattr(K, "shape") and len(K.shape) else 0
         _check_count(count, n, "samples in the Gram")
         # Fewer than an eighth: a Krylov iteration is cheaper than all pairs (heuristic).
-        pairs = top(K, count, progress=progress) if count is not None and 8 * count <= n else spectrum(K)
+        pairs = top(K, count, tol=tol, progress=progress) if count is not None and 8 * count <= n else spectrum(K)
     if len(pairs.shape) != 2:
         raise InputError(
             f"the Gram has shape {tuple(pairs.shape)}, of several outputs; needed: [n, n], one function's. Use "
