@@ -13,7 +13,7 @@ from tangency.studies import Bound, Bounds, Classified, Grid, Grids, Projected, 
 from tangency.studies.kernel_bounds import Corners, monotone
 
 LINE, SQUARE = Grids(Grid((12,)), (3,)), Grids(Grid((5, 5)), (2, 2))
-VALUES = torch.zeros(37, dtype=torch.float64)
+VALUES, FLAT = torch.zeros(37, dtype=torch.float64), torch.zeros(121, dtype=torch.float64)
 
 
 def fitted(grids: Grids, features: Tensor, f: Tensor) -> Projected:
@@ -47,6 +47,17 @@ def test_grids_lie_within_each_other() -> None:
         (lambda: Grids(Grid((5, 5)), (2,)), "one for each of the 2 axes"),
         (lambda: regression_bounds(SQUARE, VALUES, Projected(VALUES), Projected(VALUES)), "2 axes; needed: one"),  # type: ignore[arg-type]
         (lambda: classification_bounds(LINE, VALUES, Classified(VALUES), Classified(VALUES)), "1 axes; needed: two"),  # type: ignore[arg-type]
+        (
+            lambda: regression_bounds(LINE, VALUES, Projected(VALUES[:1]), Projected(VALUES)),
+            r"CK values is torch.float64 of shape \(1,\); needed: a real number for each node of the test grid, \[37\]",
+        ),
+        (lambda: regression_bounds(LINE, VALUES / 0, Projected(VALUES), Projected(VALUES)), r"f\[0\] is nan"),
+        (lambda: regression_bounds(LINE, VALUES, VALUES, VALUES), "ck and ntk are fits"),  # type: ignore[arg-type]
+        (
+            lambda: classification_bounds(SQUARE, torch.full((121,), 2), Classified(FLAT), Classified(FLAT)),
+            "labels has others than 0 and 1",
+        ),
+        (lambda: Grids((5,), (2,)), "train is a tuple; needed: a Grid"),  # type: ignore[arg-type]
         (lambda: Bounds((Bound("(38)", 1.0, 2.0, True),))["(39)"], r"no bound '\(39\)'; there are \(38\)"),
     ],
 )
