@@ -23,7 +23,7 @@ from ..kernels.ntk import conjugate_kernel, head_ntk, trace_ntk
 from ..linalg import spectrum
 from ..regress import KernelModel, least_squares, logistic, ridgeless
 from .grids import INTERVAL, RECTANGLE, Function, Grids, need_axes, values_of
-from .kernel_bounds import Bounds, Classified, Projected, classification_bounds, regression_bounds
+from .kernel_bounds import Bounds, ClassificationFit, RegressionFit, classification_bounds, regression_bounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -166,10 +166,10 @@ class Fit:
         model = ridgeless(whole, root * y)
         return Fit(kernel(z, x) @ (root * model.coefficients), whole.kept().vectors, model, root)
 
-    def projected(self, grids: Grids) -> Projected:
+    def projected(self, grids: Grids) -> RegressionFit:
         """For the bounds. What was cut off is known up to the rounding of the Gram, about the cutoff again."""
         rounded = float((grids.coarse(self.values) * self.root - self.model.fitted).norm())
-        return Projected(self.values, self.model.norm, (2 * (self.model.cutoff or 0.0)) ** 0.5, rounded)
+        return RegressionFit(self.values, self.model.norm, (2 * (self.model.cutoff or 0.0)) ** 0.5, rounded)
 
 
 def conjugate_classification(
@@ -235,7 +235,7 @@ def classification_moment(net: nn.Module, labels: Tensor, grids: Grids, reg: flo
         fit = logistic(kernel(x), known.long(), reg=reg)
         found[name] = fit.logits(kernel(z, x))
         fits[name] = fit.model
-    ck, ntk = (Classified(found[name], fits[name].norm ** 2) for name in ("CK", "NTK"))
+    ck, ntk = (ClassificationFit(found[name], fits[name].norm ** 2) for name in ("CK", "NTK"))
     losses = {k: F.softplus(torch.where(labels, -p, p)) for k, p in found.items()}
     return Moment(
         epoch,

@@ -88,7 +88,7 @@ class Bounds(Result):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Projected(Result):
+class RegressionFit(Result):
     """A fit of least squares as the bounds need it: its values on the test nodes, its coefficients, what was cut off.
 
     `norm`: ‖γ‖ of the fit γ·φ. `cut`: what is known to bound the singular values that were left out, of the features
@@ -102,7 +102,7 @@ class Projected(Result):
 
 
 def regression_bounds(
-    grids: Grids, f: Float[Tensor, " m"], ck: Projected, ntk: Projected, *, nested: bool = True
+    grids: Grids, f: Float[Tensor, " m"], ck: RegressionFit, ntk: RegressionFit, *, nested: bool = True
 ) -> Bounds:
     """(38), (45), (48), (49) of fits on an interval: f and both fits by their values on the test grid.
 
@@ -113,14 +113,14 @@ def regression_bounds(
     >>> from tangency.studies import Grid, Grids
     >>> grids = Grids(Grid((4,)), (2,))
     >>> f = grids.test.nodes()[:, 0] ** 2
-    >>> best = Projected(torch.full_like(f, 0.375))  # the constant that is nearest in the norm of the training grid
-    >>> regression_bounds(grids, f, best, Projected(f)).violations
+    >>> best = RegressionFit(torch.full_like(f, 0.375))  # the constant that is nearest in the norm of the training grid
+    >>> regression_bounds(grids, f, best, RegressionFit(f)).violations
     0
     """
     need_axes(grids, 1, "one, for the bounds of regression.")
     f = on_test(grids, f, "f")
-    if not isinstance(ck, Projected) or not isinstance(ntk, Projected):
-        raise InputError("ck and ntk are fits; needed: tg.studies.Projected(values, norm) of each.")
+    if not isinstance(ck, RegressionFit) or not isinstance(ntk, RegressionFit):
+        raise InputError("ck and ntk are fits; needed: tg.studies.RegressionFit(values, norm) of each.")
     tau, n, long = grids.ratio[0], grids.train.cells[0], grids.train.high - grids.train.low
     coarse, fine = (g.weights(f.device) for g in (grids.train, grids.test))
     gaps = {k: f - on_test(grids, fit.values, f"{k} values") for k, fit in (("CK", ck), ("NTK", ntk))}
@@ -157,7 +157,7 @@ def monotone(grids: Grids, g: Float[Tensor, " m"]) -> bool:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Classified(Result):
+class ClassificationFit(Result):
     """A logistic fit as the bounds need it: ψ on the test nodes (log-odds of class 1), and ‖β‖² under the penalty."""
 
     logits: Float[Tensor, " m"]
@@ -165,7 +165,13 @@ class Classified(Result):
 
 
 def classification_bounds(
-    grids: Grids, labels: Tensor, ck: Classified, ntk: Classified, *, reg: float = 0.0, optimal: bool = True
+    grids: Grids,
+    labels: Tensor,
+    ck: ClassificationFit,
+    ntk: ClassificationFit,
+    *,
+    reg: float = 0.0,
+    optimal: bool = True,
 ) -> Bounds:
     """(52), (65), (68) of logistic fits on a rectangle, both by their logits on the test grid; `labels` [m] are 0 or 1.
 
