@@ -76,18 +76,23 @@ def measure_places(args: argparse.Namespace) -> None:
 
 
 def draw(files: list[Path]) -> None:
-    """Accuracies, components and collapse by layer."""
+    """Accuracies by the number of components: a panel for each classifier, a line for each layer of all files."""
+    import matplotlib.pyplot as plt
+
     rows = {key: row for file in files for key, row in json.loads(file.read_text())["rows"].items()}
-    samples, tested = (int(part.split()[0]) for part in next(iter(rows)).partition(", ")[2].split(" and "))
-    facts = {
-        "runs": {key.partition(",")[0]: row for key, row in rows.items()},
-        "classes": 10, "samples": samples, "test samples": tested,
-        "accuracy": json.loads((files[0].parent / "resnet18_cifar10.json").read_text())["accuracy"],
-    }  # fmt: skip
-    found = probing.probing_of(facts)
-    print(found.table(), found.words(), sep="\n")
-    for view, name in (("accuracy", "probing"), ("components", "probing_components")):
-        found.plot(view).savefig(ROOT / "docs" / "assets" / f"{name}.png", dpi=150)  # type: ignore[arg-type]
+    titles = {"neighbours": "nearest neighbours", "centres": "nearest class centre", "svm": "linear SVM"}
+    figure, panels = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained", sharey=True)
+    for panel, (name, title) in zip(panels, titles.items(), strict=True):
+        for k, (key, row) in enumerate(rows.items()):
+            if name in row["accuracy"]:
+                color, style = plt.get_cmap("viridis")(k / len(rows)), "-" if "10000" in key else "--"
+                shown = [100 * v for v in row["accuracy"][name]]
+                panel.plot(row["dims"], shown, style, color=color, marker=".", ms=4, lw=1, label=key.partition(",")[0])
+        panel.set(title=title, xscale="log", xlabel="principal components")
+    panels[0].set(ylabel="test accuracy, %")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right", fontsize=8)
+    figure.savefig(ROOT / "docs" / "assets" / "probing.png", dpi=110)
 
 
 def merged(folder: Path) -> dict[str, Tensor]:
