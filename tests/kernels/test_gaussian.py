@@ -39,6 +39,13 @@ def test_of_many_samples_some_are_drawn_by_the_seed() -> None:
     assert tg.gaussian(x).bandwidth == pytest.approx(float(torch.pdist(x).median()), rel=0.05)
 
 
+def test_equal_samples_do_not_count() -> None:
+    x = torch.zeros(50, 2)
+    x[:5] = torch.arange(10.0).reshape(5, 2)
+    apart = pdist(x.numpy())
+    assert tg.gaussian(x).bandwidth == pytest.approx(np.median(apart[apart > 0]), rel=0.1)
+
+
 def test_what_is_refused() -> None:
     x = torch.randn(5, 2)
     bad = x.clone()

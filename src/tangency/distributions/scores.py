@@ -129,6 +129,6 @@ def _some_length(z: Tensor, name: str) -> None:
     zero = int((~z.any(1)).sum())
     if zero:
         raise InputError(
-            f"{zero} of the {name} samples have features that are all 0, which cannot be brought to length 1; leave them "
-            "out, or take another score."
+            f"{zero} of the {name} samples have features that are all 0, which cannot be brought to length 1; "
+            "leave them out, or take another score."
         )

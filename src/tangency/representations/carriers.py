@@ -81,9 +81,9 @@ def compare_components(a: Float[Tensor, "n r"], b: Float[Tensor, "m r"], explain
 
 
 def kolmogorov(d: float, n: int, m: int) -> float:
-    """P(D ≥ d) of two samples of n and m of one law: Kolmogorov's limit, which for few samples, or ties, is too large.
+    """P(D ≥ d) of two samples of n and m of one law: Kolmogorov's limit, for few samples or ties too large.
 
-    Stephens's correction (1970) is that of one sample: of two small ones it halves the p-value.
+    Stephens's correction (1970) is that of one sample; of two small ones it would halve the p-value.
     """
     t = math.sqrt(n * m / (n + m)) * d
     if t < 0.2:  # the series converges slowly there, and is 1 to 15 digits

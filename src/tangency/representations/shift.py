@@ -28,8 +28,8 @@ from .shifted import Shift, at_most, checked_labels
 Labels = tuple[Array | Sequence[int], Array | Sequence[int]] | Literal["predicted"] | None
 # Samples that each set needs, at least (heuristic: five parts of two).
 FEWEST = 10
-# The part of the variance that one sample holds, above which it is warned of (heuristic).
-ALONE = 0.5
+# The part of the variance that one sample in a hundred holds, above which it is warned of (heuristic).
+HALF = 0.5
 # Bytes for features that are kept, in place of a second pass (heuristic).
 MEMORY = 1 << 30
 # Samples for which the model predicts classes at a time are taken from the set together.
@@ -271,7 +271,8 @@ def _unlike(data: Sequence[Labelled | None]) -> list[str]:
         return []
     return [
         f"labels were not compared, as the classes are called {some(list(a.classes))} in one set and "
-        f"{some(list(b.classes))} in the other. Give both the same names in the same order, or labels=(y_source, y_target)."
+        f"{some(list(b.classes))} in the other. Give both the same names in the same order, or "
+        "labels=(y_source, y_target)."
     ]
 
 
@@ -296,12 +297,12 @@ def _warnings(a: Tensor, b: Tensor) -> tuple[str, ...]:
             "sets hide a shift, and p-values take all samples to be independent."
         )
     squares = torch.cat([a, b]).square().sum(1)
-    share = float(squares.max() / squares.sum())
-    if share > ALONE:
-        at = int(squares.argmax())
+    few = squares.topk(max(1, len(squares) // 100))
+    share, at = float(few.values.sum() / squares.sum()), int(few.indices[0])
+    if share > HALF:
         where = f"{_SIDES[0]}[{at}]" if at < len(a) else f"{_SIDES[1]}[{at - len(a)}]"
         found.append(
-            f"{where} alone holds {share:.0%} of the variance, so that components show that sample and little else. "
-            "Look at it; leave it out if it is an error."
+            f"{len(few.values)} of {len(squares):,} samples, {where} the farthest, hold {share:.0%} of the variance, "
+            "so that the components show them and little else. Leave them out if they are errors."
         )
     return tuple(found)

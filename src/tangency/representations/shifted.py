@@ -92,8 +92,8 @@ class Shift(Result):
         elif c.p > self.level:
             lines = [
                 f"{a} and {b} differ: {how}.",
-                f"MMD alone shows it: a classifier was not found to tell them apart, with an AUROC of {c.auc.value:.2f} "
-                f"({c.auc.low:.2f} to {c.auc.high:.2f}); 0.5 is chance.",
+                "MMD alone shows it: a classifier was not found to tell them apart, with an AUROC of "
+                f"{c.auc.value:.2f} ({c.auc.low:.2f} to {c.auc.high:.2f}); 0.5 is chance.",
             ]
         else:
             size = next(words for limit, words in SIZES if c.auc.value < limit)
