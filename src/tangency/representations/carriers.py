@@ -81,7 +81,7 @@ def compare_components(a: Float[Tensor, "n r"], b: Float[Tensor, "m r"], explain
 
 
 def kolmogorov(d: float, n: int, m: int) -> float:
-    """P(D ≥ d) of two samples of n and m of one law: Kolmogorov's limit, for few samples or ties too large.
+    """P(D ≥ d) of two samples of n and m of one law: Kolmogorov's limit, for few samples or ties too large (below 0.1).
 
     Stephens's correction (1970) is that of one sample; of two small ones it would halve the p-value.
     """
