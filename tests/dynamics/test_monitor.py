@@ -300,6 +300,22 @@ def test_the_model_is_left_as_it_was(around: Callable) -> None:
     assert float(monitor.history()["loss"][0]) == pytest.approx(float(F.cross_entropy(net(x), y).detach()), rel=1e-5)
 
 
+def test_steps_are_whole_numbers_from_zero_and_a_network_that_was_widened_is_said() -> None:
+    net, x = net_and_probe()
+    monitor = D.Monitor(tg.trace_ntk(net), x, every=1)
+    for step in (-1, 1.5, "a", None, torch.tensor(3)):
+        with pytest.raises(tg.InputError, match="steps being whole numbers from 0"):
+            monitor.step(step)  # type: ignore[arg-type]
+    assert monitor.step(np.int64(3))
+    net[0] = nn.Linear(net[0].in_features, 7).to(x.dtype)
+    net[2] = nn.Linear(7, net[2].out_features).to(x.dtype)
+    monitor.step(4)
+    found = monitor.history()
+    assert math.isnan(found["moved"][-1])
+    assert float(found["change"][-1]) > 0
+    assert any("needed: the same network" in note for note in found.notes)
+
+
 def test_modes_come_back_after_an_error() -> None:
     net, x = Draws().train(), torch.randn(12, 3)
     modes = {k: m.training for k, m in net.named_modules()}

@@ -1,5 +1,6 @@
 """A monitor's log outlives its process, and its records go to other people's trainers and dashboards."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 import tangency as tg
 from tangency import dynamics as D
+from tangency.dynamics import runlog
 from tangency.dynamics.runlog import RunLog
 
 DOUBLE = torch.float64
@@ -331,3 +333,97 @@ def test_trainers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPat
         D.lightning_callback(monitor)
     with pytest.raises(tg.MissingLibrary, match=r"trainer_callback\(\) needs transformers: pip install"):
         D.trainer_callback(monitor)
+
+
+def test_an_interrupt_leaves_whole_lines_and_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of writing, after which the training goes on, as in a notebook."""
+    log, (net, x, y) = tmp_path / "run.jsonl", parts()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monitor = watched(log, range(0), net, x, y, every=1)
+    with monkeypatch.context() as m:
+        m.setattr(torch, "save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            monitor.step(0)
+    monitor.step(1)  # the start, since nothing was recorded before
+
+    class Torn:
+        """A file that is interrupted after ten bytes."""
+
+        def __init__(self, path: Path, *_: object, **options: object) -> None:
+            self.file = open(path, "ab", buffering=0)  # noqa: SIM115
+
+        def __enter__(self) -> "Torn":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def write(self, data: bytes) -> None:
+            self.file.write(data[:10])
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.file, name)
+
+    with monkeypatch.context() as m:
+        m.setattr(runlog, "open", Torn, raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            monitor.step(2)
+    monitor.step(3)
+    resumed = watched(log, range(0), net, x, y, every=1, resume=True)
+    assert resumed.history().steps.tolist() == [1, 3]
+
+
+def test_two_processes_with_one_log_are_found(tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    first = watched(log, range(2), *parts(), every=1)
+    watched(log, range(2, 3), *parts(), every=1, resume=True)
+    with pytest.raises(tg.InputError, match="changed since this run wrote it: by another process"):
+        first.step(2)
+    assert D.Evolution.load(log).steps.tolist() == [0, 1, 2]
+
+
+def test_a_full_disk_leaves_no_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "run.jsonl"
+    kept = RunLog(log, {}, resume=False)
+    before = log.read_bytes()
+    file = open(log, "ab", buffering=0)  # noqa: SIM115
+    short = types.SimpleNamespace(tell=file.tell, truncate=file.truncate, write=lambda data: file.write(data[:5]))
+    monkeypatch.setattr(runlog, "open", lambda *_, **__: contextlib.nullcontext(short), raising=False)
+    with pytest.raises(tg.InputError, match="cannot be written: No space left"):
+        kept.write({"step": 0})
+    file.close()
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("size", [0, 10, 900])
+@pytest.mark.parametrize("what", ["start", "last"])
+def test_damaged_files_beside_a_log(tmp_path: Path, what: str, size: int) -> None:
+    log = tmp_path / "run.jsonl"
+    watched(log, range(2), *parts(), every=1)
+    beside = tmp_path / f"run.jsonl.{what}.pt"
+    beside.write_bytes(beside.read_bytes()[:size])
+    with pytest.raises(tg.InputError, match=rf"{what}.pt is damaged .*Put it back whole, or give another log="):
+        watched(log, range(0), *parts(), every=1, resume=True)
+
+
+def test_a_run_that_had_no_finite_kernel_yet_is_resumed(tmp_path: Path) -> None:
+    log, (net, x, y) = tmp_path / "run.jsonl", parts()
+    good = {name: value.clone() for name, value in net.state_dict().items()}
+    with torch.no_grad():
+        net[0].weight.fill_(float("nan"))
+    watched(log, range(1), net, x, y, every=1)
+    resumed = watched(log, range(0), net, x, y, every=1, resume=True)
+    net.load_state_dict(good)
+    resumed.step(1)
+    assert resumed.history()["change"].tolist()[1] == 0  # the start
+
+
+def test_a_log_that_was_killed_in_its_first_line(tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    log.write_text('{"tangency_run": 1, "be')
+    with pytest.raises(tg.InputError, match="holds no whole line.*Delete it"):
+        watched(log, range(0), *parts(), resume=True)

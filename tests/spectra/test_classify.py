@@ -76,6 +76,13 @@ def test_kinds_of_known_ensembles(name: str) -> None:
     assert wrong(kind, draw, 6) <= 1 / 6
 
 
+@pytest.mark.parametrize(("n", "m"), [(100, 60), (60, 60), (128, 64)])
+def test_two_draws_of_small_matrices_did_not_grow(n: int, m: int) -> None:
+    """A few values differ by 5 to 10 % from draw to draw; that is no growth of all of them."""
+    kind, draw = ensembles(n, m)["two draws"]
+    assert wrong(kind, draw, 40) <= 0.1  # by their medians: 0.17 to 0.4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "m"), [(300, 200), (600, 400), (400, 400)])
 def test_error_rates(n: int, m: int) -> None:

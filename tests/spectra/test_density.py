@@ -149,6 +149,24 @@ def test_a_value_that_fills_all_probes_stays_drawn() -> None:
     assert S.density(k, probes=6, progress=False).exact >= 5
 
 
+def test_the_stated_error_does_not_depend_on_luck() -> None:
+    """The noise is that of the beta law, and not the spread of a few probes, which may be alike by chance."""
+    k = rotated(torch.cat([torch.full((10,), 5.0), torch.ones(190)]).double())
+    ratios = []
+    for seed in range(60):
+        found = S.density(k, steps=4, probes=2, seed=seed, progress=False)
+        ratios.append(off(found, k) / found.error)
+    assert max(ratios) < 5  # by the spread of two probes: 40
+    noise, mean = S.density(k, steps=4, probes=2, progress=False).noise, 10 / 200
+    assert noise == pytest.approx((2 / math.pi) ** 0.5 * 4 * (mean * (1 - mean) / (101 * 2)) ** 0.5, rel=0.5)
+
+
+def test_quantiles_of_lists_and_numbers() -> None:
+    found = S.density(torch.diag(torch.arange(1.0, 6.0)), progress=False)
+    assert found.quantile([0.1, 0.9]).tolist() == pytest.approx([1, 5])
+    assert float(found.quantile(0.5)) == pytest.approx(3)
+
+
 def test_stored_grams_and_the_same_seed_give_the_same(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, x = tg.models.mlp([5, 16, 2]), torch.randn(60, 5)

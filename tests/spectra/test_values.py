@@ -234,6 +234,21 @@ def pareto(alpha: float, n: int, seed: int = 0) -> Tensor:
     return (1 - u) ** (-1 / (alpha - 1))
 
 
+def test_a_tail_begins_where_it_is_said_to_and_not_at_the_next_value() -> None:
+    """α = 1 + k/Σ log(λ_i/start), by hand; p by samples that begin there."""
+    tail = torch.tensor([10.0, 11.0, 12.0, 30.0], dtype=F64)
+    x = torch.cat([torch.linspace(1, 4, 20, dtype=F64), tail])
+    for scale in (1.0, 1e-30):
+        fit = S.power_law(scale * x, draws=20, start=5 * scale)
+        assert fit.alpha == pytest.approx(1 + 4 / float((tail / 5).log().sum()))
+        assert (fit.start, fit.tail, fit.n) == (5 * scale, 4, 24)
+    mean = sum(S.power_law(pareto(2.5, 60, seed), draws=20, start=1.0, seed=seed).p for seed in range(20)) / 20
+    assert 0.35 < mean < 0.65  # p is uniform where the law is right
+    for start in (30.0, 0.0, -1.0, math.nan):
+        with pytest.raises(tg.InputError, match="start="):
+            S.power_law(x, start=start)
+
+
 def test_exponents_come_back_within_their_errors() -> None:
     off = []
     for seed in range(30):
@@ -245,8 +260,8 @@ def test_exponents_come_back_within_their_errors() -> None:
     x = pareto(2.5, 500)
     fit = S.power_law(x, draws=0, start=1.0)
     tail = x[x >= fit.start]
-    assert fit.alpha == pytest.approx(1 + len(tail) / float((tail / tail.min()).log().sum()))
-    reference = scipy.stats.kstest((tail / tail.min()).numpy(), scipy.stats.pareto(fit.alpha - 1).cdf).statistic
+    assert fit.alpha == pytest.approx(1 + len(tail) / float((tail / fit.start).log().sum()))
+    reference = scipy.stats.kstest((tail / fit.start).numpy(), scipy.stats.pareto(fit.alpha - 1).cdf).statistic
     assert fit.distance == pytest.approx(reference, abs=1e-12)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import tangency as tg
 from tangency.studies import (
@@ -33,6 +33,23 @@ def test_normalised_activations(name: str) -> None:
     at = z[::1000].clone().requires_grad_()
     torch.testing.assert_close(slope[::1000], torch.autograd.grad(sigma(at).sum(), at)[0])
     assert normalised(sigma) is sigma
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        nn.Softplus(beta=3),
+        tg.infinite.Erf(a=2.0, b=0.5),
+        tg.infinite.Quadrature(lambda z: torch.tanh(2 * z), name="Tanh"),
+    ],
+)
+def test_slopes_are_their_own_where_options_hide_behind_a_name(activation: object) -> None:
+    sigma = normalised(activation)
+    z = torch.linspace(-2, 2, 9, dtype=torch.float64)
+    numeric = (sigma(z + 1e-6) - sigma(z - 1e-6)) / 2e-6
+    torch.testing.assert_close(sigma.both(z)[1], numeric, rtol=1e-6, atol=1e-8)
+    with torch.inference_mode():
+        torch.testing.assert_close(normalised(activation).both(z)[1], numeric, rtol=1e-6, atol=1e-8)
 
 
 def test_normalised_refuses_what_it_cannot_scale() -> None:
@@ -244,6 +261,9 @@ def test_random_weights_have_no_outlier() -> None:
 
 
 def test_students_refuse_what_they_cannot_use() -> None:
+    with pytest.raises(tg.InputError, match="tau=nan"):
+        teacher(5, 3, tau=float("nan"))
+    assert teacher(5, 3, test=1).r2(torch.zeros(1)) == -float("inf")  # of one number there is no variance
     data, net = teacher(20, 8), two_layer(8, 12)
     with pytest.raises(tg.InputError, match=r"n=0; needed: a number of training samples, at least 1"):
         teacher(0, 8)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -108,10 +109,14 @@ class Monitor:
         the record is made of these. Returns whether it was recorded. Cost of a step that is not due: a look at the
         clock.
         """
-        if isinstance(model, int) and step is None:
-            model, step = None, model
-        if isinstance(model, int) or step is None:
-            raise InputError(f"step({model!r}, {step!r}); needed: monitor.step(step) or monitor.step(model, step).")
+        if step is None and isinstance(model, (int, np.integer)):
+            step, model = int(model), None
+        if isinstance(model, int) or step is None or not isinstance(step, (int, np.integer)) or step < 0:
+            raise InputError(
+                f"step({type(model).__name__}, {step!r}); needed: monitor.step(step) or monitor.step(model, step), "
+                "steps being whole numbers from 0."
+            )
+        step = int(step)
         if self._in_log(step):
             return False
         self._check(step, self._offered[1] if self._offered else None)
@@ -205,9 +210,10 @@ class Monitor:
             theta = probe.theta(kernel) if {"moved", "moved_part"} & {*self.record} else None
             if self._start is None:
                 kept = None if theta is None else {name: p.clone() for name, p in theta.items()}
-                self._start = Start(step, gram, kept)
-                if self._log is not None:
-                    self._log.save_start(self._start)
+                start = Start(step, gram, kept)
+                if self._log is not None:  # first on disk: an interrupt must leave none, or both
+                    self._log.save_start(start)
+                self._start = start
             if self._start.gram.device != gram.device:  # after a resume, or where the model was moved
                 self._start = replace(self._start, gram=self._start.gram.to(gram))
             before = None if self._last is None else (self._last[0], self._last[1].to(gram))
@@ -259,8 +265,9 @@ class Monitor:
             was.torn = 0
         if not was.records:
             return
-        self._start, self._last = self._log.load_start(), self._log.load_last()
         self._known = self._recorded()
+        if any(v is not None for line in was.records for v in line["values"].values()):  # type: ignore[union-attr]
+            self._start, self._last = self._log.load_start(), self._log.load_last()
         if self._last is not None and self._last[0] > self._known:  # its line was lost: no record before the next
             self._last = None
         seconds = was.records[-1].get("seconds")

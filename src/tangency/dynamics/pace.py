@@ -67,7 +67,7 @@ class Pace:
         try:
             yield
         finally:
-            self._cost = self.last_cost = self.clock() - start
+            self._cost = self.last_cost = max(0.0, self.clock() - start)
             self.spent += self._cost
             self.looks += 1
 
@@ -78,7 +78,7 @@ class Pace:
         try:
             yield
         finally:
-            took = self.clock() - start
+            took = max(0.0, self.clock() - start)
             self._cost, self.spent = (self._cost or 0.0) + took, self.spent + took
 
     def part(self) -> float | None:

@@ -90,6 +90,9 @@ def _velocity(s: Sight) -> float:
 def _moved(s: Sight) -> float:
     assert s.theta is not None
     assert s.start.theta is not None
+    for name, p in s.theta.items():
+        if p.shape != (was := s.start.theta[name].shape):
+            raise InputError(f"{name} is {tuple(p.shape)} now and was {tuple(was)}; needed: the same network")
     # In float64: steps are small beside the parameters.
     far = [(p.double() - s.start.theta[name].to(p.device).double()).square().sum() for name, p in s.theta.items()]
     return math.fsum(map(float, far)) ** 0.5

@@ -5,12 +5,14 @@ leaves at most a torn last line, and a line at the end. `RUN.jsonl.start.pt` hol
 parameters, `RUN.jsonl.last.pt` the Gram of the last record: with them a resumed run measures from the true start.
 """
 
+import errno
 import json
 import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
@@ -50,6 +52,8 @@ def read(path: Path) -> Recorded:
     except OSError as e:
         raise InputError(f"{path} cannot be read: {e.strerror or e}. Give the log= of a Monitor.") from None
     whole = data[: data.rfind(b"\n") + 1]
+    if data and not whole:
+        raise InputError(f"{path} holds no whole line, as a kill at the start leaves it. Delete it: nothing is lost.")
     found: list[Line] = []
     for number, text in enumerate(whole.splitlines(), 1):
         try:
@@ -60,7 +64,7 @@ def read(path: Path) -> Recorded:
             raise InputError(f"line {number} of {path} is no record; needed: the JSON lines that a Monitor writes.")
         found.append(line)
     if not found or found[0].get("tangency_run") is None:
-        given = "is empty" if not found else "does not begin with the line of a run"
+        given = "is empty" if not data else "does not begin with the line of a run"
         raise InputError(f"{path} {given}; needed: a log that tg.dynamics.Monitor(log=…) has begun.")
     if found[0]["tangency_run"] != FORMAT:
         raise InputError(f"{path} is of format {found[0]['tangency_run']}; this version of tangency reads {FORMAT}.")
@@ -103,17 +107,33 @@ class RunLog:
                     "begun with, or another log=."
                 )
             self.run = str(self.was.head["run"])
+            self.size = path.stat().st_size - self.was.torn
             if self.was.torn:
-                os.truncate(path, path.stat().st_size - self.was.torn)
+                os.truncate(path, self.size)
             return
-        self.run = uuid.uuid4().hex
+        self.run, self.size = uuid.uuid4().hex, 0
         self.write({"tangency_run": FORMAT, "run": self.run, **head})
 
     def write(self, line: Mapping[str, object]) -> None:
-        """Add a line, by one call of the system, so that a kill cannot leave more than this one torn."""
+        """Add a line, by one call of the system, so that a kill cannot leave more than this one torn.
+
+        Where the process lives on (an interrupt, a disk that is full), the line is there in whole or not at all.
+        """
+        data = f"{strict_json.text(line)}\n".encode()
         try:
             with open(self.path, "ab", buffering=0) as file:
-                file.write(f"{strict_json.text(line)}\n".encode())
+                if file.tell() != self.size:
+                    raise InputError(
+                        f"{self.path} was changed since this run wrote it: by another process with the same log=? Stop "
+                        "one of the two, and go on with resume=True, or give each its own log=."
+                    )
+                try:
+                    if file.write(data) < len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                except BaseException:
+                    file.truncate(self.size)
+                    raise
+                self.size += len(data)
         except OSError as e:
             raise InputError(
                 f"{self.path} cannot be written: {e.strerror or e}. Give a file where you may write."
@@ -158,6 +178,10 @@ class RunLog:
             found = torch.load(self._beside(what), map_location="cpu", weights_only=True)
         except FileNotFoundError:
             return None
+        except (EOFError, OSError, RuntimeError, UnpicklingError) as e:
+            raise InputError(
+                f"{self._beside(what)} is damaged ({type(e).__name__}). Put it back whole, or give another log=."
+            ) from None
         return found if isinstance(found, dict) and found.get("run") == self.run else None
 
 

@@ -65,7 +65,7 @@ def energy(K: Matrix | Spectrum, y: Numbers, count: int, *, progress: bool = Tru
     each = (pairs.vectors[:, :count].T @ aim.to(pairs.vectors)).square().sum(1)
     rank = numerical_rank(pairs.values)
     if not rank:
-        raise InputError("K is 0, so it has no eigenvectors to project on; needed: a kernel that is not.")
+        raise InputError("K has no eigenvalue above 0, so no eigenvectors to project on; needed: a kernel that has.")
     each[rank:] = 0
     parts = each.cumsum(0).sqrt()
     return Energy(parts.clamp_max(1.0), pairs.values[:count])

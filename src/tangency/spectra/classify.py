@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 KINDS = ("invariant", "bulk + spikes", "heavy tail", "changed bulk")
 # Heuristics, calibrated in tests/spectra/test_classify.py and tabulated on docs/tasks/learned.md.
 FACTOR = 0.05  # a common factor beyond e^±this is said
+STIFF = 6.0  # unless it is within e^±(this over n): eigenvalues are stiff, two draws of a matrix differ by no more
 FEW = 10  # and explains a tail if it leaves so many times fewer values outside
 GROWN = 1.5  # a spike that was there at the start is another one if it grew by this factor
 MANY = 0.025  # a tail has at least this part of the values outside the bulk, and
@@ -106,11 +107,11 @@ def classify(
 
 def _grown(now: Float[Tensor, " n"], before: Float[Tensor, " m"]) -> float | None:
     """By which factor the middle of the spectrum grew or shrank; None where it did not, or has no size."""
-    middle, first = float(now.median()), float(before.median())
+    # The mean of the middle half: it differs half as much from draw to draw as the median.
+    middle, first = (float(v[len(v) // 4 : len(v) - len(v) // 4].mean()) for v in (now, before))
     if not (middle > 0 and first > 0):
         return None
-    # Eigenvalues of a draw are stiff: their median differs by about 1/n.
-    beyond = abs(math.log(middle / first)) > max(FACTOR, 4 / min(len(now), len(before)))
+    beyond = abs(math.log(middle / first)) > max(FACTOR, STIFF / min(len(now), len(before)))
     return middle / first if beyond else None
 
 

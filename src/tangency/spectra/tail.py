@@ -96,21 +96,24 @@ def power_law(values: Values, *, draws: int = 100, start: float | None = None, s
         raise InputError(f"draws={draws!r}; needed: a number of samples, or 0 for no p.")
     if float(x[0]) == float(x[-1]):
         raise InputError(f"all positive values are {float(x[0]):.6g}: they have no tail. Needed: different ones.")
-    if start is not None and int((x >= start).sum()) < 2:
+    if start is not None and not start > 0:
+        raise InputError(f"start={start:g}; needed: a value above 0, from which on there is a tail.")
+    if start is not None and (int((x >= start).sum()) < 2 or not float(x[-1]) > start):
         raise InputError(f"start={start:g} has fewer than 2 of the values above it; the largest is {float(x[-1]):.6g}.")
     scale = float(x[-1])  # in units of the largest: 1e±30 are as good as 1
     logs = (x / scale).log()
     if not bool(logs.isfinite().all()):
         logs = x.log() - x[-1].log()
-    begin = None if start is None else int(torch.searchsorted(x, torch.tensor(start, dtype=x.dtype)))
-    fit = _fit(logs[None], begin)
+    if start is not None:  # from here on, logarithms of λ/λ₀ for the tail alone
+        logs = logs[x >= start] - (math.log(start) - math.log(scale))
+    fit = _fit(logs[None], start is not None)
     k = int(fit.start[0])
-    distance, alpha, tail = float(fit.distance[0]), float(fit.alpha[0]), len(x) - k
-    p = _bootstrap(logs, k, alpha, distance, draws, seed, fixed=start is not None) if draws else math.nan
-    above = logs[k:] - logs[k]
+    distance, alpha, tail = float(fit.distance[0]), float(fit.alpha[0]), len(logs) - k
+    p = _bootstrap(logs, k, alpha, distance, draws, seed, start is not None) if draws else math.nan
+    above = logs[k:] - (logs[k] if start is None else 0)
     against = {"lognormal": _lognormal(above, alpha), "exponential": _exponential(above, alpha)}
-    error = (alpha - 1) / math.sqrt(tail)
-    return PowerLaw(alpha, error, float(x[k]), tail, len(x), distance, p, against, x.flip(0))
+    error, begin = (alpha - 1) / math.sqrt(tail), float(x[k]) if start is None else float(start)
+    return PowerLaw(alpha, error, begin, tail, len(x), distance, p, against, x.flip(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,17 +125,14 @@ class _Fits:
     distance: Float[Tensor, " b"]
 
 
-def _fit(logs: Float[Tensor, "b n"], begin: int | None = None) -> _Fits:
-    """Of each row of logarithms, smallest first, by trying the places where a tail may begin; or `begin` alone."""
+def _fit(logs: Float[Tensor, "b n"], fixed: bool) -> _Fits:
+    """Of each row of logarithms, smallest first, by trying the values where a tail may begin; `fixed`: it does at 0."""
     n = logs.shape[1]
-    if begin is not None:
-        places = [begin]
-    else:
-        last = n - LEAST_TAIL
-        places = sorted({round(float(v)) for v in torch.linspace(0, last, min(PLACES, last + 1))})
+    last = 0 if fixed else n - LEAST_TAIL
+    places = sorted({round(float(v)) for v in torch.linspace(0, last, min(PLACES, last + 1))})
     distances, alphas = [], []
     for k in places:
-        above = logs[:, k:] - logs[:, k : k + 1]
+        above = logs if fixed else logs[:, k:] - logs[:, k : k + 1]
         m = n - k
         slope = m / above.sum(1).clamp_min(1e-300)  # α − 1
         fitted = -torch.expm1(-slope[:, None] * above)
@@ -156,16 +156,12 @@ def _bootstrap(
         b = min(left, max(1, 4_000_000 // n))  # numbers at a time (heuristic)
         u = torch.rand(b, n, generator=generator, dtype=logs.dtype)
         # 1 − u is never 0, of which there is no logarithm.
-        drawn = logs[k] - torch.log1p(-u) / (alpha - 1)
-        if k and not fixed:
+        drawn = (0 if fixed else logs[k]) - torch.log1p(-u) / (alpha - 1)
+        if k:
             in_tail = torch.rand(b, n, generator=generator) < (n - k) / n
             below = logs[torch.randint(0, k, (b, n), generator=generator)]
             drawn = torch.where(in_tail, drawn, below)
-        drawn = drawn[:, : n - k] if fixed else drawn
-        drawn = drawn.sort(1).values
-        if fixed:  # a tail that begins at a given place: that place is no value of the sample
-            drawn[:, 0] = logs[k]
-        as_far += int((_fit(drawn, 0 if fixed else None).distance >= distance).sum())
+        as_far += int((_fit(drawn.sort(1).values, fixed).distance >= distance).sum())
         left -= b
     return as_far / draws
 

@@ -4,8 +4,10 @@ Wang, Engel, Sarwate, Dumitriu and Chiang, "Spectral evolution and invariance in
 (arXiv:2211.06506), section 3: single-index, multiple-index and mixture teachers.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -48,15 +50,26 @@ class Normalised:
 
     def both(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(σ(z), σ'(z)), new tensors; at a kink the slope is that of torch."""
-        known = SLOPES.get(self.name)
-        if known is None:
-            with torch.enable_grad():
-                at = z.detach().requires_grad_()
-                value = self.dual(at)
-                slope = torch.autograd.grad(value.sum(), at)[0]
-            return (value.detach() - self.mean) / self.scale, slope / self.scale
+        value, slope = self._by_formula(z) if self._known else self._by_autograd(z)
+        return (value - self.mean) / self.scale, slope / self.scale
+
+    @cached_property
+    def _known(self) -> bool:
+        """Whether the slope that is written out for its name is its own: Softplus(beta=3) has the name of another."""
+        if self.name not in SLOPES:
+            return False
+        z = torch.linspace(-3, 3, 12, dtype=torch.float64)
+        return torch.allclose(self._by_formula(z)[1], self._by_autograd(z)[1], rtol=1e-6, atol=1e-9)
+
+    def _by_formula(self, z: Tensor) -> tuple[Tensor, Tensor]:
         value = self.dual(z)
-        return (value - self.mean) / self.scale, known(z, value) / self.scale
+        return value, SLOPES[self.name](z, value)
+
+    def _by_autograd(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode(False), torch.enable_grad():
+            at = z.detach().clone().requires_grad_()
+            value = self.dual(at)
+            return value.detach(), torch.autograd.grad(value.sum(), at)[0]
 
     @property
     def name(self) -> str:
@@ -105,7 +118,7 @@ class Taught(Result):
 
     def r2(self, predicted: Float[Tensor, " m"]) -> float:
         """1 − mean (f − y_test)²/Var(y_test), the coefficient of determination on the test samples."""
-        return 1 - self.error(predicted) / float(self.y_test.var(correction=0))
+        return 1 - float(self.error(predicted) / self.y_test.var(correction=0))
 
     def error(self, predicted: Float[Tensor, " m"]) -> float:
         """mean (f − y_test)² on the test samples."""
@@ -154,6 +167,8 @@ def teacher(
         checks.positive(value, name, what)
     if directions > d:
         raise InputError(f"directions={directions}, d={d}; needed: no more orthogonal directions than inputs.")
+    if not math.isfinite(tau):
+        raise InputError(f"tau={tau}; needed: a finite number, the weight of ‖x‖²/d.")
     generator = torch.Generator().manual_seed(seed)
     beta, x, x_test = (torch.randn(rows, d, generator=generator, dtype=torch.float64) for rows in (directions, n, test))
     beta = torch.linalg.qr(beta.T).Q.T
