@@ -103,8 +103,8 @@ def test_errors_are_one_line(
     assert "Traceback" not in error
 
 
-@pytest.mark.parametrize("keep", ["0", "1.5", "-2"])
+@pytest.mark.parametrize("keep", ["0", "1.0", "1.5", "-2", "inf", "nan"])
 def test_a_part_or_a_number_is_kept(keep: str, job: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["shift", f"{job}:make", "--out", "page", f"--keep={keep}"])
-    assert "needed: a part between 0 and 1, or a number of samples" in capsys.readouterr().err
+    assert "needed: a part between 0 and 1, or a whole number of samples" in capsys.readouterr().err

@@ -70,6 +70,19 @@ def test_density_is_that_of_principal_components() -> None:
     assert found.setting == "2 components"
 
 
+def test_a_density_has_no_components_of_rounding() -> None:
+    line = torch.randn(40, 1, dtype=F64, generator=torch.Generator().manual_seed(0)) * torch.arange(1.0, 6)
+    found = D.outliers_features(line, line[:5] + 0.01, score="density")
+    assert found.setting == "1 components"
+    for known, given in (line, 2), (torch.ones(40, 5), None):
+        with pytest.raises(tg.InputError, match="as the known samples vary in no more"):
+            D.outliers_features(known, line[:5], score="density", components=given)
+    with pytest.raises(tg.InputError, match="3 of the fresh or asked samples have features that are all 0"):
+        D.outliers_features(line, torch.zeros(3, 5), score="neighbours")
+    with pytest.raises(tg.InputError, match="of the known samples have features that are all 0"):
+        D.outliers_features(torch.zeros(40, 5), line[:5], score="neighbours")
+
+
 def test_neighbours_are_scikit_learns() -> None:
     known, asked, fresh = data()
     found = D.outliers_features(known, asked, score="neighbours", neighbours=3, fresh=fresh)

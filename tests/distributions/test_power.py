@@ -60,6 +60,12 @@ def test_table_plot_and_dict() -> None:
     assert low <= rate <= high
 
 
+class Bad:
+    """Neither rejected nor not."""
+
+    p = float("nan")
+
+
 def test_what_is_refused() -> None:
     x, y = pair()
     k = tg.gaussian(x)
@@ -68,6 +74,7 @@ def test_what_is_refused() -> None:
         (lambda: D.power(k, x, y, sizes=[5]), "tests is a Gaussian; needed: tests by name"),  # type: ignore[arg-type]
         (lambda: D.power({"a": "NTK"}, x, y, sizes=[5]), r"tests\['a'\] is a str"),  # type: ignore[dict-item]
         (lambda: D.power({"a": lambda *_: 3}, x, y, sizes=[5]), "a test returned a int; needed: a result with a p"),  # type: ignore[dict-item]
+        (lambda: D.power({"a": lambda *_: Bad()}, x, y, sizes=[5]), "a test returned p=nan; needed: a p-value"),
         (lambda: D.power({"a": k}, x, y, sizes=[]), "sizes is empty"),
         (lambda: D.power({"a": k}, x, y, sizes=[81]), "sizes holds 81; needed: from 2 to 80"),
         (lambda: D.level({"a": k}, x, sizes=[41]), "sizes holds 41; needed: from 2 to 40"),

@@ -52,6 +52,7 @@ def test_mmd_is_its_definition(biased: bool) -> None:
 def test_features_kernel_and_gram_agree(m: int, n: int, biased: bool, seed: int) -> None:
     x, y = pair(m, n, 0.4, seed=seed)
     both = torch.cat([x, y])
+    both = both - both.mean(0)
     a = D.mmd_features(x, y, biased=biased, draws=30, seed=seed)
     b = D.mmd(both @ both.T, range(m), range(m, m + n), biased=biased, draws=30, seed=seed)
     assert a.p == b.p
@@ -302,7 +303,10 @@ def test_options_that_do_not_go_together(options: dict[str, object], message: st
 
 def test_a_large_mean_hides_nothing_and_what_overflows_is_refused() -> None:
     x, y = pair(30, 20, 1.5)
-    assert D.mmd_features(x, y, draws=99).p == D.mmd_features(x + 1e5, y + 1e5, draws=99).p == 0.01
+    for tall in (x, y), (x.repeat(1, 20), y.repeat(1, 20)):  # more samples than features, and fewer
+        plain, moved = D.mmd_features(*tall, draws=99), D.mmd_features(*(v + 1e7 for v in tall), draws=99)
+        assert plain.p == moved.p == 0.01
+        assert moved.value == pytest.approx(plain.value, rel=1e-6)
     for test in ("permutation", "wild bootstrap"):
         with pytest.raises(tg.InputError, match="the statistic overflows float64"):
             D.mmd_features(x * 1e200, y, test=test, draws=20)

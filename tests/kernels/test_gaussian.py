@@ -39,6 +39,13 @@ def test_of_many_samples_some_are_drawn_by_the_seed() -> None:
     assert tg.gaussian(x).bandwidth == pytest.approx(float(torch.pdist(x).median()), rel=0.05)
 
 
+def test_equal_samples_do_not_count() -> None:
+    x = torch.zeros(50, 2)
+    x[:5] = torch.arange(10.0).reshape(5, 2)
+    apart = pdist(x.numpy())
+    assert tg.gaussian(x).bandwidth == pytest.approx(np.median(apart[apart > 0]), rel=0.1)
+
+
 def test_what_is_refused() -> None:
     x = torch.randn(5, 2)
     bad = x.clone()
@@ -49,7 +56,7 @@ def test_what_is_refused() -> None:
         (lambda: tg.gaussian(bandwidth=0.0), "bandwidth=0; needed: a number above 0"),
         (lambda: tg.gaussian(bandwidth=math.nan), "bandwidth=nan"),
         (lambda: tg.gaussian(x[:1]), "x has 1 sample, which has no distance"),
-        (lambda: tg.gaussian(torch.ones(5, 2)), "their median distance is 0"),
+        (lambda: tg.gaussian(torch.ones(5, 2)), "all samples are equal, so they have no distance"),
         (lambda: tg.gaussian(bad), r"x\[1, 0\] is inf"),
         (lambda: tg.gaussian({"a": x}), "x is a dict; the Gaussian kernel takes one tensor"),
         (lambda: tg.gaussian(torch.zeros(4, 2, dtype=torch.complex64)), "needed: real numbers"),

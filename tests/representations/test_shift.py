@@ -18,7 +18,7 @@ from tangency.datasets import Labelled
 from tangency.errors import InputError, ModelError, NonFiniteError
 from tangency.representations import Shift, shift
 from tangency.representations.carriers import compare_components, density_ratio, holm, kolmogorov, log_ratio
-from tangency.representations.classes import balance
+from tangency.representations.classes import ClassShift, balance
 
 
 def normal(n: int, d: int, seed: int) -> Tensor:
@@ -114,7 +114,7 @@ def test_texts_by_the_mean_over_their_tokens() -> None:
         x = {"input_ids": ids, "attention_mask": (torch.arange(7) < lengths).long()}
         return Labelled(x, torch.arange(n) % 2, ("no", "yes"), texts=[f"text {k}" for k in range(n)])
 
-    result = shift(model, texts(0, 20, 80), texts(5, 20, 70), names=("old", "new"), draws=99, progress=False)
+    result = shift(model, texts(0, 20, 80), texts(12, 20, 70), names=("old", "new"), draws=99, progress=False)
     assert result.shifted
     assert result.layer == "encoder"
     assert result.names == ("old", "new")
@@ -179,7 +179,9 @@ def test_components_against_scipy(n: int, m: int) -> None:
     torch.testing.assert_close(c.ks, torch.tensor([r.statistic for r in raw]))
     for k in range(3):
         assert float(c.distance[k] * both[k]) == pytest.approx(stats.wasserstein_distance(a[:, k], b[:, k]))
-        assert kolmogorov(float(c.ks[k]), n, m) == pytest.approx(raw[k].pvalue, rel=0.15, abs=1e-3)
+        limit = stats.kstwobign.sf(float(c.ks[k]) * (n * m / (n + m)) ** 0.5)
+        assert kolmogorov(float(c.ks[k]), n, m) == pytest.approx(limit)
+        assert limit == pytest.approx(raw[k].pvalue, rel=0.2, abs=1e-3)
     torch.testing.assert_close(c.p, holm(torch.tensor([kolmogorov(float(d), n, m) for d in c.ks]).double()))
 
 
@@ -402,6 +404,71 @@ def test_samples_in_both_sets_are_warned_of() -> None:
     assert "Caution" not in found(a, normal(50, 3, 1)).words()
 
 
+# ---- data that mislead ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [10, 20, 40])
+def test_a_component_of_few_samples_is_never_surer_than_the_exact_test(n: int) -> None:
+    for k in range(1, n + 1, n // 10):
+        a = np.arange(n)
+        exact = stats.ks_2samp(a, a + k - 0.5, method="exact")
+        assert exact.statistic == pytest.approx(k / n)
+        assert kolmogorov(k / n, n, n) >= min(0.1, exact.pvalue)
+
+
+def test_one_far_sample_is_named_and_makes_no_others_alike() -> None:
+    a, b = normal(200, 5, 0), normal(200, 5, 1) + 0.7
+    a[3, 0] = 1e8
+    result = found(a, b)
+    assert "4 of 400 samples, source[3] the farthest, hold 100% of the variance" in result.words()
+    assert "have the features" not in result.words()
+    assert "MMD alone shows it: a classifier was not found to tell them apart" in result.words()
+    b[5, 0] = 1e8  # the same number for "missing" in both sets does not make them one set
+    assert "hold 100% of the variance" in found(a, b).words()
+
+
+def test_features_of_very_different_scales_are_all_compared() -> None:
+    scale = torch.tensor([1e6, 1.0])
+    result = found(normal(200, 2, 0) * scale, normal(200, 2, 1) * scale + torch.tensor([0.0, 2.0]))
+    assert len(result.components) == 2
+    assert result.shifted
+    tiny = 1e-30
+    assert found(tiny * normal(60, 2, 0), tiny * (normal(60, 2, 1) + 2)).shifted
+
+
+def test_many_samples_of_one_feature_are_not_taken_for_copies() -> None:
+    assert not found(normal(300, 1, 0), normal(300, 1, 1), components=1).warnings
+
+
+def test_features_that_are_mostly_equal_and_classes_that_are_one_point() -> None:
+    a, b = ((torch.rand(n, 3, generator=torch.Generator().manual_seed(n)) < 0.08).float() for n in (150, 140))
+    assert not found(a, b).shifted
+    a, b = normal(40, 3, 0), normal(40, 3, 1)
+    a[:20] = b[:20] = 0
+    classes = found(a, b, labels=([0] * 20 + [1] * 20,) * 2).classes
+    assert classes is not None
+    assert float(classes.inputs_p[0]) == 1.0
+
+
+def test_a_source_that_is_one_point() -> None:
+    result = found(torch.ones(30, 3), normal(40, 3, 0).float())
+    assert bool(result.filter(10, by="density").weights.isfinite().all())
+    assert bool((result.components.spread < 1e7).all())
+    said = result.downstream(([0, 1] * 15, [0, 1] * 20), keep=10, repeats=2)
+    assert said.accuracy["all"] == pytest.approx(0.5, abs=0.2)
+
+
+def test_labels_that_are_left_out_or_predicted_are_said_to_be() -> None:
+    a, b = (Labelled(normal(40, 3, k), torch.arange(40) % 2, names) for k, names in enumerate((("u", "v"), ("v", "u"))))
+    result = found(a, b)
+    assert result.classes is None
+    assert "labels were not compared, as the classes are called u, v in one set and v, u" in result.words()
+    half, p = torch.tensor([0.5, 0.5]), torch.tensor([0.01, 0.5])
+    for of, said in ("predictions", True), ("labels", False):
+        sentence = ClassShift(("u", "v"), half, half, 0.01, p, of).sentence(0.05)
+        assert ("a changed balance alone can do that" in sentence) == said
+
+
 # ---- refused --------------------------------------------------------------------------------------------------------
 
 X, Z = normal(30, 6, 0).float(), normal(30, 6, 1).float()
@@ -420,6 +487,7 @@ WITH_NAN[4, 2] = torch.nan
         (X[:, 0], Z, {}, r"source has shape \(30,\); needed, without a model: features \[n, p\]"),
         (X, Z, {"components": 7}, "components=7; needed: at most 6"),
         (X, Z, {"components": 0}, "components=0; needed: the number of components"),
+        (X.double() * 1e160, Z, {}, "squares overflow float64"),
         (X, Z, {"samples": 5}, "samples=5; needed: at least 10"),
         (X, Z, {"draws": 20}, "draws=20; needed: at least 39"),
         (X, Z, {"level": 5}, "level=5; needed: a probability"),
@@ -445,6 +513,8 @@ def test_what_is_refused_of_models(net: nn.Module) -> None:
         shift(net, X, Z, layers="layer9")
     with pytest.raises((InputError, ModelError), match="training mode"):
         shift(nn.Sequential(nn.Linear(6, 4), nn.Dropout(), nn.Linear(4, 2)).train(), X, Z)
+    with pytest.raises(InputError, match="the model is a single Linear without layers of its own"):
+        shift(nn.Linear(6, 2), X, Z, progress=False)
     with pytest.raises(NonFiniteError, match=r"features of source\[4\] are not finite"):
         shift(net, WITH_NAN, Z, progress=False)
     with pytest.raises(NonFiniteError, match=r"features of target\[4\] are not finite"):
@@ -454,7 +524,7 @@ def test_what_is_refused_of_models(net: nn.Module) -> None:
 
 
 def test_what_is_refused_of_results(mixed: Shift) -> None:
-    for keep in (0, 1.5, 601, -3, True, "all"):
+    for keep in (0, 1.0, 1.5, 601, -3, math.inf, math.nan, True, "all"):
         with pytest.raises(InputError, match="keep="):
             mixed.filter(keep)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="by='pca'; needed: 'classifier', 'density'"):

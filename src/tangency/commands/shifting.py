@@ -51,12 +51,10 @@ def add(commands: "Commands") -> None:
 
 def _keep(text: str) -> float | int:
     """A part between 0 and 1, or a number of samples."""
-    value = float(text)
-    if 0 < value < 1:
-        return value
-    if value != int(value) or value < 1:
-        raise argparse.ArgumentTypeError(f"{text}; needed: a part between 0 and 1, or a number of samples")
-    return int(value)
+    value = int(text) if text.isdecimal() else float(text)
+    if not (value >= 1 if isinstance(value, int) else 0 < value < 1):
+        raise argparse.ArgumentTypeError(f"{text}; needed: a part between 0 and 1, or a whole number of samples")
+    return value
 
 
 def _shift(args: argparse.Namespace) -> int:

@@ -177,7 +177,8 @@ def _judge(
     n, p = known.shape
     if score == "density":
         many = _within(min(COMPONENTS, p) if components is None else components, "components", p)
-        return scores.component_density(known, many), f"{many} components"
+        judge, many = scores.component_density(known, many, fewer=components is None)
+        return judge, f"{many} components"
     if score == "neighbours":
         many = _within(min(NEIGHBOURS, n) if neighbours is None else neighbours, "neighbours", n)
         return scores.neighbour_distance(known, many), f"{many} neighbours"

@@ -33,6 +33,11 @@ class Pooled(ABC):
         """All rows, also those of neither."""
 
     @property
+    def width(self) -> int:
+        """Numbers that a column takes while it is worked on."""
+        return self.size
+
+    @property
     @abstractmethod
     def device(self) -> torch.device:
         """Where its numbers lie."""
@@ -89,10 +94,14 @@ class PooledGram(Pooled):
 
 @dataclass(frozen=True, eq=False)
 class PooledFeatures(Pooled):
-    """From features: K = ΦΦᵀ is never made; a quadratic form is ‖Φᵀv‖², one pass over the features."""
+    """From features: K = ΦΦᵀ is never made; a quadratic form is ‖Φᵀv‖², one pass over the features.
+
+    Φ is about the mean of both: it changes no MMD, and squares of a large mean would swallow the digits of one.
+    """
 
     x: Tensor | StoredFeatures
     y: Tensor | StoredFeatures
+    mean: Float[Tensor, " p"]
 
     @property
     def of_x(self) -> Tensor:  # type: ignore[override]
@@ -119,8 +128,14 @@ class PooledFeatures(Pooled):
         start = 0
         for side in (self.x, self.y):
             for block in _blocks(side):
-                yield slice(start, start + len(block)), block.flatten(1).to(self.device, torch.float64)
+                about = block.flatten(1).to(self.device, torch.float64) - self.mean
+                yield slice(start, start + len(block)), about
                 start += len(block)
+
+    @property
+    def width(self) -> int:
+        """Φᵀv has p numbers."""
+        return max(self.size, len(self.mean))
 
     def diag(self) -> Tensor:
         """‖φ(z)‖²."""
@@ -165,7 +180,7 @@ def pooled(
 
 
 def pooled_features(x: Array | StoredFeatures, y: Array | StoredFeatures) -> PooledFeatures:
-    """Features of both, checked."""
+    """Features of both, checked, and their mean."""
     left, right = given_features(x, "x"), given_features(y, "y")
     if isinstance(left, StoredFeatures) and isinstance(right, StoredFeatures):
         same_origin(left.origin, right.origin, "y")
@@ -176,7 +191,18 @@ def pooled_features(x: Array | StoredFeatures, y: Array | StoredFeatures) -> Poo
         )
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         checks.beside(right, left.device, "y", "x")
-    return PooledFeatures(left, right)
+    device = left.device if isinstance(left, Tensor) else torch.device("cpu")
+    sums = [b.flatten(1).to(device, torch.float64).sum(0) for side in (left, right) for b in _blocks(side)]
+    return PooledFeatures(left, right, torch.stack(sums).sum(0) / (len(left) + len(right)))
+
+
+def of_samples(both: PooledFeatures) -> Pooled:
+    """The Gram of features in memory that are more than the samples, which is less work then; else the features."""
+    if both.width == both.size or not (isinstance(both.x, Tensor) and isinstance(both.y, Tensor)):
+        return both
+    phi = torch.cat([block for _, block in both.blocks()])
+    gram = square(phi @ phi.T, "the features' products")
+    return PooledGram(gram, both.of_x, both.of_y)
 
 
 def given_features(v: object, name: str) -> Tensor | StoredFeatures:

@@ -194,7 +194,9 @@ def _p(
         found = kind(tree.take(x, left), tree.take(x if y is None else y, right), seed)
         if not hasattr(found, "p"):
             raise InputError(f"a test returned a {type(found).__name__}; needed: a result with a p-value, result.p.")
-        return float(found.p)
+        if not 0 <= (p := float(found.p)) <= 1:
+            raise InputError(f"a test returned p={p:g}; needed: a p-value, from 0 to 1.")
+        return p
     rows = torch.cat([left, right if y is None else right + tree.size(x)]).to(kind.device)
     n = len(left)
     return mmd(kind[rows][:, rows], range(n), range(n, 2 * n), draws=draws, seed=seed, progress=False).p

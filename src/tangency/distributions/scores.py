@@ -11,6 +11,9 @@ from ..linalg import top_of
 from ..projection import nearest
 from .density import density
 
+# Variance of a component beside the first one's that is rounding (heuristic).
+ROUNDING = 1e-13
+
 Score = Callable[[Float[Tensor, "m p"]], Float[Tensor, " m"]]
 
 
@@ -95,17 +98,37 @@ def shrunk(residuals: Float[Tensor, "n p"], shrink: float | None) -> tuple[Float
     return made, shrink
 
 
-def component_density(known: Float[Tensor, "n p"], components: int) -> Score:
-    """−log density of the first principal components."""
+def component_density(known: Float[Tensor, "n p"], components: int, *, fewer: bool) -> tuple[Score, int]:
+    """−log density of the first principal components, and how many; `fewer`: of known samples with fewer, those."""
     mean = known.mean(0)
     about = known - mean
     # Of the features' covariance: the eigenvectors, without forming it where there are many features.
     pairs = top_of(lambda v: about.T @ (about @ v), known.shape[1], components, device=known.device, progress=False)
-    axes = pairs.vectors.to(known)
+    # Below this a component is rounding: a density along it would be a density of noise.
+    rank = int((pairs.values > ROUNDING * pairs.values[0]).sum())
+    if rank < (1 if fewer else components):
+        raise InputError(f"components={components}; needed: at most {rank}, as the known samples vary in no more.")
+    axes = pairs.vectors.to(known)[:, :rank]
     found = density(about @ axes)
-    return lambda z: -found.log((z - mean) @ axes)
+    return lambda z: -found.log((z - mean) @ axes), rank
 
 
 def neighbour_distance(known: Float[Tensor, "n p"], neighbours: int) -> Score:
     """The distance to the k-th neighbour, features at length 1."""
-    return lambda z: (2 - 2 * nearest(z, known, neighbours).similarity[:, -1]).clamp_min(0).sqrt()
+    _some_length(known, "known")
+
+    def score(z: Tensor) -> Tensor:
+        """Of each row."""
+        _some_length(z, "fresh or asked")
+        return (2 - 2 * nearest(z, known, neighbours).similarity[:, -1]).clamp_min(0).sqrt()
+
+    return score
+
+
+def _some_length(z: Tensor, name: str) -> None:
+    zero = int((~z.any(1)).sum())
+    if zero:
+        raise InputError(
+            f"{zero} of the {name} samples have features that are all 0, which cannot be brought to length 1; "
+            "leave them out, or take another score."
+        )

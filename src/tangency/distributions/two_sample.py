@@ -17,7 +17,7 @@ from ..kernels.kernel import Kernel
 from ..linalg.matrix import Matrix
 from ..projection.features import StoredFeatures
 from . import null
-from .pooled import Pooled, grouped, pooled, pooled_features, sizes
+from .pooled import Pooled, grouped, of_samples, pooled, pooled_features, sizes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,7 +137,8 @@ def mmd_features(
 ) -> TwoSample:
     """MMD² = ‖mean φ(x) − mean φ(y)‖² by features [m, p], [n, p]: `mmd` for samples too many for a Gram.
 
-    Features in memory, or stored ones, which are read block by block. Options as for `mmd`. Cost: N·p multiply–adds a
+    Features in memory, or stored ones, which are read block by block; the witness is of features about the mean of
+    both. Options as for `mmd`. Cost: N·p multiply–adds a
     draw; the features are read once for all draws that fit into `memory` (128 MiB).
 
     >>> x, y = torch.randn(500, 4), torch.randn(400, 4) + 0.3
@@ -146,7 +147,7 @@ def mmd_features(
     (True, True)
     """
     options = _options(test, draws, biased, groups, length, memory)
-    return _tested(pooled_features(x, y), options, seed, progress)
+    return _tested(of_samples(pooled_features(x, y)), options, seed, progress)
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ def _drawn(
     """The statistic of all draws, as many at a time as fit into the memory."""
     parts = []
     with bar(given.draws, given.test, "draw", show=progress, delay=1) as tick:
-        for k in null.widths(given.draws, both.size, given.memory):
+        for k in null.widths(given.draws, both.width, given.memory):
             parts.append(count(weights(k)))
             tick(k)
     return torch.cat(parts)

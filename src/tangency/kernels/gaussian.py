@@ -57,9 +57,11 @@ class Gaussian(Kernel):
 def gaussian(x: Inputs | None = None, *, bandwidth: float | None = None, seed: int = 0) -> Gaussian:
     """exp(−‖x − x'‖²/(2 s²)) on the samples themselves, s given, or the median distance between the samples x.
 
-    Of more than 1,000 samples, that of 1,000 drawn by `seed`. For a two-sample test give both samples together, so
-    that the bandwidth does not know which is which: `tg.gaussian(torch.cat([x, y]))`. On features of a network it is
-    a kernel of the features. Entries are float64. Gretton et al. 2012, "A kernel two-sample test", has the median.
+    Of more than 1,000 samples, that of 1,000 drawn by `seed`; pairs that are equal have none. For a two-sample test
+    give both samples together, so that the bandwidth does not know which is which: `tg.gaussian(torch.cat([x, y]))`.
+    On features of a network it is a kernel of the features. Entries are float64.
+
+    Gretton et al. 2012, "A kernel two-sample test", has the median.
 
     >>> import tangency as tg
     >>> x = torch.tensor([[0.0], [1.0], [2.0]])
@@ -82,12 +84,11 @@ def gaussian(x: Inputs | None = None, *, bandwidth: float | None = None, seed: i
         raise InputError(
             f"x has {len(rows)} sample, which has no distance to others; needed: two or more, or bandwidth=."
         )
-    median = float(torch.pdist(rows.double()).median())
-    if not median > 0:
-        raise InputError(
-            "at least half of the pairs of samples are equal: their median distance is 0. Give bandwidth=."
-        )
-    return Gaussian(median)
+    apart = torch.pdist(rows.double())
+    apart = apart[apart > 0]
+    if not len(apart):
+        raise InputError("all samples are equal, so they have no distance. Give bandwidth=.")
+    return Gaussian(float(apart.median()))
 
 
 def _rows(x: Inputs, name: str) -> Tensor:

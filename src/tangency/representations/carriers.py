@@ -14,6 +14,8 @@ from ..regress import LogisticModel, logistic_features
 FOLDS, REG = 5, 1.0
 # Standard deviations beyond which a sample counts no more: a few far ones shall not decide (heuristic).
 FAR = 3.0
+# A set whose deviation along a component is so small a part of both sets' together is constant there (heuristic).
+LEAST = 1e-6
 # Samples whose density is estimated at a time.
 _ROWS = 256
 
@@ -67,7 +69,7 @@ def compare_components(a: Float[Tensor, "n r"], b: Float[Tensor, "m r"], explain
     # Between equal values the distribution functions have no value.
     ks = apart.abs().masked_fill(gaps == 0, 0.0).amax(0)
     p = torch.tensor([kolmogorov(float(d), len(a), len(b)) for d in ks], dtype=torch.float64)
-    deviations = a.std(0, correction=0).clamp_min(torch.finfo(a.dtype).tiny)
+    deviations = torch.maximum(a.std(0, correction=0), LEAST * scale)
     return Components(
         (apart.abs() * gaps).sum(0) / scale,
         (b.mean(0) - a.mean(0)) / scale,
@@ -79,12 +81,11 @@ def compare_components(a: Float[Tensor, "n r"], b: Float[Tensor, "m r"], explain
 
 
 def kolmogorov(d: float, n: int, m: int) -> float:
-    """P(D ≥ d) of two samples of n and m of one continuous law: Kolmogorov's limit, corrected as by Stephens (1970).
+    """P(D ≥ d) of two samples of n and m of one law: Kolmogorov's limit, for few samples or ties too large (below 0.1).
 
-    With ties it is too large, never too small.
+    Stephens's correction (1970) is that of one sample; of two small ones it would halve the p-value.
     """
-    root = math.sqrt(n * m / (n + m))
-    t = (root + 0.12 + 0.11 / root) * d
+    t = math.sqrt(n * m / (n + m)) * d
     if t < 0.2:  # the series converges slowly there, and is 1 to 15 digits
         return 1.0
     terms = ((-1) ** (j - 1) * math.exp(-2 * (j * t) ** 2) for j in range(1, 101))
@@ -160,13 +161,14 @@ def density_ratio(a: Float[Tensor, "n r"], b: Float[Tensor, "m r"]) -> Float[Ten
 
     Scott's bandwidth along each component; the source's density at a sample is estimated without it. Cost: n·(n + m)·r.
     """
-    return _log_density(a, b, own=False) - _log_density(a, a, own=True)
+    least = LEAST * torch.cat([a, b]).std(0, correction=0)
+    return _log_density(a, b, least, own=False) - _log_density(a, a, least, own=True)
 
 
-def _log_density(at: Tensor, of: Tensor, own: bool) -> Tensor:
-    """`own`: the samples are those of the estimate, and each leaves itself out."""
+def _log_density(at: Tensor, of: Tensor, least: Tensor, own: bool) -> Tensor:
+    """`own`: the samples are those of the estimate, and each leaves itself out; `least`: deviations at least."""
     n, r = of.shape
-    width = of.std(0, correction=0).clamp_min(torch.finfo(of.dtype).tiny) * n ** (-1 / (4 + r))
+    width = torch.maximum(of.std(0, correction=0), least) * n ** (-1 / (4 + r))
     out = []
     for start in range(0, len(at), _ROWS):
         rows = at[start : start + _ROWS]

@@ -52,7 +52,11 @@ class ClassShift(Result):
             return f"{said}no class has samples enough in both sets for a test of its inputs."
         if not shown:
             return f"{said}of none of {int(tested.sum())} classes were the inputs found to differ."
-        return f"{said}given the class, the inputs differ in {len(shown)} of {int(tested.sum())}: {some(shown)}."
+        said += f"given the class, the inputs differ in {len(shown)} of {int(tested.sum())}: {some(shown)}."
+        if self.of == "predictions" and differs:
+            # Among samples of one predicted class the parts of the true ones change with their balance.
+            said += " With predictions in place of labels, a changed balance alone can do that."
+        return said
 
     def table(self, most: int = 20) -> str:
         """A line for each class."""

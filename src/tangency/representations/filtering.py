@@ -15,6 +15,7 @@ from .._base.results import Result, text_table
 from .._base.types import Float, Int
 from ..errors import InputError
 from ..regress import logistic_features
+from .carriers import LEAST
 
 # The penalty of a probe on standardised components, and resamples of the target set for its intervals (heuristics).
 PROBE_REG, RESAMPLES = 1.0, 2000
@@ -73,10 +74,13 @@ def chosen(ratio: Float[Tensor, " n"], keep: Keep) -> tuple[Int[Tensor, " k"], F
     elif isinstance(keep, bool) or not isinstance(keep, (int, float)):
         raise InputError(f"keep={keep!r}; needed: a part (0.2), a number of samples (100), or None.")
     else:
-        asked = round(keep * n) if isinstance(keep, float) and 0 < keep < 1 else keep
-        count = int(asked) if abs(asked) <= n else 0
-        if count != asked or count < 1:
-            raise InputError(f"keep={keep}; needed: a part between 0 and 1, or a number from 1 to {n}.")
+        # 1.0 is neither: all of them, or one?
+        part = isinstance(keep, float) and 0 < keep < 1
+        count = round(keep * n) if part else keep if isinstance(keep, int) else 0
+        if not 1 <= count <= n:
+            raise InputError(
+                f"keep={keep}; needed: a part between 0 and 1 that holds a sample, or a whole number from 1 to {n}."
+            )
     index = order[:count]
     return index, torch.softmax(ratio[index], 0) * len(index)
 
@@ -132,7 +136,9 @@ def probe_effect(
     """`sets`: components of both sets, `ys`: their classes; `ratio`: log p_target/p_source of the source samples."""
     checks.positive(repeats, "repeats", "the number of random draws")
     a, b = sets
-    scale = a.std(0, correction=0).clamp_min(torch.finfo(a.dtype).tiny)
+    deviations, whole = a.std(0, correction=0), torch.cat([a, b]).std(0, correction=0)
+    # A source that is constant along a component has no scale of its own there.
+    scale = torch.where(deviations > LEAST * whole, deviations, whole).clamp_min(torch.finfo(a.dtype).tiny)
     known, asked = (a - a.mean(0)) / scale, (b - a.mean(0)) / scale
     y, truth = (v.cpu() for v in ys)
     classes = int(max(y.max(), truth.max())) + 1

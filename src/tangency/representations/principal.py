@@ -1,5 +1,6 @@
 """Principal components of features that come batch by batch: where they are many, they are never all there at once."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,9 @@ from .layers import Layers
 # Components by default: at most so many, and at most one for so many samples (heuristics). Those of little variance
 # count: a mild change of the samples is often seen there first.
 MOST, SAMPLES_EACH = 50, 5
+# What is rounding: deviations beside the mean; a component's variance beside the largest one's, of features in float64
+# or whole numbers and of others (heuristics).
+ROUNDING, NOISE, NOISE_32 = 1e-14, 1e-13, 1e-10
 # Samples of plain arrays that are read together.
 _BLOCK = 4096
 
@@ -111,8 +115,10 @@ def principal(sets: Sequence[Embedded], count: int | None, memory: int) -> tuple
                 )
             # A wide set that is kept needs no covariance of its features: see `_from_rows`.
             moments.add(z, second=not (embedded.keep and z.shape[1] > sum(map(len, sets))))
+    if not math.isfinite(moments.total):
+        raise InputError("the features' squares overflow float64; scale the samples down.")
     found = _from_rows(sets, moments) if moments.second is None else _from_covariance(moments)
-    found = _leading(found, count, moments.count)
+    found = _leading(found, count, moments.count, moments.noise)
     return found, [_projected(found, embedded) for embedded in sets]
 
 
@@ -138,9 +144,12 @@ class _Moments:
     mean: Tensor | None = None
     second: Tensor | None = None
     total: float = 0.0
+    noise: float = NOISE
 
     def add(self, z: Tensor, second: bool) -> None:
         """More rows; `second`: the whole matrix of second moments, not only its trace."""
+        if z.is_floating_point() and z.dtype != torch.float64:
+            self.noise = NOISE_32
         z = z.detach().double()
         mean, n = z.mean(0), len(z)
         centred = z - mean
@@ -174,12 +183,12 @@ def _from_rows(sets: Sequence[Embedded], moments: _Moments) -> Principal:
     return Principal(mean, rows.T @ left / (values * moments.count).sqrt(), values, moments.total / moments.count)
 
 
-def _leading(found: Principal, count: int | None, n: int) -> Principal:
+def _leading(found: Principal, count: int | None, n: int, noise: float) -> Principal:
     """The first components, each with its largest weight positive."""
-    if not found.total > torch.finfo(torch.float32).tiny:
+    if not found.total > ROUNDING**2 * float(found.mean.square().sum()):
         raise InputError("all samples have the same features, so there is nothing to compare. Choose another layer.")
     # Below this a component is rounding.
-    rank = int((found.values > found.values[0] * 1e-10).sum())
+    rank = int((found.values > found.values[0] * noise).sum())
     if count is None:
         count = min(MOST, max(2, n // SAMPLES_EACH), rank)
     checks.positive(count, "components", "the number of components")

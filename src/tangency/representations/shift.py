@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._base import checks
+from .._base.checks import some
 from .._base.types import Array, Json, Memory
 from ..datasets import Labelled
 from ..distributions import ClassifierTest, TwoSample, classifier_test_features, mmd
@@ -22,11 +23,13 @@ from .carriers import bent, compare_components, log_ratio
 from .classes import compare_classes
 from .layers import Layers, LayersOf, Pool
 from .principal import Embedded, Principal, principal
-from .shifted import Shift, checked_labels, some
+from .shifted import Shift, at_most, checked_labels
 
 Labels = tuple[Array | Sequence[int], Array | Sequence[int]] | Literal["predicted"] | None
 # Samples that each set needs, at least (heuristic: five parts of two).
 FEWEST = 10
+# The part of the variance that one sample in a hundred holds, above which it is warned of (heuristic).
+HALF = 0.5
 # Bytes for features that are kept, in place of a second pass (heuristic).
 MEMORY = 1 << 30
 # Samples for which the model predicts classes at a time are taken from the set together.
@@ -82,7 +85,7 @@ def shift(
     (True, 50)
     """
     begin = time.perf_counter()
-    _check_options(model, samples, draws, level, names)
+    _check_options(model, components, samples, draws, level, names)
     sets = _sets(model, (source, target), layers, pool, batch, progress)
     data = [v if isinstance(v, Labelled) else None for v in (source, target)]
     kinds = _labels(model, data, [embedded.samples for embedded in sets], labels)
@@ -124,7 +127,7 @@ def _compared(
 ) -> Shift:
     """The comparison of two sets in their components; `known`: what they are shown by, and called."""
     (a, b), (data, names) = sets, known
-    warnings = _warnings(a, b)
+    warnings = (*_warnings(a, b), *([] if kinds is not None else _unlike(data)))
     by_mmd, by_classifier = tests.mmd(a, b), tests.classifier(a, b)
     classes = None if kinds is None else compare_classes(
         kinds.names, kinds.ys, sets, lambda u, v: tests.mmd(u, v).p, tests.draws, tests.seed, kinds.of
@@ -155,6 +158,8 @@ class _Tests:
     def mmd(self, a: Tensor, b: Tensor) -> TwoSample:
         """MMD with the Gaussian kernel of the median distance."""
         a, b = self._some(a, b)
+        if bool((torch.cat([a, b]) == a[0]).all()):  # no distance, no difference
+            return mmd(gaussian(bandwidth=1.0), a, b, draws=self.draws, seed=self.seed, progress=False)
         kernel = gaussian(torch.cat([a, b]), seed=self.seed)
         return mmd(kernel, a, b, draws=self.draws, seed=self.seed, progress=self.progress)
 
@@ -166,7 +171,7 @@ class _Tests:
 
     def _some(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         draw = torch.Generator().manual_seed(self.seed)
-        return some(a, self.samples, draw), some(b, self.samples, draw)
+        return at_most(a, self.samples, draw), at_most(b, self.samples, draw)
 
 
 class _Kinds(NamedTuple):
@@ -177,12 +182,16 @@ class _Kinds(NamedTuple):
     of: str
 
 
-def _check_options(model: object, samples: int, draws: int, level: float, names: object) -> None:
+def _check_options(
+    model: object, components: int | None, samples: int, draws: int, level: float, names: object
+) -> None:
     if model is not None and not isinstance(model, nn.Module):
         raise InputError(
             f"model is a {type(model).__name__}; needed: a torch.nn.Module, or None where the samples are features."
         )
     checks.positive(samples, "samples", "how many of each set are tested")
+    if components is not None:
+        checks.positive(components, "components", "the number of components")
     if samples < FEWEST:
         raise InputError(f"samples={samples}; needed: at least {FEWEST} of each set for a test.")
     checks.positive(draws, "draws", "the number of permutations")
@@ -201,6 +210,11 @@ def _check_options(model: object, samples: int, draws: int, level: float, names:
 
 def _layers(model: nn.Module, layers: LayersOf, pool: Pool) -> Layers:
     """Those that were named; else what the model's last layer works on."""
+    if layers is None and not any(True for _ in model.children()):
+        raise InputError(
+            f"the model is a single {type(model).__name__} without layers of its own; needed: a model whose last layer "
+            "works on something, or model=None, which compares the samples themselves."
+        )
     chosen = Layers.of_model(model, layers, pool)
     if layers is None and chosen.names:
         return Layers.of_model(model, chosen.names[-1], pool)
@@ -250,11 +264,28 @@ def _names(names: tuple[str, str] | None, data: Sequence[Labelled | None]) -> tu
     return (own[0], own[1]) if len(own) == 2 and own[0] != own[1] else _SIDES
 
 
+def _unlike(data: Sequence[Labelled | None]) -> list[str]:
+    """That the labels of two sets were left out, as one number means two classes."""
+    a, b = data
+    if a is None or b is None or a.classes == b.classes:
+        return []
+    return [
+        f"labels were not compared, as the classes are called {some(list(a.classes))} in one set and "
+        f"{some(list(b.classes))} in the other. Give both the same names in the same order, or "
+        "labels=(y_source, y_target)."
+    ]
+
+
 def _warnings(a: Tensor, b: Tensor) -> tuple[str, ...]:
     """What makes the answer less certain; refuses sets that are one."""
-    # A few components tell samples apart; coarser than what batches of different sizes round to.
+    # A few components tell samples apart, by steps coarser than what batches of different sizes round to; of one or two
+    # components by finer ones, or many samples would be alike by chance.
     leading = torch.cat([a, b])[:, :4]
-    _, kind = (leading / leading.std(0).clamp_min(1e-300) * 1e4).round().unique(dim=0, return_inverse=True)
+    # Quartiles, as one far sample would make the steps too coarse; of a million rows, as torch takes no more.
+    low, high = leading[:: 1 + len(leading) // 1_000_000].quantile(leading.new_tensor([0.25, 0.75]), 0)
+    scale = torch.where(high > low, high - low, leading.std(0)).clamp_min(1e-300)
+    steps = {1: 1e9, 2: 1e6}.get(leading.shape[1], 1e4)
+    _, kind = (leading / scale * steps).round().unique(dim=0, return_inverse=True)
     of_source, of_target = kind[: len(a)], kind[len(a) :]
     if len(a) == len(b) and torch.equal(of_source.sort().values, of_target.sort().values):
         raise InputError("source and target have the same features, sample by sample: they are one set. Give two sets.")
@@ -264,5 +295,14 @@ def _warnings(a: Tensor, b: Tensor) -> tuple[str, ...]:
         found.append(
             f"{shared:,} of {len(b):,} target samples have the features of a source sample. Samples that are in both "
             "sets hide a shift, and p-values take all samples to be independent."
+        )
+    squares = torch.cat([a, b]).square().sum(1)
+    few = squares.topk(max(1, len(squares) // 100))
+    share, at = float(few.values.sum() / squares.sum()), int(few.indices[0])
+    if share > HALF:
+        where = f"{_SIDES[0]}[{at}]" if at < len(a) else f"{_SIDES[1]}[{at - len(a)}]"
+        found.append(
+            f"{len(few.values)} of {len(squares):,} samples, {where} the farthest, hold {share:.0%} of the variance, "
+            "so that the components show them and little else. Leave them out if they are errors."
         )
     return tuple(found)

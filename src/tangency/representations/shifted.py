@@ -89,6 +89,12 @@ class Shift(Result):
                 f"A classifier tells them apart with an AUROC of {c.auc.value:.2f} "
                 f"({c.auc.low:.2f} to {c.auc.high:.2f}); 0.5 is chance.",
             ]
+        elif c.p > self.level:
+            lines = [
+                f"{a} and {b} differ: {how}.",
+                "MMD alone shows it: a classifier was not found to tell them apart, with an AUROC of "
+                f"{c.auc.value:.2f} ({c.auc.low:.2f} to {c.auc.high:.2f}); 0.5 is chance.",
+            ]
         else:
             size = next(words for limit, words in SIZES if c.auc.value < limit)
             lines = [
@@ -174,7 +180,7 @@ class Shift(Result):
     def _distance(self, a: Tensor) -> float:
         """MMD² to the target, unbiased, with the bandwidth of the test."""
         draw = torch.Generator().manual_seed(self.seed)
-        a, b = (some(z, COMPARED, draw) for z in (a, self.z_target))
+        a, b = (at_most(z, COMPARED, draw) for z in (a, self.z_target))
         if min(len(a), len(b)) < 2:
             return float("nan")
         both = gaussian(torch.cat([self.z_source, self.z_target]), seed=self.seed)
@@ -246,6 +252,6 @@ def checked_labels(labels: object, sizes: tuple[int, int]) -> tuple[Tensor, Tens
     return ys[0], ys[1]
 
 
-def some(z: Tensor, most: int, draw: torch.Generator) -> Tensor:
+def at_most(z: Tensor, most: int, draw: torch.Generator) -> Tensor:
     """At most so many rows, at random."""
     return z if len(z) <= most else z[torch.randperm(len(z), generator=draw)[:most]]
