@@ -1,6 +1,7 @@
 """How large the penalty of a last layer is: by samples that a fit has not seen."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,13 +10,15 @@ from torch import Tensor
 
 from .._base.progress import bar
 from .._base.results import Result, text_table
-from ..errors import InputError
+from ..errors import InputError, TangencyWarning
 from .head_fit import HeadProblem, newton_steps, solve_head
 
 # The largest reg that is tried, beside the largest squared singular value of the features; and how far down Newton's
 # method goes, a decade at a time (heuristics). A ridge goes down to where singular values are rounding.
 MOST, DECADES = 10.0, 9
 FOLDS = 5
+# A larger loss by this is worse for good; by less, the features that count may be those of small size (heuristic).
+WORSE = 1.1
 ROUGH = 1e-5  # how exact the answers are by which regs are compared (heuristic)
 # A sample whose own share in its prediction is as near to 1 as this cannot be predicted without it.
 ALONE = 1e-12
@@ -42,7 +45,11 @@ class Choice(Result):
 def choose_reg(problem: HeadProblem, held: HeadProblem | None, seed: int, progress: bool) -> Choice:
     """By samples held out by the user; else by leaving out each once (square loss), or a fifth of them at a time."""
     problem.check_classes()
-    most, halves = MOST * problem.scale, math.ceil(-4 * math.log10(problem.rounding))
+    s = problem.axes[1]
+    # A feature far smaller than others may still be all that counts.
+    smallest = float(s[-1] / s[0]) if len(s) else 1.0
+    least = problem.rounding if smallest >= problem.rounding else smallest / 10
+    most, halves = MOST * problem.scale, math.ceil(-4 * math.log10(least))
     regs = [most * 10 ** (-k / 2) for k in (range(halves + 3) if problem.square else range(0, 2 * DECADES, 2))]
     if held is None:
         risks, by = _leave_one_out(problem, regs) if problem.square else _folds(problem, regs, seed, progress)
@@ -50,7 +57,16 @@ def choose_reg(problem: HeadProblem, held: HeadProblem | None, seed: int, progre
         risks, by = [held.risk(held.moved(*solve_head(problem, reg))) for reg in regs], "held-out samples"
     else:
         risks, by = _descend(regs, [_Path(problem, held, problem.axes[2])], progress), "held-out samples"
-    return Choice(problem.w.new_tensor(regs[: len(risks)]), problem.w.new_tensor(risks), by)
+    choice = Choice(problem.w.new_tensor(regs[: len(risks)]), problem.w.new_tensor(risks), by)
+    if not problem.square and choice.best == regs[-1]:
+        warnings.warn(
+            f"the smallest reg that was tried, {choice.best:.3g}, is the best of them: the features are of very "
+            "different sizes (standardise them), or the network has fitted these samples (give validation=, samples "
+            "that it has not seen).",
+            TangencyWarning,
+            stacklevel=3,
+        )
+    return choice
 
 
 def _leave_one_out(problem: HeadProblem, regs: Sequence[float]) -> tuple[list[float], str]:
@@ -105,7 +121,7 @@ class _Path:
 
 
 def _descend(regs: Sequence[float], paths: Sequence[_Path], progress: bool, part: float = 1.0) -> list[float]:
-    """The mean loss for each reg, until two in a row are worse than the best; `part` of the samples are in each fit."""
+    """The mean loss for each reg, until two in a row are much worse than the best; each fit has `part` of the samples."""
     weight = sum(float(path.asked.w.sum()) for path in paths)
     risks: list[float] = []
     with bar(len(regs) * len(paths), "choosing reg", "fit", show=progress) as tick:
@@ -115,6 +131,6 @@ def _descend(regs: Sequence[float], paths: Sequence[_Path], progress: bool, part
                 total += path.loss(reg * part)  # as large beside the loss of fewer samples
                 tick()
             risks.append(total / weight)
-            if len(risks) > 2 and min(risks[-2:]) > min(risks):
+            if len(risks) > 2 and min(risks[-2:]) > WORSE * min(risks):
                 break
     return risks
