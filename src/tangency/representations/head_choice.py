@@ -121,7 +121,7 @@ class _Path:
 
 
 def _descend(regs: Sequence[float], paths: Sequence[_Path], progress: bool, part: float = 1.0) -> list[float]:
-    """The mean loss for each reg, until two in a row are much worse than the best; each fit has `part` of the samples."""
+    """The mean loss for each reg, until two in a row are far worse than the best; each fit has `part` of the samples."""
     weight = sum(float(path.asked.w.sum()) for path in paths)
     risks: list[float] = []
     with bar(len(regs) * len(paths), "choosing reg", "fit", show=progress) as tick:

@@ -228,8 +228,16 @@ class _Setup:
         streamed = [_streamed(layer, name, x, len(y), self.batch) for x, y in zip(self.x, self.y, strict=True)]
         if size * sum(rows.n for rows in streamed) > self.budget:
             return streamed[0], streamed[1]
-        train, test = (held(torch.cat([block for _, block in rows.blocks()])) for rows in streamed)
+        train, test = (_kept(rows, first) for rows, first in zip(streamed, firsts, strict=True))
         return train, test
+
+
+def _kept(rows: Rows, first: Tensor) -> Rows:
+    """In memory, once."""
+    whole = first.new_empty(rows.n, first[0].numel())
+    for at, block in rows.blocks():
+        whole[at] = block
+    return held(whole)
 
 
 def _streamed(layer: Layers, name: str, x: Inputs, n: int, batch: int | None) -> Rows:
