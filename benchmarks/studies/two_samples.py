@@ -115,7 +115,8 @@ def level(args: argparse.Namespace) -> None:
     network = untrained(Network(small(10)))
     pixels = images.flatten(1)
     phi = in_parts(lambda x: tg.projected(tg.pseudo_ntk(network), dim=512, seed=0).features(x, progress=False), images)
-    gauss, ntk = tg.gaussian(pixels)(pixels), (phi @ phi.T).double()
+    # Looked at once, not in every test.
+    gauss, ntk = (tg.linalg.matrix.square(k) for k in (tg.gaussian(pixels)(pixels), (phi @ phi.T).double()))
     numbers = torch.arange(len(images))
 
     def classified(statistic: str, machine: str) -> Callable[[Tensor, Tensor, int], D.ClassifierTest]:

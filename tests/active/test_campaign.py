@@ -385,6 +385,8 @@ def test_nothing_to_ask_or_to_know() -> None:
         ({"tangency_campaign": 9}, "is of format 9"),
         ({"size": 61}, "about 61 samples and x has 60"),
         ({"strategy": None}, "needed: strategy=, the function"),
+        ({"rounds": None}, r"no list of \[samples, labels\]"),
+        ({"rounds": [[[1], [0], [0]]]}, r"no list of \[samples, labels\]"),
     ],
 )
 def test_files_that_are_none(text: object, message: str, tmp_path: Path) -> None:
@@ -408,6 +410,11 @@ def test_files_that_are_none(text: object, message: str, tmp_path: Path) -> None
         ({"seeds": 0}, "seeds=0"),
         ({"batch": 30}, "take 32 samples, and the pool has 30"),
         ({"level": 1.0}, "level=1.0"),
+        ({"level": "most"}, "level='most'"),
+        ({"seeds": 2.5}, "seeds=2.5; needed: how many, or a list of them"),
+        ({"strategies": "margin"}, r"needed: a list of names, \['margin', 'random'\]"),
+        ({"strategies": [lambda known, count: known.candidates[:count]]}, "a dict of names and functions"),
+        ({"learner": net()}, "learner is a Sequential; needed: a kernel, or a function"),
         ({"learner": 3}, "learner is a int; needed: a kernel, or a function"),
         ({"learner": lambda known, seed: 3}, "learner returned a int"),
         ({"test": (torch.zeros(4, 2), [0, 1, 2, 3])}, "needed: the same, in order"),
@@ -419,6 +426,22 @@ def test_comparisons_that_cannot_be(change: dict[str, object], message: str) -> 
     with pytest.raises(tg.InputError, match=message):
         compare(**(given | {"start": 2, "batch": 2, "rounds": 1, "seeds": 1, "progress": False} | change))
     assert isinstance(given["strategies"], Sequence)
+
+
+def test_a_network_that_has_lost_its_numbers_is_refused() -> None:
+    campaign, _ = begun()
+    model = net()
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    for strategy in ("coreset", "badge", "margin", "lookahead"):
+        with pytest.raises(tg.TangencyError, match="nan|not finite"):
+            campaign.ask(2, model, strategy=strategy)
+
+
+def test_any_whole_number_is_a_seed() -> None:
+    x, _ = clusters()
+    asked = [Campaign(x, 3, seed=seed).ask(20, strategy="random").tolist() for seed in (0, 10**12, 2**70)]
+    assert asked[0] != asked[1] != asked[2]
 
 
 def test_names_that_are_compared() -> None:

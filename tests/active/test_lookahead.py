@@ -189,6 +189,9 @@ def test_a_multiple_of_the_kernel_says_the_same() -> None:
         ({"f0": torch.zeros(39, 3)}, "needed: outputs of all samples of K"),
         ({"f0": torch.full((40, 3), torch.inf)}, "needed: finite numbers"),
         ({"f0": torch.zeros(40, 2), "targets": torch.zeros(3, 3)}, "targets have 3 columns; needed: 2"),
+        ({"f0": torch.zeros(40, 3), "classes": 5}, "classes=5, and f0 has 3 outputs; needed: equal"),
+        ({"K": made(c=3), "classes": 4}, "classes=4, and the kernel has 3 outputs; needed: equal"),
+        ({"classes": "3"}, "classes='3'; needed: how many there are, a whole number from 2"),
         ({"reg": -1}, "reg=-1"),
         ({"memory": "much"}, "memory='much'"),
     ],
@@ -209,7 +212,45 @@ def test_what_is_asked_wrongly_is_said() -> None:
         ahead.changes(measure="norms")
     with pytest.raises(tg.InputError, match="a row for each sample of K"):
         ahead.expected_change(torch.ones(3, 3))
+    for probabilities, message in (
+        (np.full((40, 3), np.nan), "nan; needed: finite"),
+        (np.eye(40)[:, :3] - 1, "below 0"),
+    ):
+        with pytest.raises(tg.InputError, match=message):
+            ahead.expected_change(probabilities)
+    for count in (0, 38):
+        with pytest.raises(tg.InputError, match=f"count={count}; needed: a whole number from 1 to 37, the candidates"):
+            greedy_changes(ahead, ahead.candidates, count)
+    with pytest.raises(tg.InputError, match="candidates names sample 9 twice"):
+        greedy_changes(ahead, [9, 9], 1)
+
+
+def test_numbers_with_a_point_are_no_classes() -> None:
+    """Labels [0., 1., 2.] make one real output, of which no class is likeliest."""
+    ahead = look_ahead(made(), [0, 1, 2], [0.0, 1.0, 2.0])
+    for ask in (ahead.changes, ahead.most_likely_change, lambda: greedy_changes(ahead, [5, 6], 1)):
+        with pytest.raises(
+            tg.InputError, match="one output, so there is no other class.*Give classes as whole numbers"
+        ):
+            ask()
+    assert ahead.after([5], [1.5]).shape == (1, 40, 1)
+
+
+@pytest.mark.parametrize("c", [None, 3])
+def test_of_none_there_is_nothing(c: int | None) -> None:
+    ahead = look_ahead(made(c=c), [0, 1, 2], [0, 1, 2])
     assert ahead.changes([]).shape == (0, 3)
+    assert torch.equal(ahead.changes([5], []), torch.zeros(1, 3, dtype=F64))
+    assert ahead.after([], []).shape == (0, 40, 3)
+    assert ahead.after([5], [1], on=[]).shape == (1, 0, 3)
+    assert torch.equal(ahead.add([], []).outputs, ahead.outputs)
+
+
+def test_lists_and_arrays_do_as_tensors_do() -> None:
+    ahead, p = look_ahead(made(), [0, 1, 2], [0, 1, 2]), torch.rand(40, 3, dtype=F64)
+    assert torch.equal(ahead.expected_change(p.numpy()), ahead.expected_change(p.tolist()))
+    picked = greedy_changes(ahead, ahead.candidates, 4, probabilities=p)
+    assert torch.equal(picked, greedy_changes(ahead, ahead.candidates.tolist(), 4, probabilities=p.numpy()))
 
 
 def test_copies_need_a_reg() -> None:

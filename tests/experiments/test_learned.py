@@ -140,7 +140,10 @@ def test_what_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["uci", "--quick", "--samples", "5"], "--samples is for cntk, eigenfunctions, energy-table1, anisotropy, single-relu; uci"),
+        (
+            ["uci", "--quick", "--samples", "5"],
+            "--samples is for cntk, eigenfunctions, energy-table1, anisotropy, single-relu, probing, shift; uci",
+        ),
         (["cntk", "--quick", "--indices", "1"], "--indices is for eigenfunctions, energy-table1, anisotropy; cntk"),
         (["anisotropy", "--quick", "--flips"], "--flips is for cntk; anisotropy does not take it"),
     ],

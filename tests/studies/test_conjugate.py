@@ -151,10 +151,13 @@ def nan_at_zero(x: Tensor) -> Tensor:
         ({"model": FROZEN}, "the conjugate kernel is no part of the NTK. Needed: a model that ends in an nn.Linear"),
         ({"model": nn.Linear(2, 1)}, "Linear layer takes"),
         ({"f": 3.0}, "f is a float; needed: a function"),
-        ({"f": lambda x: x}, r"f of points \(91, 1\) gave \(91, 1\); needed: a tensor \[91\]"),
+        ({"f": lambda x: x}, r"f of points \(91, 1\) gave torch.float64 \(91, 1\); needed: a real tensor \[91\]"),
         ({"f": nan_at_zero, "grids": Grids(Grid((4,)), (2,))}, "f at .* is inf; needed: finite values"),
         ({"epochs": -1}, "epochs=-1, lr=0.001; needed"),
         ({"lr": 0.0}, "lr=0.0; needed"),
+        ({"f": lambda x: torch.exp(1j * x[:, 0])}, r"gave torch.complex128 \(91,\); needed: a real tensor"),
+        ({"grids": Grid((30,))}, r"grids is a Grid; needed: Grids\(Grid\(\(200,\)\), \(3,\)\)"),
+        ({"model": nn.Sequential(network([1, 8, 1]), nn.Tanh())}, "the conjugate kernel is no part of the NTK"),
         ({"at": [9]}, r"at=\[9\]; needed: epochs from 0 \(before the training\) to 5"),
     ],
 )
@@ -239,6 +242,8 @@ def test_descent_is_that_of_autograd() -> None:
         ({"dims": [0]}, r"dims=\(0,\); needed"),
         ({"samples": 0}, "samples=0; needed"),
         ({"bias": -13.0}, "bias=-13.0; needed: at most 6 d in size, which is 12 for d = 2"),
+        ({"dims": 2.5}, r"dims=\(2.5,\); needed"),
+        ({"test": 1}, "the unit says the same of all 1 test samples; give more"),
         ({"bias": -6.0}, "the unit is off on all 20 samples; give a larger bias="),
     ],
 )

@@ -9,19 +9,28 @@ from torch import Tensor
 
 import tangency as tg
 from tangency.errors import InputError
-from tangency.studies import Bound, Bounds, Classified, Grid, Grids, Projected, classification_bounds, regression_bounds
+from tangency.studies import (
+    Bound,
+    Bounds,
+    ClassificationFit,
+    Grid,
+    Grids,
+    RegressionFit,
+    classification_bounds,
+    regression_bounds,
+)
 from tangency.studies.kernel_bounds import Corners, monotone
 
 LINE, SQUARE = Grids(Grid((12,)), (3,)), Grids(Grid((5, 5)), (2, 2))
-VALUES = torch.zeros(37, dtype=torch.float64)
+VALUES, FLAT = torch.zeros(37, dtype=torch.float64), torch.zeros(121, dtype=torch.float64)
 
 
-def fitted(grids: Grids, features: Tensor, f: Tensor) -> Projected:
+def fitted(grids: Grids, features: Tensor, f: Tensor) -> RegressionFit:
     """The weighted least squares of f on features [m, p], by NumPy."""
     root = grids.train.weights().sqrt()
     a, b = grids.coarse(features) * root[:, None], grids.coarse(f) * root
     gamma = torch.from_numpy(np.linalg.lstsq(a.numpy(), b.numpy(), rcond=None)[0])
-    return Projected(features @ gamma, float(gamma.norm()))
+    return RegressionFit(features @ gamma, float(gamma.norm()))
 
 
 def test_grids_lie_within_each_other() -> None:
@@ -45,8 +54,27 @@ def test_grids_lie_within_each_other() -> None:
             r"ratio=\(1,\); needed: a tuple of whole numbers above 1, one for each of the 1",
         ),
         (lambda: Grids(Grid((5, 5)), (2,)), "one for each of the 2 axes"),
-        (lambda: regression_bounds(SQUARE, VALUES, Projected(VALUES), Projected(VALUES)), "2 axes; needed: one"),  # type: ignore[arg-type]
-        (lambda: classification_bounds(LINE, VALUES, Classified(VALUES), Classified(VALUES)), "1 axes; needed: two"),  # type: ignore[arg-type]
+        (
+            lambda: regression_bounds(SQUARE, VALUES, RegressionFit(VALUES), RegressionFit(VALUES)),
+            "2 axes; needed: one",
+        ),  # type: ignore[arg-type]
+        (
+            lambda: classification_bounds(LINE, VALUES, ClassificationFit(VALUES), ClassificationFit(VALUES)),
+            "1 axes; needed: two",
+        ),  # type: ignore[arg-type]
+        (
+            lambda: regression_bounds(LINE, VALUES, RegressionFit(VALUES[:1]), RegressionFit(VALUES)),
+            r"CK values is torch.float64 of shape \(1,\); needed: a real number for each node of the test grid, \[37\]",
+        ),
+        (lambda: regression_bounds(LINE, VALUES / 0, RegressionFit(VALUES), RegressionFit(VALUES)), r"f\[0\] is nan"),
+        (lambda: regression_bounds(LINE, VALUES, VALUES, VALUES), "ck and ntk are fits"),  # type: ignore[arg-type]
+        (
+            lambda: classification_bounds(
+                SQUARE, torch.full((121,), 2), ClassificationFit(FLAT), ClassificationFit(FLAT)
+            ),
+            "labels has others than 0 and 1",
+        ),
+        (lambda: Grids((5,), (2,)), "train is a tuple; needed: a Grid"),  # type: ignore[arg-type]
         (lambda: Bounds((Bound("(38)", 1.0, 2.0, True),))["(39)"], r"no bound '\(39\)'; there are \(38\)"),
     ],
 )
@@ -105,7 +133,7 @@ def test_what_a_pseudo_inverse_cuts_off_is_allowed_for() -> None:
     root = LINE.train.weights().sqrt()
     s = torch.linalg.svdvals(LINE.coarse(features) * root[:, None])
     kept = fitted(LINE, features[:, :1], f)
-    cut = Projected(kept.values, kept.norm, cut=float(s[1]))
+    cut = RegressionFit(kept.values, kept.norm, cut=float(s[1]))
     found = regression_bounds(LINE, f, fitted(LINE, features, f), cut, nested=False)
     assert found["(38)"].says == "fails, not promised"
     assert found["(38*)"].says == "holds"
@@ -133,11 +161,11 @@ def test_48_is_false_as_printed_on_long_intervals() -> None:
     assert found.violations == 1
 
 
-def logits(features: Tensor, grids: Grids, labels: Tensor) -> Classified:
+def logits(features: Tensor, grids: Grids, labels: Tensor) -> ClassificationFit:
     """ψ of the logistic regression with a kernel of features, without a penalty."""
     x = grids.coarse(features)
     fit = tg.regress.logistic(x @ x.T, grids.coarse(labels).long(), reg=0.0)
-    return Classified(fit.logits(features @ x.T), fit.model.norm**2)
+    return ClassificationFit(fit.logits(features @ x.T), fit.model.norm**2)
 
 
 def test_65_is_false_as_printed() -> None:

@@ -5,18 +5,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .._base.types import Float, Int
-from .lookahead import LookAhead, Measure
+from .._base.types import Float, Int, Numbers
+from ..datasets.accepted import whole
+from ..errors import InputError
+from .lookahead import Indices, LookAhead, Measure, without_repeats
 
 Products = Callable[[int], Tensor]
 
 
 def greedy_changes(
     machine: LookAhead,
-    candidates: Int[Tensor, " u"],
+    candidates: Indices,
     count: int,
     *,
-    probabilities: Float[Tensor, "n c"] | None = None,
+    probabilities: Numbers | None = None,
     measure: Measure = "norm",
 ) -> Int[Tensor, " k"]:
     """Candidates one after the other, each that of the largest change once the machine has learned those before it.
@@ -31,14 +33,19 @@ def greedy_changes(
     >>> len(tg.active.greedy_changes(ahead, ahead.candidates, 5).unique())
     5
     """
+    candidates = machine.places(candidates, "candidates")
+    without_repeats(candidates, "candidates")
+    if not whole(count, 1, len(candidates)):
+        raise InputError(f"count={count!r}; needed: a whole number from 1 to {len(candidates)}, the candidates.")
+    weights = None if probabilities is None else machine.weights(probabilities)
     left, picked = candidates, list[Tensor]()
     held = machine.covariance(candidates, left) if 16 * (len(left) * machine.block) ** 2 <= machine.budget else None
     for _ in range(count):
-        if probabilities is None:
+        if weights is None:
             likeliest = machine.outputs[left].argmax(1, keepdim=True)
             change = machine.score(left, candidates, measure, likeliest, held)[:, 0]
         else:
-            change = (machine.score(left, candidates, measure, None, held) * probabilities[left]).sum(1)
+            change = (machine.score(left, candidates, measure, None, held) * weights[left]).sum(1)
         best = int(change.argmax())
         chosen, keep = left[best : best + 1], torch.arange(len(left), device=left.device) != best
         more = machine.add(chosen, machine.outputs[chosen].argmax(1))

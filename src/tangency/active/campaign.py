@@ -154,7 +154,7 @@ class Campaign:
             raise InputError(f"most={most} candidates, of which {count} were asked for; needed: at least as many.")
         self._check_known(pick)
         # The same whenever it is asked: the seed and the labels so far decide.
-        draw = torch.Generator().manual_seed(SPACING * self.seed + len(self.labelled))
+        draw = torch.Generator().manual_seed((SPACING * self.seed + len(self.labelled)) % 2**63)
         if len(free) > most:
             free = free[torch.randperm(len(free), generator=draw)[:most]]
         index = torch.cat([self.labelled, free])
@@ -313,4 +313,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise InputError(f"{file} holds no campaign; needed: a file that Campaign.save wrote.")
     if held["tangency_campaign"] != FORMAT:
         raise InputError(f"{file} is of format {held['tangency_campaign']}; this version of tangency reads {FORMAT}.")
+    rounds = held["rounds"]
+    if not isinstance(rounds, list) or not all(isinstance(r, list) and len(r) == 2 for r in rounds):
+        raise InputError(f"the rounds in {file} are no list of [samples, labels]; needed: as Campaign.save wrote them.")
     return held

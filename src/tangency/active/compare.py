@@ -126,10 +126,7 @@ def compare(
     (torch.Size([2, 2, 3]), True)
     """
     pool, test = labelled(pool, name="pool"), labelled(test, name="test")
-    known = strategies.items() if isinstance(strategies, Mapping) else [(str(name), name) for name in strategies]
-    chosen: dict[str, str | Strategy] = dict(known)
-    for strategy in chosen.values():
-        named(strategy)
+    chosen = _named(strategies)
     _check(len(chosen), len(pool), start, batch, rounds, level)
     runs = _seeds(seeds)
     if pool.classes != test.classes:
@@ -195,7 +192,7 @@ _Fit = Callable[[Tensor, int], _Fitted]  # from the samples with labels, and a s
 
 def _training(train: Train, pool: Labelled, test: Labelled) -> _Fit:
     """The user's own training."""
-    if not callable(train):
+    if not callable(train) or isinstance(train, nn.Module):
         raise InputError(
             f"learner is a {type(train).__name__}; needed: a kernel, or a function (samples, seed) -> network."
         )
@@ -252,10 +249,22 @@ def student(level: float, degrees: int) -> float:
     return math.sqrt(degrees) * math.tan(float(theta[at + 1]))
 
 
+def _named(strategies: Strategies) -> dict[str, str | Strategy]:
+    """By their names; functions have those of the dict that they come in."""
+    if isinstance(strategies, str):
+        raise InputError(f"strategies={strategies!r}; needed: a list of names, [{strategies!r}, 'random'].")
+    known = strategies if isinstance(strategies, Mapping) else {name: name for name in strategies}
+    for name, strategy in known.items():
+        if not isinstance(name, str):
+            raise InputError(f"strategies holds {name!r}; needed: names, or a dict of names and functions.")
+        named(strategy)
+    return dict(known)
+
+
 def _seeds(seeds: int | Sequence[int]) -> list[int]:
     """So many from 0 on, or those that were given."""
-    if isinstance(seeds, int):
-        checks.positive(seeds, "seeds", "a whole number")
+    if not isinstance(seeds, Sequence) or isinstance(seeds, str):
+        checks.positive(seeds, "seeds", "how many, or a list of them")
         return list(range(seeds))
     if not len(seeds) or len(set(seeds)) < len(seeds):
         raise InputError(f"seeds={list(seeds)}; needed: at least one, each once, or how many.")
@@ -272,7 +281,7 @@ def _check(strategies: int, pool: int, start: int, batch: int, rounds: int, leve
             f"start={start} and rounds={rounds} of batch={batch} take {start + batch * rounds} samples, and the pool "
             f"has {pool}. Take fewer, or a larger pool."
         )
-    if not 0 < level < 1:
+    if not 0 < checks.nonnegative(level, "level") < 1:
         raise InputError(f"level={level}; needed: a confidence between 0 and 1.")
 
 

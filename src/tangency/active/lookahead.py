@@ -23,6 +23,7 @@ from .._base import checks, tree
 from .._base.memory import BATCH_ON_CPU, free_memory
 from .._base.results import Result
 from .._base.types import Array, Float, Int, Memory, Numbers
+from ..datasets.accepted import whole
 from ..errors import InputError, NotPositiveDefinite
 from ..gram.gram import Gram
 from ..linalg.factor import factor
@@ -68,7 +69,7 @@ class LookAhead(Result):
 
         Cost: labels · rows · columns multiply–adds.
         """
-        i, j = self._places(rows, "rows"), self._places(columns, "columns")
+        i, j = self.places(rows, "rows"), self.places(columns, "columns")
         prior = flattened(self.gram.select(i.cpu(), j.cpu()), self.half.dtype, self.half.device)
         return prior.addmm_(self._half(i).T, self._half(j), alpha=-1)
 
@@ -84,19 +85,22 @@ class LookAhead(Result):
         >>> torch.allclose(more.outputs, again.outputs)
         True
         """
-        i = self._places(index, "index")
-        _without_repeats(i, "index")
+        i = self.places(index, "index")
+        without_repeats(i, "index")
         again = i[torch.isin(i, self.labelled)]
         if len(again):
             raise InputError(f"sample {int(again[0])} has a label already. Leave it out, or begin anew without it.")
-        t = wanted_outputs(targets, len(i), self.outputs.shape[1]).to(self.outputs)
+        c = self.outputs.shape[1]
+        t = wanted_outputs(targets, len(i), c).to(self.outputs)
         everything = torch.arange(len(self.outputs), device=i.device)
         new = self.covariance(i, everything)  # [k·b, n·b]
         own = new[:, self.flat(i)]
         lower = self._lower(own[None], i[None])[0]
         rows = torch.linalg.solve_triangular(lower, new, upper=False)  # the rows that L⁻¹ k(X, ·) gains
         # f⁺ − f = C (C_zz + reg)⁻¹ (t − f(z)), and the rows' products are the first two of the three.
-        missing = torch.linalg.solve_triangular(lower, (t - self.outputs[i]).reshape(len(own), -1), upper=False)
+        missing = torch.linalg.solve_triangular(
+            lower, (t - self.outputs[i]).reshape(len(own), c // self.block), upper=False
+        )
         step = rows.T @ missing
         outputs = self.outputs + step.reshape(self.outputs.shape)
         return replace(self, labelled=torch.cat([self.labelled, i]), half=torch.cat([self.half, rows]), outputs=outputs)
@@ -106,8 +110,8 @@ class LookAhead(Result):
 
         `targets` as for `add`, which takes several samples at once. Takes k·m·c numbers.
         """
-        i = self._places(index, "index")
-        m = self._places(on, "on") if on is not None else torch.arange(len(self.outputs), device=i.device)
+        i = self.places(index, "index")
+        m = self.places(on, "on") if on is not None else torch.arange(len(self.outputs), device=i.device)
         t = wanted_outputs(targets, len(i), self.outputs.shape[1]).to(self.outputs)
         gain = self._gain(self.covariance(m, i), i)
         return self.outputs[m] + self._moves(gain, t - self.outputs[i])
@@ -132,33 +136,41 @@ class LookAhead(Result):
         self, candidates: Indices | None = None, on: Indices | None = None, *, measure: Measure = "norm"
     ) -> Float[Tensor, " u"]:
         """`changes` by the class that the machine finds likeliest, its largest output (the paper's MLMOC)."""
-        u = self.candidates if candidates is None else self._places(candidates, "candidates")
+        u = self.candidates if candidates is None else self.places(candidates, "candidates")
         return self._scores(u, on, measure, self.outputs[u].argmax(1, keepdim=True))[:, 0]
 
     def expected_change(
         self,
-        probabilities: Float[Tensor, "n c"],
+        probabilities: Numbers,
         candidates: Indices | None = None,
         on: Indices | None = None,
         *,
         measure: Measure = "norm",
     ) -> Float[Tensor, " u"]:
         """Σ_c p_c(z) · `changes`(z, c), for the probabilities of the classes of all samples of K."""
-        u = self.candidates if candidates is None else self._places(candidates, "candidates")
-        if probabilities.shape != self.outputs.shape:
+        u = self.candidates if candidates is None else self.places(candidates, "candidates")
+        return (self._scores(u, on, measure, None) * self.weights(probabilities)[u]).sum(1)
+
+    def weights(self, probabilities: Numbers) -> Float[Tensor, "n c"]:
+        """Probabilities of the classes of all samples of K, looked at and where the machine is."""
+        p = tree.numbers(probabilities, "probabilities")
+        if p.shape != self.outputs.shape:
             raise InputError(
-                f"probabilities have shape {tuple(probabilities.shape)}; needed: {tuple(self.outputs.shape)}, a row "
+                f"probabilities have shape {tuple(p.shape)}; needed: {tuple(self.outputs.shape)}, a row "
                 "for each sample of K."
             )
-        return (self._scores(u, on, measure, None) * probabilities.to(self.outputs)[u]).sum(1)
+        checks.finite(p, "probabilities")
+        if bool((p < 0).any()):
+            raise InputError("some probabilities are below 0; needed: those of the classes, softmax of logits.")
+        return p.to(self.outputs)
 
     def _scores(
         self, candidates: Indices | None, on: Indices | None, measure: Measure, classes: Tensor | None
     ) -> Float[Tensor, "u q"]:
         """The change by each of the `classes` [u, q] of each candidate, by default all of them."""
         checks.choice(measure, "measure", get_args(Measure))
-        u = self.candidates if candidates is None else self._places(candidates, "candidates")
-        m = u if on is None else self._places(on, "on")
+        u = self.candidates if candidates is None else self.places(candidates, "candidates")
+        m = u if on is None else self.places(on, "on")
         return self.score(u, m, measure, classes)
 
     def score(
@@ -169,6 +181,11 @@ class LookAhead(Result):
         `covariance`: that of m with u, where somebody holds it.
         """
         b, c = self.block, self.outputs.shape[1]
+        if c < 2:
+            raise InputError(
+                "the machine has one output, so there is no other class to become. Give classes as whole numbers: "
+                "look_ahead(K, labelled, y.long()); of real targets ask after(index, targets)."
+            )
         if classes is None:
             classes = torch.arange(c, device=u.device).expand(len(u), c)
         # Of a candidate: its covariance, its gain and temporaries; its moves too, where they are made.
@@ -237,8 +254,8 @@ class LookAhead(Result):
 
     def _moves(self, gain: Tensor, missing: Tensor) -> Float[Tensor, "u m c"]:
         """f⁺ − f from gains [u, m·b, b] and t − f(z) [u, c]."""
-        u, b = len(missing), self.block
-        return (gain @ missing.reshape(u, b, -1)).reshape(u, gain.shape[1] // b, -1)
+        (u, c), b = missing.shape, self.block
+        return (gain @ missing.reshape(u, b, c // b)).reshape(u, gain.shape[1] // b, c)
 
     def _half(self, index: Tensor) -> Tensor:
         return self.half[:, self.flat(index)]
@@ -248,7 +265,8 @@ class LookAhead(Result):
         b = self.block
         return index if b == 1 else (index[:, None] * b + torch.arange(b, device=index.device)).flatten()
 
-    def _places(self, given: Indices, name: str) -> Int[Tensor, " k"]:
+    def places(self, given: Indices, name: str) -> Int[Tensor, " k"]:
+        """Numbers of samples of K, looked at and where the machine is."""
         return places(given, len(self.outputs), name).to(self.outputs.device)
 
 
@@ -281,11 +299,15 @@ def look_ahead(
     n, full = gram.shape[0], len(gram.shape) == 4
     device = gram.device or torch.device("cpu")
     index = places(labelled, n, "labelled").to(device)
-    _without_repeats(index, "labelled")
+    without_repeats(index, "labelled")
     if not len(index):
         raise InputError("no sample has a label; needed: at least one. Begin with samples at random.")
     start = None if f0 is None else _starting_outputs(f0, n).to(device, torch.float64)
     given = gram.shape[1] if full else None if start is None else start.shape[1]
+    if classes is not None and not whole(classes, 2):
+        raise InputError(f"classes={classes!r}; needed: how many there are, a whole number from 2.")
+    if classes is not None and given is not None and classes != given:
+        raise InputError(f"classes={classes}, and {'the kernel' if full else 'f0'} has {given} outputs; needed: equal.")
     t = wanted_outputs(targets, len(index), classes if given is None else given).to(device, torch.float64)
     if full and t.shape[1] != gram.shape[1]:
         raise InputError(f"the kernel has {gram.shape[1]} outputs and the targets {t.shape[1]}; needed: the same.")
@@ -311,6 +333,8 @@ def default_reg(gram: Gram) -> float:
 def wanted_outputs(targets: Numbers, count: int, classes: int | None) -> Float[Tensor, "k c"]:
     """Classes as rows of 0 and 1, real outputs as they are."""
     t = tree.numbers(targets, "targets")
+    if not count and not t.numel():
+        return torch.zeros(0, classes or 2, dtype=torch.float64)
     if t.is_complex() or t.dim() not in (1, 2) or len(t) != count:
         raise InputError(f"targets are {t.dtype} of shape {tuple(t.shape)}; needed: {count} classes, or [{count}, c].")
     if t.is_floating_point():
@@ -324,7 +348,7 @@ def wanted_outputs(targets: Numbers, count: int, classes: int | None) -> Float[T
         raise InputError(
             f"targets are integers of shape {tuple(t.shape)}; needed: one class for each sample, [{count}]."
         )
-    c = int(t.max()) + 1 if classes is None and len(t) else classes or 2
+    c = int(t.max()) + 1 if classes is None else classes
     check_classes(t, max(c, 2))
     return F.one_hot(t.long(), max(c, 2)).double()
 
@@ -349,7 +373,8 @@ def places(given: Indices, n: int, name: str) -> Int[Tensor, " k"]:
     return i.long()
 
 
-def _without_repeats(index: Tensor, name: str) -> None:
+def without_repeats(index: Tensor, name: str) -> None:
+    """Refuse a sample that is named twice."""
     values, counts = index.unique(return_counts=True)
     if bool((counts > 1).any()):
         raise InputError(f"{name} names sample {int(values[counts > 1][0])} twice; needed: each sample once.")

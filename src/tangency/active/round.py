@@ -134,6 +134,7 @@ class Round:
         if self.model is not None:
             hidden = conjugate_kernel(self.model)
             features = hidden.features(self._beside(hidden.device)).to(self.device, torch.float64)
+            checks.finite(features, "last hidden layer")
             return Vectors(features.square().sum(1), lambda i: features @ features[i])
         if len(self.gram.shape) == 4:
             raise InputError(

@@ -81,7 +81,8 @@ def flattened(gram: Gram, dtype: torch.dtype, device: torch.device) -> Tensor:
     out = torch.empty(gram.shape, dtype=dtype, device=device)
     for rows, columns, tile in gram.tiles():
         place_tile(out, rows, columns, tile)
-    return out.reshape(flat_rows(gram.shape), -1)
+    half = len(gram.shape) // 2
+    return out.reshape(gram.shape[:half].numel(), gram.shape[half:].numel())
 
 
 def flat_rows(shape: torch.Size) -> int:

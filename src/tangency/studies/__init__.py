@@ -8,7 +8,7 @@ from .conjugate_pictures import draw_courses, draw_runs
 from .convergence import Convergence, GradientDescent, Trained, convergence
 from .eigenfunctions import Eigenfunctions, eigenfunctions
 from .grids import BOUNDARIES, FUNCTIONS, Grid, Grids
-from .kernel_bounds import Bound, Bounds, Classified, Projected, classification_bounds, regression_bounds
+from .kernel_bounds import Bound, Bounds, ClassificationFit, RegressionFit, classification_bounds, regression_bounds
 from .learning import SCHEDULE, Learning, Trial, learn
 from .phases import Phase, boundary, phase
 from .single_unit import SingleUnit, single_unit
@@ -26,7 +26,7 @@ __all__ = [
     "Anisotropy",
     "Bound",
     "Bounds",
-    "Classified",
+    "ClassificationFit",
     "Condition",
     "ConjugateStudy",
     "Convergence",
@@ -42,7 +42,7 @@ __all__ = [
     "Normalised",
     "Optimizer",
     "Phase",
-    "Projected",
+    "RegressionFit",
     "SingleUnit",
     "Taught",
     "Trainability",

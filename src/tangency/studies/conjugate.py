@@ -22,8 +22,8 @@ from ..kernels.kernel import Kernel
 from ..kernels.ntk import conjugate_kernel, head_ntk, trace_ntk
 from ..linalg import spectrum
 from ..regress import KernelModel, least_squares, logistic, ridgeless
-from .grids import INTERVAL, RECTANGLE, Function, Grids, values_of
-from .kernel_bounds import Bounds, Classified, Projected, classification_bounds, regression_bounds
+from .grids import INTERVAL, RECTANGLE, Function, Grids, need_axes, values_of
+from .kernel_bounds import Bounds, ClassificationFit, RegressionFit, classification_bounds, regression_bounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,13 +108,12 @@ def conjugate_regression(
     >>> found.last.test["CKJ"] < found.last.test["CK"] < found.last.test["NN"], found.violations
     (True, 0)
     """
-    if len(grids.ratio) != 1:
-        raise InputError(f"the grid has {len(grids.ratio)} axes; needed: one. For several, fit the kernels yourself.")
+    need_axes(grids, 1, "one. For several, fit the kernels yourself.")
     net, device = _prepared(model, 1)
     x, z = grids.train.nodes(device), grids.test.nodes(device)
     want = values_of(f, z)
     y, w = grids.coarse(want), grids.train.weights(device)
-    _outputs(net, x[:2], (1,))
+    _outputs(net, x, (1,))
 
     def loss() -> Tensor:
         """(8) of the network as it is."""
@@ -167,10 +166,10 @@ class Fit:
         model = ridgeless(whole, root * y)
         return Fit(kernel(z, x) @ (root * model.coefficients), whole.kept().vectors, model, root)
 
-    def projected(self, grids: Grids) -> Projected:
+    def projected(self, grids: Grids) -> RegressionFit:
         """For the bounds. What was cut off is known up to the rounding of the Gram, about the cutoff again."""
         rounded = float((grids.coarse(self.values) * self.root - self.model.fitted).norm())
-        return Projected(self.values, self.model.norm, (2 * (self.model.cutoff or 0.0)) ** 0.5, rounded)
+        return RegressionFit(self.values, self.model.norm, (2 * (self.model.cutoff or 0.0)) ** 0.5, rounded)
 
 
 def conjugate_classification(
@@ -198,8 +197,7 @@ def conjugate_classification(
     >>> found.last.test["CK"] < found.last.test["NN"], found.violations
     (True, 0)
     """
-    if len(grids.ratio) != 2:
-        raise InputError(f"the grid has {len(grids.ratio)} axes; needed: two, such as Grid((11, 7)).")
+    need_axes(grids, 2, "two, such as Grid((11, 7)).")
     reg, enough = checks.nonnegative(reg, "reg"), float("inf") if until is None else checks.nonnegative(until, "until")
     net, device = _prepared(model, 2)
     x, z = grids.train.nodes(device), grids.test.nodes(device)
@@ -207,7 +205,7 @@ def conjugate_classification(
     known = grids.coarse(labels)
     if known.all() or not known.any():
         raise InputError("all nodes of the training grid are of one class; needed: a boundary that crosses the grid.")
-    _outputs(net, x[:2], (1, 2))
+    _outputs(net, x, (1, 2))
 
     def loss() -> Tensor:
         """(11) of the network as it is."""
@@ -237,7 +235,7 @@ def classification_moment(net: nn.Module, labels: Tensor, grids: Grids, reg: flo
         fit = logistic(kernel(x), known.long(), reg=reg)
         found[name] = fit.logits(kernel(z, x))
         fits[name] = fit.model
-    ck, ntk = (Classified(found[name], fits[name].norm ** 2) for name in ("CK", "NTK"))
+    ck, ntk = (ClassificationFit(found[name], fits[name].norm ** 2) for name in ("CK", "NTK"))
     losses = {k: F.softplus(torch.where(labels, -p, p)) for k, p in found.items()}
     return Moment(
         epoch,
@@ -278,11 +276,13 @@ def _prepared(model: nn.Module, inputs: int) -> tuple[nn.Module, torch.device]:
 
 def _outputs(net: nn.Module, x: Tensor, allowed: tuple[int, ...]) -> None:
     """Refuse other outputs than these, and kernels that cannot be had, before the training."""
-    with torch.no_grad(), in_words(x):
-        out = net(x)
+    few = x[:2]
+    with torch.no_grad(), in_words(few):
+        out = net(few)
     if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[1] not in allowed:
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise InputError(f"the model gave {found} for {tuple(x.shape)}; needed: [n, {' or '.join(map(str, allowed))}].")
+        needed = " or ".join(map(str, allowed))
+        raise InputError(f"the model gave {found} for {tuple(few.shape)}; needed: [n, {needed}].")
     whole, part = (kernel(x) for kernel in pair(net, out.shape[1]))
     rest = torch.linalg.eigvalsh(whole - part)  # E of NTK = CK + E, a kernel too: (30)
     if float(rest[0]) < -1e-9 * float(whole.diagonal().max()):
@@ -305,7 +305,7 @@ def _course(
     """Adam on all samples at once, with moments after the epochs of `at` and the last."""
     if not isinstance(epochs, int) or epochs < 0 or not checks.nonnegative(lr, "lr"):
         raise InputError(f"epochs={epochs!r}, lr={lr!r}; needed: a whole number from 0, a rate above 0.")
-    wanted = set(at)
+    wanted = set(at) if isinstance(at, Iterable) else {at}
     if any(not isinstance(e, int) or not 0 <= e <= epochs for e in wanted):
         raise InputError(f"at={sorted(wanted, key=str)}; needed: epochs from 0 (before the training) to {epochs}.")
     weights = [p for p in net.parameters() if p.requires_grad]

@@ -12,7 +12,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from .._base.types import Device, Float
+from .._base import checks, tree
+from .._base.types import Device, Float, Numbers
 from ..errors import InputError
 
 Function = Callable[[Tensor], Tensor]  # points [n, d] to values [n]
@@ -36,7 +37,8 @@ class Grid:
         good = isinstance(self.cells, tuple) and self.cells and all(isinstance(n, int) and n > 0 for n in self.cells)
         if not good:
             raise InputError(f"cells={self.cells!r}; needed: a tuple of whole numbers from 1, one per axis: (200,).")
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+        numbers = all(isinstance(v, int | float) and math.isfinite(v) for v in (self.low, self.high))
+        if not numbers or not self.low < self.high:
             raise InputError(f"low={self.low}, high={self.high}; needed: finite numbers, low below high.")
 
     def __len__(self) -> int:
@@ -80,6 +82,8 @@ class Grids:
     ratio: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.train, Grid):
+            raise InputError(f"train is a {type(self.train).__name__}; needed: a Grid, Grid((200,)).")
         good = isinstance(self.ratio, tuple) and len(self.ratio) == len(self.train.cells)
         if not good or not all(isinstance(t, int) and t > 1 for t in self.ratio):
             raise InputError(
@@ -115,18 +119,40 @@ BOUNDARIES: dict[str, Function] = {
 }
 
 
+def need_axes(grids: object, count: int, hint: str) -> None:
+    """Refuse what are no grids, or are of another dimension."""
+    if not isinstance(grids, Grids):
+        raise InputError(
+            f"grids is a {type(grids).__name__}; needed: Grids(Grid((200,)), (3,)), to train on and to test."
+        )
+    if len(grids.ratio) != count:
+        raise InputError(f"the grid has {len(grids.ratio)} axes; needed: {hint}")
+
+
+def on_test(grids: Grids, values: Numbers, name: str) -> Float[Tensor, " m"]:
+    """Values on the nodes of the test grid, given as numbers: one that is finite for each, in float64."""
+    v = tree.numbers(values, name)
+    if v.shape != (len(grids.test),) or v.is_complex():
+        raise InputError(
+            f"{name} is {v.dtype} of shape {tuple(v.shape)}; needed: a real number for each node of the test grid, "
+            f"[{len(grids.test)}]."
+        )
+    checks.finite(v, name)
+    return v.double()
+
+
 def values_of(f: Function, nodes: Tensor, name: str = "f") -> Float[Tensor, " n"]:
     """f on the nodes, checked: one finite number for each."""
     if not callable(f):
         raise InputError(f"{name} is a {type(f).__name__}; needed: a function from points [n, d] to values [n].")
     out = f(nodes)
-    if not isinstance(out, Tensor) or out.shape != (len(nodes),):
-        found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise InputError(f"{name} of points {tuple(nodes.shape)} gave {found}; needed: a tensor [{len(nodes)}].")
+    if not isinstance(out, Tensor) or out.shape != (len(nodes),) or out.is_complex():
+        found = f"{out.dtype} {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        raise InputError(f"{name} of points {tuple(nodes.shape)} gave {found}; needed: a real tensor [{len(nodes)}].")
     bad = ~out.isfinite()
     if bool(bad.any()):
         where: Sequence[float] = nodes[bad][0].tolist()
         raise InputError(
             f"{name} at {where} is {float(out[bad][0])}; needed: finite values on all nodes of both grids."
         )
-    return out.double()
+    return out.detach().double()

@@ -23,7 +23,7 @@ from torch import Tensor
 from .._base.results import Result, text_table
 from .._base.types import Float
 from ..errors import InputError
-from .grids import Grids
+from .grids import Grids, need_axes, on_test
 
 # Both sides are sums of a few hundred terms in float64: what rounding makes of them relative to f, with margin.
 ROUNDING = 1e-12
@@ -88,7 +88,7 @@ class Bounds(Result):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Projected(Result):
+class RegressionFit(Result):
     """A fit of least squares as the bounds need it: its values on the test nodes, its coefficients, what was cut off.
 
     `norm`: ‖γ‖ of the fit γ·φ. `cut`: what is known to bound the singular values that were left out, of the features
@@ -102,7 +102,7 @@ class Projected(Result):
 
 
 def regression_bounds(
-    grids: Grids, f: Float[Tensor, " m"], ck: Projected, ntk: Projected, *, nested: bool = True
+    grids: Grids, f: Float[Tensor, " m"], ck: RegressionFit, ntk: RegressionFit, *, nested: bool = True
 ) -> Bounds:
     """(38), (45), (48), (49) of fits on an interval: f and both fits by their values on the test grid.
 
@@ -113,15 +113,17 @@ def regression_bounds(
     >>> from tangency.studies import Grid, Grids
     >>> grids = Grids(Grid((4,)), (2,))
     >>> f = grids.test.nodes()[:, 0] ** 2
-    >>> best = Projected(torch.full_like(f, 0.375))  # the constant that is nearest in the norm of the training grid
-    >>> regression_bounds(grids, f, best, Projected(f)).violations
+    >>> best = RegressionFit(torch.full_like(f, 0.375))  # the constant that is nearest in the norm of the training grid
+    >>> regression_bounds(grids, f, best, RegressionFit(f)).violations
     0
     """
-    if len(grids.ratio) != 1:
-        raise InputError(f"the grid has {len(grids.ratio)} axes; needed: one, for the bounds of regression.")
+    need_axes(grids, 1, "one, for the bounds of regression.")
+    f = on_test(grids, f, "f")
+    if not isinstance(ck, RegressionFit) or not isinstance(ntk, RegressionFit):
+        raise InputError("ck and ntk are fits; needed: tg.studies.RegressionFit(values, norm) of each.")
     tau, n, long = grids.ratio[0], grids.train.cells[0], grids.train.high - grids.train.low
     coarse, fine = (g.weights(f.device) for g in (grids.train, grids.test))
-    gaps = {"CK": f - ck.values, "NTK": f - ntk.values}
+    gaps = {k: f - on_test(grids, fit.values, f"{k} values") for k, fit in (("CK", ck), ("NTK", ntk))}
     zero = {k: float((coarse * grids.coarse(g).square()).sum().sqrt()) for k, g in gaps.items()}
     one = {k: float((fine * g.square()).sum().sqrt()) for k, g in gaps.items()}
     slope = {k: float(g.diff().abs().max()) / grids.test.steps[0] for k, g in gaps.items()}
@@ -155,7 +157,7 @@ def monotone(grids: Grids, g: Float[Tensor, " m"]) -> bool:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Classified(Result):
+class ClassificationFit(Result):
     """A logistic fit as the bounds need it: ψ on the test nodes (log-odds of class 1), and ‖β‖² under the penalty."""
 
     logits: Float[Tensor, " m"]
@@ -163,16 +165,23 @@ class Classified(Result):
 
 
 def classification_bounds(
-    grids: Grids, labels: Tensor, ck: Classified, ntk: Classified, *, reg: float = 0.0, optimal: bool = True
+    grids: Grids,
+    labels: Tensor,
+    ck: ClassificationFit,
+    ntk: ClassificationFit,
+    *,
+    reg: float = 0.0,
+    optimal: bool = True,
 ) -> Bounds:
     """(52), (65), (68) of logistic fits on a rectangle, both by their logits on the test grid; `labels` [m] are 0 or 1.
 
     Printed: C₁ = τ₁τ₂, C₂ = τ₁τ₂ω, D₁ = e^{hL_NTK}, D₂ = ω e^{hL_CK}. Mended (*): (2τ₁ + 1)(2τ₂ + 1) in place of τ₁τ₂,
     also in D, and the penalty (reg/2)·‖β‖² of both fits. `optimal`: whether they have an optimum without it.
     """
-    if len(grids.ratio) != 2:
-        raise InputError(f"the grid has {len(grids.ratio)} axes; needed: two, for the bounds of classification.")
-    psi = {"CK": ck.logits.double(), "NTK": ntk.logits.double()}
+    need_axes(grids, 2, "two, for the bounds of classification.")
+    if not bool(((on_test(grids, labels, "labels") == 0) | (labels == 1)).all()):
+        raise InputError("labels has others than 0 and 1; needed: the class of each node of the test grid.")
+    psi = {k: on_test(grids, fit.logits, f"{k} logits") for k, fit in (("CK", ck), ("NTK", ntk))}
     signed = {k: torch.where(labels.bool(), -p, p) for k, p in psi.items()}
     zero = {k: float(F.softplus(grids.coarse(s)).sum()) for k, s in signed.items()}
     one = {k: float(F.softplus(s).sum()) for k, s in signed.items()}

@@ -68,7 +68,7 @@ def _depth_scale(chi: float) -> float:
 
 
 @dataclass(frozen=True)
-class Layers:
+class _Layers:
     """The maps of one layer at infinite width, for numbers."""
 
     dual: Dual
@@ -109,7 +109,7 @@ def phase(activation: Activation, *, w_var: float, b_var: float = 0.0) -> Phase:
     ('chaotic', 0.0)
     """
     dual = find_dual(activation)
-    layers = Layers(dual, checks.nonnegative(w_var, "w_var"), checks.nonnegative(b_var, "b_var"))
+    layers = _Layers(dual, checks.nonnegative(w_var, "w_var"), checks.nonnegative(b_var, "b_var"))
     q = _fixed(layers.variance)
     chi = layers.chi(min(max(q, LEAST), MOST))  # at a kink, what counts is the limit from q > 0
     kind: Literal["ordered", "critical", "chaotic"] = "ordered" if chi < 1 else "chaotic"
@@ -147,7 +147,7 @@ def _bisect(f: Callable[[float], float], low: float, high: float) -> float:
     return low
 
 
-def _meeting(layers: Layers, q: float) -> tuple[float, float]:
+def _meeting(layers: _Layers, q: float) -> tuple[float, float]:
     """c* and χ_c*. The map of correlations is convex on [0, 1] and fixes 1, so there is at most one other one."""
     slope = layers.correlation(1.0, q)[1]
     steep = slope * q / layers.variance(q)  # its derivative at 1; χ₁ itself unless q still grows
@@ -178,7 +178,7 @@ def boundary(activation: Activation, b_vars: Sequence[float] | Tensor) -> Float[
     targets = [checks.nonnegative(float(b), "b_vars") for b in b_vars]
     # χ₁ does not depend on the variance then, so neither does the boundary on σ_b².
     if dual.homogeneous:
-        return torch.full((len(targets),), 1 / Layers(dual, 1.0, 0.0).chi(1.0), dtype=torch.float64)
+        return torch.full((len(targets),), 1 / _Layers(dual, 1.0, 0.0).chi(1.0), dtype=torch.float64)
     # From variances that are as good as 0 to those that quadrature still takes.
     q = torch.cat([torch.zeros(1), torch.logspace(-8, 4, 481)]).double()
     value, slope = dual.own(q)
@@ -192,7 +192,7 @@ def _edge(dual: Dual, q: Tensor, edge: Tensor, target: float) -> float:
 
     def bias(at: float) -> float:
         """The bias variance for which this variance is the fixed point at the edge."""
-        plain = Layers(dual, 1.0, 0.0)
+        plain = _Layers(dual, 1.0, 0.0)
         return at - plain.variance(at) / plain.chi(at)
 
     # Where σ_b²(q) rises through the target; whether the fixed point is stable is asked of each below.
@@ -200,12 +200,12 @@ def _edge(dual: Dual, q: Tensor, edge: Tensor, target: float) -> float:
     points = [LEAST] if target == 0 and float(edge[0]) == 0 else []  # φ(0) = 0: signals that die are a fixed point
     for k in (above[1:] & ~above[:-1] & ~edge[:-1].isnan()).nonzero().flatten().tolist():
         points.append(_bisect(lambda v: target - bias(v), float(q[k]), float(q[k + 1])))
-    variances = [(1 / Layers(dual, 1.0, 0.0).chi(at), at) for at in points]
-    stable = [w for w, at in variances if _stable(Layers(dual, w, target), at)]
+    variances = [(1 / _Layers(dual, 1.0, 0.0).chi(at), at) for at in points]
+    stable = [w for w, at in variances if _stable(_Layers(dual, w, target), at)]
     return min(stable) if stable else math.nan
 
 
-def _stable(layers: Layers, q: float) -> bool:
+def _stable(layers: _Layers, q: float) -> bool:
     """Whether variances a little off q come nearer."""
     # Some way off: at χ₁ = 1 the derivative itself may decide nothing.
     off = 1e-2 * q + 1e-3

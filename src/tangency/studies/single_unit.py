@@ -107,7 +107,7 @@ def single_unit(
     """
     for name, value in (("samples", samples), ("test", test), ("width", width), ("seeds", seeds), ("steps", steps)):
         checks.positive(value, name, "a whole number")
-    sizes = tuple(dims)
+    sizes = tuple(dims) if isinstance(dims, Sequence) else (dims,)
     if not sizes or any(isinstance(d, bool) or not isinstance(d, int) or d < 1 for d in sizes):
         raise InputError(f"dims={sizes}; needed: whole numbers from 1, at least one.")
     if not -6 * min(sizes) <= bias <= 6 * min(sizes):
@@ -129,6 +129,8 @@ def _one(data: Sampled, d: int, width: int, steps: int, seed: int) -> list[float
     """The error of each machine."""
     if not bool(data.y.any()):
         raise InputError(f"the unit is off on all {len(data.y)} samples; give a larger bias= or more samples=.")
+    if bool((data.y_test == data.y_test[0]).all()):
+        raise InputError(f"the unit says the same of all {len(data.y_test)} test samples; give more, test=.")
     starts = [initialized(lambda: nn.Sequential(nn.Linear(d, 1), nn.ReLU()), STARTS * seed + k) for k in range(STARTS)]
     ends = [descended(unit.double(), data, steps) for unit in starts]
     best = min(range(STARTS), key=lambda k: ends[k].loss)
