@@ -1,7 +1,6 @@
 """How large the penalty of a last layer is: by samples that a fit has not seen."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from .._base.progress import bar
 from .._base.results import Result, text_table
-from ..errors import InputError, TangencyWarning
+from ..errors import InputError
 from .head_fit import HeadProblem, newton_steps, solve_head
 
 # The largest reg that is tried, beside the largest squared singular value of the features; and how far down Newton's
@@ -57,16 +56,7 @@ def choose_reg(problem: HeadProblem, held: HeadProblem | None, seed: int, progre
         risks, by = [held.risk(held.moved(*solve_head(problem, reg))) for reg in regs], "held-out samples"
     else:
         risks, by = _descend(regs, [_Path(problem, held, problem.axes[2])], progress), "held-out samples"
-    choice = Choice(problem.w.new_tensor(regs[: len(risks)]), problem.w.new_tensor(risks), by)
-    if not problem.square and choice.best == regs[-1]:
-        warnings.warn(
-            f"the smallest reg that was tried, {choice.best:.3g}, is the best of them: the features are of very "
-            "different sizes (standardise them), or the network has fitted these samples (give validation=, samples "
-            "that it has not seen).",
-            TangencyWarning,
-            stacklevel=3,
-        )
-    return choice
+    return Choice(problem.w.new_tensor(regs[: len(risks)]), problem.w.new_tensor(risks), by)
 
 
 def _leave_one_out(problem: HeadProblem, regs: Sequence[float]) -> tuple[list[float], str]:
@@ -121,7 +111,7 @@ class _Path:
 
 
 def _descend(regs: Sequence[float], paths: Sequence[_Path], progress: bool, part: float = 1.0) -> list[float]:
-    """The mean loss for each reg, until two in a row are far worse than the best; each fit has `part` of the samples."""
+    """The mean loss for each reg, until two in a row are far worse than the best; a fit has `part` of the samples."""
     weight = sum(float(path.asked.w.sum()) for path in paths)
     risks: list[float] = []
     with bar(len(regs) * len(paths), "choosing reg", "fit", show=progress) as tick:

@@ -228,14 +228,19 @@ class _Setup:
         streamed = [_streamed(layer, name, x, len(y), self.batch) for x, y in zip(self.x, self.y, strict=True)]
         if size * sum(rows.n for rows in streamed) > self.budget:
             return streamed[0], streamed[1]
-        train, test = (_kept(rows, first) for rows, first in zip(streamed, firsts, strict=True))
+        train, test = (_kept(rows, first, name) for rows, first in zip(streamed, firsts, strict=True))
         return train, test
 
 
-def _kept(rows: Rows, first: Tensor) -> Rows:
+def _kept(rows: Rows, first: Tensor, name: str) -> Rows:
     """In memory, once."""
     whole = first.new_empty(rows.n, first[0].numel())
     for at, block in rows.blocks():
+        if block.shape[1] != whole.shape[1]:
+            raise ModelError(
+                f"layer {name} gives {block.shape[1]} features for samples from {at.start} on and {whole.shape[1]} for "
+                "the first two; needed: one shape. Pool over positions: pool='mean'."
+            )
         whole[at] = block
     return held(whole)
 
