@@ -10,6 +10,7 @@ classes are separated. So p − y, p(1 − p) and the losses are computed withou
 """
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from ..linalg.systems import conjugate
 # Below this loss per sample the classes are separated: without reg there is no answer, only a direction to infinity.
 SEPARATED = 1e-7
 SEPARATION = "the classes are separated: with reg=0 the loss falls for ever and has no minimum. Give reg > 0."
+OVERFLOW = "The samples are too far apart in size for floating point: scale the features, or give a larger reg."
 # An answer is no further from the optimum than this part of itself, or `tol` where that is larger.
 DISTANCE = 1e-6
 # A step is solved for at most this exactly (heuristic: it then gains four digits, and stays clear of rounding).
@@ -34,6 +36,9 @@ STEP_TOLERANCE = 1e-4
 UNSOLVED = 0.1
 # Steps of conjugate gradients for one direction (heuristic): Newton's method forgives one that is not exact.
 MAX_INNER_STEPS = 2000
+# Where all samples are certain, and some of them wrong, no loss bends: a bias then moves by about so many times the
+# largest logit at most in a step (heuristic; what sees to it vanishes with the gradient).
+REACH = 100
 # Features of at most so many columns, and so many numbers in the factors of all logits, have the Hessian of each logit
 # factored as a preconditioner (heuristics): products of matrices, where an iteration is a product with a vector.
 FACTORED, FACTORS = 512, 1 << 24
@@ -107,8 +112,11 @@ class Design(ABC):
         """Of the function that has these coefficients and logits, in the kernel's Hilbert space."""
 
     @abstractmethod
-    def preconditioner(self, bends: Tensor, reg: float) -> Lead:
-        """About H⁻¹ on coefficients and bias, where the losses' second derivatives in the logits are `bends` [n, q]."""
+    def preconditioner(self, bends: Tensor, reg: float, stiff: Tensor) -> Lead:
+        """About H⁻¹ on coefficients and bias, where the losses' second derivatives in the logits are `bends` [n, q].
+
+        `stiff` [q]: what is added to the biases' part of H.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,10 +145,10 @@ class FeatureDesign(Design):
         """‖θ‖."""
         return float(theta.norm())
 
-    def preconditioner(self, bends: Tensor, reg: float) -> Lead:
+    def preconditioner(self, bends: Tensor, reg: float, stiff: Tensor) -> Lead:
         """The inverse of the Hessian's blocks for each logit where these are small, else of its diagonal."""
         r, tiny = self.phi.shape[-1], torch.finfo(bends.dtype).tiny
-        total = bends.sum(0).clamp_min(tiny)  # of the biases, which are left to the iteration to couple
+        total = (bends.sum(0) + stiff).clamp_min(tiny)  # of the biases, which are left to the iteration to couple
         if reg > 0 and self.phi.dim() == 2 and 0 < r <= FACTORED and bends.shape[1] * r**2 <= FACTORS:
             ridge = torch.full_like(self.phi[0], reg)
             factors = torch.stack([_factored(self.phi.T @ (self.phi * d[:, None]), ridge) for d in bends.T])
@@ -182,7 +190,7 @@ class GramDesign(Design):
         """√(θᵀ K θ)."""
         return float((theta * image).sum().abs().sqrt())
 
-    def preconditioner(self, bends: Tensor, reg: float) -> Lead:
+    def preconditioner(self, bends: Tensor, reg: float, stiff: Tensor) -> Lead:
         """A Cholesky factor per logit of the Hessian on the eigenvectors and the bias."""
         r = len(self.values)
         image = torch.cat([self.vectors * self.values, torch.ones_like(bends[:, :1])], 1)  # the bias sees ones
@@ -190,7 +198,9 @@ class GramDesign(Design):
         factors = image.new_empty(bends.shape[1], r + 1, r + 1)
         for c in range(bends.shape[1]):  # the coupling between classes is left to the iteration
             small = image.T @ (image * bends[:, c, None])
-            ridge[-1] = 1e-10 * small.diagonal()[-1] + torch.finfo(small.dtype).tiny  # the bias has no penalty
+            ridge[-1] = (
+                1e-10 * small.diagonal()[-1] + stiff[c] + torch.finfo(small.dtype).tiny
+            )  # the bias has no penalty
             factors[c] = _factored(small, ridge)
 
         # H⁻¹ = V S⁻¹ Vᵀ + (1 − V Vᵀ)/reg: exact on the span, reg on what is orthogonal to it.
@@ -337,10 +347,13 @@ class Objective:
             if relative == 0:
                 distance = 0.0
                 break
+            if not math.isfinite(relative):
+                raise DidNotConverge(f"the gradient is {relative} after {steps} steps. {OVERFLOW}")
             if steps == max_steps and relative > tol:
                 break
             # A tolerance of √relative is enough to converge faster than linearly (Nocedal & Wright 2006, 7.1).
-            d, db, left = self._direction(chances, g, gb, min(0.1, max(relative**0.5, STEP_TOLERANCE)))
+            reach = REACH * (1 + float(z.abs().max()))
+            d, db, left = self._direction(chances, g, gb, min(0.1, max(relative**0.5, STEP_TOLERANCE)), reach)
             dz = self.design.forward(d) + db
             if relative <= tol:  # a step that is not solved for says nothing
                 distance = self.distance(theta, b, z, d, db, dz) if left <= UNSOLVED else float("inf")
@@ -374,11 +387,14 @@ class Objective:
             rate /= 2
         return rate
 
-    def _direction(self, chances: Chances, g: Tensor, gb: Tensor, tol: float) -> tuple[Tensor, Tensor, float]:
+    def _direction(
+        self, chances: Chances, g: Tensor, gb: Tensor, tol: float, reach: float
+    ) -> tuple[Tensor, Tensor, float]:
         """−H⁻¹ g by preconditioned conjugate gradients, to a tolerance that tightens as Newton's method converges.
 
-        With it comes how large the residual still is, beside g.
+        With it comes how large the residual still is, beside g. Each bias has its gradient over `reach` added to H.
         """
+        stiff = gb.abs() / reach
 
         # Conjugate gradients take columns: coefficients and bias go as one, [numel + q, 1].
         def parts(v: Tensor) -> tuple[Tensor, Tensor]:
@@ -393,9 +409,9 @@ class Objective:
             """H v, by one product with the design and one with its transpose."""
             d, db = parts(v)
             dz = self.w * chances.curved(self.design.forward(d) + db)
-            return column(self.design.adjoint(dz) + self.reg * d, dz.sum(0) if self.bias else torch.zeros_like(db))
+            return column(self.design.adjoint(dz) + self.reg * d, dz.sum(0) + stiff * db if self.bias else 0 * db)
 
-        lead = self.design.preconditioner(self.w * chances.p * chances.rest, self.reg)
+        lead = self.design.preconditioner(self.w * chances.p * chances.rest, self.reg, stiff)
         energies: list[float] = []  # rᵀM⁻¹r of the residuals: where H is flat, unlike ‖r‖, it says how far x is off
 
         def led(r: Tensor) -> Tensor:
@@ -410,7 +426,7 @@ class Objective:
         target = column(-g, -gb)
         x, iterates = torch.zeros_like(target), conjugate(hessian, led, torch.zeros_like(target), target)
         for x, _ in itertools.islice(iterates, MAX_INNER_STEPS):  # noqa: B007 - the last one counts
-            if energies[-1] <= tol**2 * energies[0]:
+            if not energies[-1] > tol**2 * energies[0]:  # there, or no number
                 break
         return *parts(x), (max(energies[-1], 0.0) / energies[0]) ** 0.5 if energies[0] > 0 else float("inf")
 

@@ -30,8 +30,7 @@ def nearest_neighbours(
     classes: int,
 ) -> Int[Tensor, "d m"]:
     """The class that most of the nearest training samples have; of equally many the first. Cost: O(n m k)."""
-    votes = F.one_hot(y, classes).to(torch.int32)
-    step = max(1, WORKSPACE.get(train.device.type, WORKSPACE["cpu"]) // (8 * len(train)))
+    step = max(1, WORKSPACE.get(train.device.type, WORKSPACE["cpu"]) // (8 * (len(train) + neighbours + classes)))
     found = torch.empty(len(dims), len(test), dtype=torch.long, device=train.device)
     for start in range(0, len(test), step):
         rows = slice(start, start + step)
@@ -41,7 +40,8 @@ def nearest_neighbours(
             # ‖a‖² is the same for all training samples; a b goes first, the largest sum of products.
             distance.addmm_(a, b.T, alpha=-2).add_(b.square().sum(1))
             near = distance.topk(neighbours, dim=1, largest=False, sorted=False).indices
-            found[k, rows] = votes[near].sum(1).argmax(1)
+            votes = y.new_zeros(len(distance), classes).scatter_add_(1, y[near], torch.ones_like(near))
+            found[k, rows] = votes.argmax(1)
     return found
 
 

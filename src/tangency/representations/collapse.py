@@ -56,7 +56,7 @@ def collapse(features: Array, labels: Numbers, weights: Array | None = None, bia
     (0.0, 0.0, 0.0, 0.0)
     """
     features = _real(features, "features")
-    if features.dim() < 2 or not features[0].numel():
+    if features.dim() < 2 or not features.numel():
         raise InputError(f"features have the shape {tuple(features.shape)}; needed: [n, …], numbers for each sample.")
     flat = features.flatten(1)
     y, classes = checked_classes(labels, len(flat))

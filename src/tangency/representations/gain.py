@@ -52,7 +52,7 @@ def paired(before: Tensor, after: Tensor, w: Tensor, draws: int, seed: int, leve
     """Weighted means of two numbers a sample, with percentiles of their difference over `draws` resamples (0: none)."""
     total = float(w.sum())
     means = [float((w * v).sum()) / total for v in (before, after)]
-    if not draws:
+    if not draws or len(w) < 2:  # of one sample nothing is known of others
         return Paired(means[0], means[1], level=level)
     share = torch.stack([w * (after - before), w], 1).cpu()
     generator, n, found = torch.Generator().manual_seed(seed), len(w), []

@@ -16,6 +16,8 @@ from .head_fit import HeadProblem, newton_steps, solve_head
 # method goes, a decade at a time (heuristics). A ridge goes down to where singular values are rounding.
 MOST, DECADES = 10.0, 9
 FOLDS = 5
+# A larger loss by this is worse for good; by less, the features that count may be those of small size (heuristic).
+WORSE = 1.1
 ROUGH = 1e-5  # how exact the answers are by which regs are compared (heuristic)
 # A sample whose own share in its prediction is as near to 1 as this cannot be predicted without it.
 ALONE = 1e-12
@@ -42,7 +44,11 @@ class Choice(Result):
 def choose_reg(problem: HeadProblem, held: HeadProblem | None, seed: int, progress: bool) -> Choice:
     """By samples held out by the user; else by leaving out each once (square loss), or a fifth of them at a time."""
     problem.check_classes()
-    most, halves = MOST * problem.scale, math.ceil(-4 * math.log10(problem.rounding))
+    s = problem.axes[1]
+    # A feature far smaller than others may still be all that counts.
+    smallest = float(s[-1] / s[0]) if len(s) else 1.0
+    least = problem.rounding if smallest >= problem.rounding else smallest / 10
+    most, halves = MOST * problem.scale, math.ceil(-4 * math.log10(least))
     regs = [most * 10 ** (-k / 2) for k in (range(halves + 3) if problem.square else range(0, 2 * DECADES, 2))]
     if held is None:
         risks, by = _leave_one_out(problem, regs) if problem.square else _folds(problem, regs, seed, progress)
@@ -105,7 +111,7 @@ class _Path:
 
 
 def _descend(regs: Sequence[float], paths: Sequence[_Path], progress: bool, part: float = 1.0) -> list[float]:
-    """The mean loss for each reg, until two in a row are worse than the best; `part` of the samples are in each fit."""
+    """The mean loss for each reg, until two in a row are far worse than the best; a fit has `part` of the samples."""
     weight = sum(float(path.asked.w.sum()) for path in paths)
     risks: list[float] = []
     with bar(len(regs) * len(paths), "choosing reg", "fit", show=progress) as tick:
@@ -115,6 +121,6 @@ def _descend(regs: Sequence[float], paths: Sequence[_Path], progress: bool, part
                 total += path.loss(reg * part)  # as large beside the loss of fewer samples
                 tick()
             risks.append(total / weight)
-            if len(risks) > 2 and min(risks[-2:]) > min(risks):
+            if len(risks) > 2 and min(risks[-2:]) > WORSE * min(risks):
                 break
     return risks

@@ -26,8 +26,8 @@ ABSENT = (
 class HeadProblem:
     """Features φ [n, d], targets and the logits where the fit begins [n, c], weights [n], all in float64.
 
-    `square`: the loss is (f − t)², else the cross-entropy of one logit's sigmoid or of the softmax. `rounding`:
-    singular values of φ up to this part of the largest are noise.
+    `square`: the loss is (f − t)², else the cross-entropy of one logit's sigmoid or of the softmax. `rounding`: of
+    each feature, what part of its size is noise.
     """
 
     phi: Tensor
@@ -56,13 +56,16 @@ class HeadProblem:
     def axes(self) -> tuple[Tensor, Tensor, Tensor]:
         """U [n, r], s [r], Vᵀ [r, d] of the centred features times √w, without what is rounding."""
         a = (self.phi - self.mean) * self.w.sqrt()[:, None]
+        sizes = a.square().sum(0)
         if a.shape[0] > a.shape[1]:  # by its QR factors: as exact, and not slow on a GPU
             q, a = torch.linalg.qr(a)
             u, s, vt = torch.linalg.svd(a, full_matrices=False)
             u = q @ u
         else:
             u, s, vt = torch.linalg.svd(a, full_matrices=False)
-        keep = s > self.rounding * s[0]
+        # Rounding is relative to each feature: what it makes of a direction depends on which features are in it.
+        noise = self.rounding * (vt.square() @ sizes).sqrt()
+        keep = (s > noise) & (s > max(a.shape) * torch.finfo(s.dtype).eps * s[0])
         return u[:, keep], s[keep], vt[keep]
 
     @cached_property

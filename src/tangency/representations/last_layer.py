@@ -137,6 +137,8 @@ def refit_last_layer(
         choice = choose_reg(known.problem, None if held is None else held.problem, seed, progress)
         asked = choice.best
     found = reader.refit(x, known, new, asked, resamples, seed)
+    for own, given in zip(copied.buffers(), inside_parallel(model).buffers(), strict=True):
+        own.copy_(given)  # forward() may write to them
     _warn_if_raised(found)
     return replace(found, choice=choice)
 
@@ -245,6 +247,8 @@ class _Reader:
     def read(self, x: Inputs, y: Tensor, loss: LossName | None, what: str, weights: SampleWeights = None) -> _Known:
         """The problem of these samples: their features, targets and first logits. `what` they are, in messages."""
         head = self.head
+        if loss is None:
+            _check_meant(y, what)
         name: LossName = ("cross_entropy" if are_classes(y) else "mse") if loss is None else loss
         checks.choice(name, "loss", get_args(LossName))
         _check_ending(head, name)
@@ -271,6 +275,17 @@ class _Reader:
         moved = float((head.weight - old).double().norm() / old.double().norm().clamp_min(1e-300))
         gains = known.gain(head, 0, seed), None if new is None else new.gain(head, resamples, seed)
         return Refit(self.model, head.name, known.loss, reg, None, moved, kept, *gains)
+
+
+def _check_meant(y: Tensor, what: str) -> None:
+    """Refuse real numbers that are 0 or 1, of which nobody can say whether they are classes."""
+    if not y.is_floating_point() or not bool(((y == 0) | (y == 1)).all()):
+        return
+    classes = "y.long()" if y.dim() < 2 else "y[:, 0].long()" if y.shape[1] == 1 else "y.argmax(1)"
+    raise InputError(
+        f"the y of the {what} is {y.dtype} and all of it is 0 or 1. If these are classes, give {classes}; if they are "
+        "real targets, loss='mse'."
+    )
 
 
 def _check_ending(head: LinearHead, loss: LossName) -> None:
@@ -305,11 +320,12 @@ def _put(head: LinearHead, known: _Known, reg: float, start: str) -> bool:
 
 def _check_put(model: nn.Module, head: LinearHead, x: Inputs, known: _Known) -> None:
     """Refuse a model whose outputs are not what its last layer should give by now."""
-    some = tree.take(x, slice(0, PROBED))
-    out = outputs(model, some, batch=PROBED).double()
-    z = head.logits(known.phi[:PROBED])
+    z = head.logits(known.phi)
+    far = z.abs().amax(1).topk(min(PROBED, len(z))).indices  # where a clamp would be seen
+    out = outputs(model, tree.take(x, far.cpu()), batch=PROBED).double()
+    z, phi = z[far], known.phi[far].double()
+    scale = float(z.abs().max()) + float(phi.norm(dim=1).max() * head.weight.double().norm())
     z = ENDINGS[head.ending](z) if head.ending else z
-    scale = float(z.abs().max()) + float(known.phi[:PROBED].double().norm(dim=1).max() * head.weight.double().norm())
     tolerance = 100 * torch.finfo(known.phi.dtype).eps
     if float((out.reshape(z.shape) - z).abs().max()) > min(tolerance, 0.05) * scale:
         raise ModelError(

@@ -43,6 +43,11 @@ class Layers:
         """The layers of these names or patterns (`"layer3.*"`), in the model's order."""
         if pool is not None and not callable(pool) and pool not in ("mean", "first"):
             raise InputError(f"pool={pool!r}; needed: 'mean', 'first', a function of a layer's output, or None.")
+        if isinstance(model, nn.Module) and tree.dtype_of(model) in (torch.float16, torch.bfloat16):
+            raise InputError(
+                f"the parameters are {tree.dtype_of(model)}; needed: float32 or float64. Give a copy of the model: "
+                "copy.deepcopy(model).float()."
+            )
         network = Network.of(model, outputs=_flat, trainable=lambda name, p: True)
         return Layers(network, matching(network.model, layers), pool)
 
@@ -76,10 +81,18 @@ class Layers:
             checks.positive(batch, "batch", "the number of samples that go together")
         samples = self.ready(x, name)
         step = batch or self._fitting(samples, name)
+        shapes: dict[str, torch.Size] = {}
         with bar(len(samples), "layers", "sample", show=progress) as tick:
             for start in range(0, len(samples), step):
                 rows = slice(start, min(start + step, len(samples)))
-                yield rows, self(self._taken(samples, rows, name))
+                values = self(self._taken(samples, rows, name))
+                for layer, z in values.items():
+                    if z.shape[1:] != shapes.setdefault(layer, z.shape[1:]):
+                        raise ModelError(
+                            f"layer {layer} gives {tuple(z.shape[1:])} for samples {rows.start} to {rows.stop - 1} and "
+                            f"{tuple(shapes[layer])} before; needed: one shape. Pool over positions: pool='mean'."
+                        )
+                yield rows, values
                 tick(rows.stop - rows.start)
 
     def _taken(self, samples: Source, rows: slice, name: str) -> Inputs:
@@ -88,9 +101,9 @@ class Layers:
 
     def _fitting(self, samples: Source, name: str) -> int:
         """How many samples go together."""
-        one = self._taken(samples, slice(0, 1), name)
-        held = [v for _, v in tree.leaves(one)] + list(self(one).values())
-        size = sum(v.numel() * v.element_size() for v in held)
+        some = self._taken(samples, slice(0, 2), name)  # there are models that refuse one alone
+        held = [v for _, v in tree.leaves(some)] + list(self(some).values())
+        size = sum(v[0].numel() * v.element_size() for v in held)
         return max(1, min(len(samples), 1024, batch_budget(held[0].device) // (_PASSING * max(1, size))))
 
 
@@ -107,8 +120,8 @@ def layer_outputs(
 
     `layers`: names or patterns (`"layer3.*"`, matched as file names are); by default the model's children but the last.
     `x`: samples in any form that `tg.compute` takes, or `Labelled`. The model is left as it was, and refused in
-    training mode. Cost: one forward pass. All outputs are kept: for wide layers of many samples go batch by batch,
-    with `Layers.of_model(model, layers).batches(x)`.
+    training mode; of a module that is called several times, the last output counts. Cost: one forward pass. All outputs
+    are kept: for wide layers of many samples go batch by batch, with `Layers.of_model(model, layers).batches(x)`.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
     >>> outputs = layer_outputs(net, torch.rand(5, 3, 8, 8), ["0", "3"], pool="mean", progress=False)
@@ -122,11 +135,6 @@ def layer_outputs(
         for name, z in values.items():
             if name not in whole:
                 whole[name] = z.new_empty((len(samples), *z.shape[1:]))
-            if z.shape[1:] != whole[name].shape[1:]:
-                raise ModelError(
-                    f"layer {name} gives {tuple(z.shape[1:])} for samples {rows.start} to {rows.stop - 1} and "
-                    f"{tuple(whole[name].shape[1:])} before; needed: one shape. Pool over positions: pool='mean'."
-                )
             whole[name][rows] = z
     return whole
 
@@ -159,8 +167,13 @@ def pooled(z: Tensor, x: Inputs, pool: Pool, name: str = "") -> Tensor:
     if z.dim() > 3:  # images: channels come first
         return z.flatten(2).mean(2)
     mask = x.get("attention_mask") if isinstance(x, Mapping) else None
-    if not isinstance(mask, Tensor) or mask.shape != z.shape[:2]:
+    if not isinstance(mask, Tensor):
         return z.mean(1)
+    if mask.shape != z.shape[:2]:
+        raise InputError(
+            f"layer {name} gives {tuple(z.shape)} and attention_mask has the shape {tuple(mask.shape)}, so it is not "
+            "known which positions count. Give a function of the layer's output: pool=…."
+        )
     kept = mask.to(z.dtype)[:, :, None]
     return (z * kept).sum(1) / kept.sum(1).clamp_min(1)
 

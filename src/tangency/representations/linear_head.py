@@ -100,7 +100,7 @@ def head_features(model: nn.Module, head: LinearHead, x: Inputs, batch: int, pro
     parts: list[Tensor] = []
     with evaluating(model), torch.no_grad(), numerical_modes(device), bar(n, what, "sample", show=progress) as tick:
         for part in tree.split(x, batch):
-            parts.append(_features(model, head.layer, head.pooled, tree.to(part, device)))
+            parts.append(_features(model, head, tree.to(part, device)))
             tick(len(parts[-1]))
     phi = torch.cat(parts)
     if not bool(phi.isfinite().all()):
@@ -121,35 +121,51 @@ class _Calls:
     @contextmanager
     def watching(self, modules: Iterator[nn.Module]) -> Iterator[None]:
         """Within it, calls are kept."""
-        handles: list[RemovableHandle] = [m.register_forward_hook(self._keep) for m in modules]
+        handles: list[RemovableHandle] = [m.register_forward_hook(self._keep, with_kwargs=True) for m in modules]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _keep(self, module: nn.Module, args: tuple[object, ...], out: object) -> None:
-        if args and isinstance(args[0], Tensor) and isinstance(out, Tensor):
-            self.made.append((module, args[0], out))
+    def _keep(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], out: object) -> None:
+        given = (*args, *kwargs.values())[:1]
+        if given and isinstance(given[0], Tensor) and isinstance(out, Tensor):
+            self.made.append((module, given[0], out))
 
 
-def _features(model: nn.Module, layer: nn.Module, pooled: bool, x: Inputs) -> Tensor:
+def _features(model: nn.Module, head: LinearHead, x: Inputs) -> Tensor:
     """One batch of φ [n, d]; of a pooled head, what comes out of the model when its input passes it by."""
-    n, kept = tree.size(x), []
+    n = tree.size(x)
+    kept: list[tuple[Tensor, Tensor]] = []
 
-    def keep(module: nn.Module, args: tuple[object, ...], out: object) -> object:
-        """Keep what goes in, or let it pass."""
-        kept.append(args[0])
-        return args[0] if pooled else None
+    def keep(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], out: Tensor) -> Tensor | None:
+        """Keep what goes in and comes out, or let it pass."""
+        given = (*args, *kwargs.values())[0]
+        kept.append((given, out))
+        return given if head.pooled else None
 
-    handle = layer.register_forward_hook(keep)
+    handle = head.layer.register_forward_hook(keep, with_kwargs=True)
     try:
         out = run_model(model, x)
     finally:
         handle.remove()
-    value = out if pooled else kept[-1]
-    assert isinstance(value, Tensor)
-    return value.reshape(n, -1)
+    if head.pooled:
+        return out.reshape(n, -1)
+    phi, z = kept[-1]
+    if bool(z.isfinite().all()) and not _close(
+        _ended(head.ending, z.reshape(n, -1)), out.reshape(n, -1), _tolerance(out, 100)
+    ):
+        raise ModelError(
+            f"the model's outputs are those of layer {head.name!r} for some samples and not for others: something "
+            "follows it (a clamp?) that refitting would not see. Give the model without that."
+        )
+    return phi.reshape(n, -1)
+
+
+def _ended(ending: str, z: Tensor) -> Tensor:
+    """Logits [n, c] with the softmax or sigmoid that follows."""
+    return ENDINGS[ending](z) if ending else z
 
 
 def _explaining(
@@ -159,14 +175,14 @@ def _explaining(
     n, tolerance = len(out), _tolerance(out, 100)
     for module, _, z in reversed(found):
         if z.numel() == out.numel() and z.shape[0] == n:
-            for name, function in {"": lambda v: v, **ENDINGS}.items():
-                if _close(function(z.reshape(n, -1)), out, tolerance):
+            for name in ("", *ENDINGS):
+                if _close(_ended(name, z.reshape(n, -1)), out, tolerance):
                     return module, name, False
     # With its input in its output's place, the model gives the features, if it only picks or averages positions.
     module = found[-1][0]
     head = LinearHead("", module, "", True)
     try:
-        phi = _features(model, module, True, x)
+        phi = _features(model, head, x)
     except Exception:  # of any kind: what follows the layer cannot take as many numbers
         return None
     fits = phi.shape[1] == head.weight.shape[1]
@@ -241,9 +257,10 @@ def _check_function(model: nn.Module, x: Inputs, out: Tensor) -> None:
             "the model gave other outputs for the same samples, in evaluation mode: it is random. Switch that off "
             "(functional dropout takes training=self.training)."
         )
-    if len(out) > 1 and not _close(run_model(model, tree.take(x, slice(0, 1))).reshape(1, -1), out[:1], tolerance):
+    half = len(out) // 2  # there are models that refuse one alone
+    if half and not _close(run_model(model, tree.take(x, slice(0, half))).reshape(half, -1), out[:half], tolerance):
         raise ModelError(
-            "a sample alone has other outputs than among others, in evaluation mode: the model mixes samples (a batch "
+            "samples have other outputs than among others, in evaluation mode: the model mixes samples (a batch "
             "norm without running statistics?). Needed: outputs of each sample by itself."
         )
 

@@ -19,6 +19,7 @@ from .._base.results import Result, text_table
 from .._base.types import Float, Inputs, Int, Memory
 from ..datasets import Labelled, labelled, same_columns
 from ..datasets.labelled import Samples
+from ..engine.network import borrowed
 from ..errors import InputError, ModelError, TangencyWarning
 from ..models import outputs
 from ..models.evaluate import THRESHOLD, last, predictions
@@ -37,6 +38,7 @@ SHARE = 0.9  # of the best accuracy, as published
 # The classifiers agree where their accuracies are no farther apart (heuristic).
 AGREE = 0.02
 View = Literal["accuracy", "components", "collapse"]
+NOT_FINITE = "NaN or infinity for some samples"
 VIEWS: tuple[View, ...] = get_args(View)
 
 
@@ -189,7 +191,7 @@ def probe(
     for part in (known, asked):
         chosen.ready(part.x, part.name)
     y, z = known.y.to(device), asked.y.to(device)
-    decided = [_decisions(model, part.x, classes) for part in (known, asked)]
+    decided = [_decisions(chosen.network.model, part.x, classes) for part in (known, asked)]
     setup = _Setup(chosen, (known.x, asked.x), (y, z), classes, decided[0], budget or batch_budget(device), batch)
     found = []
     with bar(len(chosen.names), "probing", "layer", show=progress) as tick:
@@ -215,13 +217,32 @@ class _Setup:
     def rows(self, name: str) -> tuple[Rows, Rows]:
         """The layer's outputs: kept, if the memory is there, else computed in every pass."""
         layer = replace(self.chosen, names=(name,))
-        _, first = next(iter(layer.batches(tree.take(self.x[0], slice(0, 1)), progress=False)))
-        size = first[name].numel() * first[name].element_size()
+        firsts = [next(layer.batches(tree.take(x, slice(0, 2)), progress=False))[1][name] for x in self.x]
+        shape, other = (tuple(first.shape[1:]) for first in firsts)
+        if shape != other:
+            raise ModelError(
+                f"layer {name} gives {shape} for training and {other} for test samples; needed: one shape. Pool over "
+                "positions: pool='mean'."
+            )
+        size = firsts[0][0].numel() * firsts[0].element_size()
         streamed = [_streamed(layer, name, x, len(y), self.batch) for x, y in zip(self.x, self.y, strict=True)]
         if size * sum(rows.n for rows in streamed) > self.budget:
             return streamed[0], streamed[1]
-        train, test = (held(torch.cat([block for _, block in rows.blocks()])) for rows in streamed)
+        train, test = (_kept(rows, first, name) for rows, first in zip(streamed, firsts, strict=True))
         return train, test
+
+
+def _kept(rows: Rows, first: Tensor, name: str) -> Rows:
+    """In memory, once."""
+    whole = first.new_empty(rows.n, first[0].numel())
+    for at, block in rows.blocks():
+        if block.shape[1] != whole.shape[1]:
+            raise ModelError(
+                f"layer {name} gives {block.shape[1]} features for samples from {at.start} on and {whole.shape[1]} for "
+                "the first two; needed: one shape. Pool over positions: pool='mean'."
+            )
+        whole[at] = block
+    return held(whole)
 
 
 def _streamed(layer: Layers, name: str, x: Inputs, n: int, batch: int | None) -> Rows:
@@ -238,6 +259,8 @@ def _probe_layer(
     near = of_rows(train, y, standard.means, None, setup.decisions)
     scores = principal(train, test, standard, None if dims is None else max(dims), setup.budget, seed)
     del train, test
+    if not bool(scores.test.isfinite().all()):
+        raise ModelError(f"layer {name} puts out {NOT_FINITE} of the test set; needed: finite numbers.")
     grid = _grid(dims, scores)
     machines = linear_svm(scores.train, y, scores.test, grid, classes=c, reg=reg)
     if machines.gradient > 100 * SMALL:
@@ -305,17 +328,18 @@ def _checked_dims(dims: Sequence[int] | None) -> list[int] | None:
 
 def _check_layer(standard: Moments, name: str) -> None:
     if not bool(standard.mean.isfinite().all() and standard.scale.isfinite().all()):
-        raise ModelError(f"layer {name} puts out NaN or infinity for some samples; needed: finite numbers.")
+        raise ModelError(f"layer {name} puts out {NOT_FINITE}; needed: finite numbers.")
     if not standard.varying:
         raise ModelError(f"layer {name} puts out the same for all samples, so there is nothing to probe. Leave it out.")
 
 
 def _decisions(model: nn.Module, x: Inputs, classes: int) -> Tensor | None:
     """The classes that the network itself gives, if its outputs are classes."""
-    try:
-        out = outputs(model, x)
-    except InputError:  # it returns something else than one tensor
-        return None
-    if out.dim() > 2 or max(2, out[0].numel()) != classes:
-        return None
-    return predictions(out, THRESHOLD[last(model, x) or "logits"] if out[0].numel() == 1 else 0.0)
+    with borrowed(model, {name: b.clone() for name, b in model.named_buffers()}):  # forward() may write to them
+        try:
+            out = outputs(model, x)
+        except InputError:  # it returns something else than one tensor
+            return None
+        if out.dim() > 2 or max(2, out[0].numel()) != classes:
+            return None
+        return predictions(out, THRESHOLD[last(model, x) or "logits"] if out[0].numel() == 1 else 0.0)
