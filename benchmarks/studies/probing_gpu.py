@@ -91,7 +91,7 @@ def draw(files: list[Path]) -> None:
         panel.set(title=title, xscale="log", xlabel="principal components")
     panels[0].set(ylabel="test accuracy, %")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right", fontsize=8)
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
     figure.savefig(ROOT / "docs" / "assets" / "probing.png", dpi=110)
 
 
