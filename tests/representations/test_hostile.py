@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import tangency as tg
 from tangency.errors import InputError, ModelError
-from tangency.representations import collapse, layer_outputs, probe
+from tangency.representations import collapse, layer_outputs, probe, shift
 
 RNG = torch.Generator().manual_seed(0)
 X = torch.randn(120, 4, generator=RNG)
@@ -89,6 +89,7 @@ def test_buffers_that_forward_writes_to_stay() -> None:
     model = Around(count)
     layer_outputs(model, X, progress=False)
     probe(model, (X, Y), (X, Y), layers="body", dims=(1,), progress=False)
+    shift(model, X, X + 0.1, layers="body", labels="predicted", draws=39, progress=False)
     found = refitted(model, X, Y)
     assert model.calls == found.model.calls == 0
 

@@ -14,6 +14,7 @@ from .._base.checks import some
 from .._base.types import Array, Json, Memory
 from ..datasets import Labelled
 from ..distributions import ClassifierTest, TwoSample, classifier_test_features, mmd
+from ..engine.network import borrowed
 from ..errors import InputError, ModelError
 from ..gram.source import Source
 from ..gram.source import source as source_of
@@ -245,14 +246,15 @@ def _labels(
 def _predicted(model: nn.Module, samples: Source) -> Tensor:
     """The class that the model predicts for each sample."""
     made = []
-    for start in range(0, len(samples), _BLOCK):
-        out = outputs(model, samples.take(slice(start, min(start + _BLOCK, len(samples)))))
-        if out.dim() != 2 or out.shape[1] < 2:
-            raise ModelError(
-                f"the model's outputs have shape {tuple(out.shape)}; needed for labels='predicted': [n, c], an output "
-                "for each of two classes or more. Give the labels: labels=(y_source, y_target)."
-            )
-        made.append(out.argmax(1).cpu())
+    with borrowed(model, {name: b.clone() for name, b in model.named_buffers()}):  # forward() may write to them
+        for start in range(0, len(samples), _BLOCK):
+            out = outputs(model, samples.take(slice(start, min(start + _BLOCK, len(samples)))))
+            if out.dim() != 2 or out.shape[1] < 2:
+                raise ModelError(
+                    f"the model's outputs have shape {tuple(out.shape)}; needed for labels='predicted': [n, c], an "
+                    "output for each of two classes or more. Give the labels: labels=(y_source, y_target)."
+                )
+            made.append(out.argmax(1).cpu())
     return torch.cat(made)
 
 
