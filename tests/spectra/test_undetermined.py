@@ -91,7 +91,7 @@ def test_weights_of_spectral_norm_are_read_without_a_step_of_it() -> None:
 
 
 def test_nothing_has_no_direction() -> None:
-    with pytest.raises(InputError, match="K is 0"):
+    with pytest.raises(InputError, match="K has no eigenvalue above 0"):
         tg.spectra.label_alignment(torch.zeros(4, 4), [1.0, 2.0, 3.0, 4.0])
     with pytest.raises(InputError, match="W is 0"):
         tg.spectra.weight_alignment(torch.zeros(3, 4), torch.ones(4))

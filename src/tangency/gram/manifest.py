@@ -6,6 +6,7 @@ nothing was changed by hand. The digest is also the key that binds every tile to
 
 import hashlib
 import json
+import math
 import platform
 import secrets
 from collections.abc import Iterator, Mapping
@@ -192,7 +193,14 @@ def differences(was: Mapping[str, object], now: Mapping[str, object]) -> dict[st
     """Every field in which two trees differ, with its path: (then, now). Words for people are left out."""
     before, here, absent = dict(_flatten(was)), dict(_flatten(now)), "(absent)"
     pairs = {k: (before.get(k, absent), here.get(k, absent)) for k in [*here, *before]}
-    return {k: pair for k, pair in pairs.items() if pair[0] != pair[1]}
+    return {k: pair for k, pair in pairs.items() if not _same(k, *pair)}
+
+
+def _same(path: str, was: object, now: object) -> bool:
+    """Equal; errors that a rule of quadrature measured of itself but for digits in which processors differ."""
+    if path.endswith(".error") and isinstance(was, float) and isinstance(now, float):
+        return math.isclose(was, now, rel_tol=0.01)
+    return was == now
 
 
 def _flatten(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
