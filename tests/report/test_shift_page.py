@@ -99,6 +99,7 @@ def test_components_are_chosen_in_the_picture(show: Opener, found: Shift, page_f
     assert labels.first.text_content() == f"component {other}"
     page.locator("#components-chart .component").first.click()  # the farthest apart
     assert labels.first.text_content() == f"component {int(found.components.order[0]) + 1}"
+    page.locator("#plane svg").hover()  # waits until the page has scrolled there
     box = page.locator("#plane svg").bounding_box()
     seen = False
     for k in range(12):  # along a line through the middle there are samples
