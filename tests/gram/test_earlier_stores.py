@@ -15,6 +15,7 @@ from torch import Tensor
 import tangency as tg
 from tangency import cli
 from tangency.gram import store as gram_store
+from tangency.gram.manifest import differences
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 sys.path.append(str(FIXTURES))
@@ -138,3 +139,10 @@ def test_a_function_that_moved_keeps_its_name_in_stores() -> None:
     """Else `explain(store=…)`, which finds its Grams by a hash of the spec, would compute them again."""
     model = torch.nn.Linear(3, 2)
     assert tg.pseudo_ntk(model).spec()["head"] == "tangency.ntk._mean_head:00eef8a5"
+
+
+def test_errors_that_a_rule_measured_of_itself_may_differ_in_their_last_digits() -> None:
+    was = {"dual": {"name": "tanh", "error": 2.4331120570893924e-11}}
+    assert not differences(was, {"dual": {"name": "tanh", "error": 2.433123958497916e-11}})
+    assert list(differences(was, {"dual": {"name": "tanh", "error": 3e-11}})) == ["dual.error"]
+    assert list(differences({"reg": 1e-3}, {"reg": 1.0001e-3})) == ["reg"]
