@@ -182,8 +182,14 @@ def few_images(factor: int, channels: int = 3, **_: int) -> TrainTest:
     return images(factor, channels, 6, 5)
 
 
+# Each of these has tests of its own in tests/experiments; Figures 4 to 11 are 3 and 8 with other networks.
+LONG = {"spectra-table8", *(f"conjugate-fig{k}" for k in (4, 5, 6, 7, 9, 10, 11))}
+
+
 @pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in EXPERIMENTS]
+)
 def test_each_experiment_runs_in_its_quick_form_and_is_not_repeated(
     name: str, few: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
