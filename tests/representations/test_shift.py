@@ -17,7 +17,7 @@ import tangency as tg
 from tangency.datasets import Labelled
 from tangency.errors import InputError, ModelError, NonFiniteError
 from tangency.representations import Shift, shift
-from tangency.representations.carriers import compare_components, density_ratio, holm, kolmogorov, log_ratio
+from tangency.representations.carriers import compare_components, density_ratio, holm, log_ratio, two_sample_p
 from tangency.representations.classes import ClassShift, balance
 
 
@@ -180,9 +180,9 @@ def test_components_against_scipy(n: int, m: int) -> None:
     for k in range(3):
         assert float(c.distance[k] * both[k]) == pytest.approx(stats.wasserstein_distance(a[:, k], b[:, k]))
         limit = stats.kstwobign.sf(float(c.ks[k]) * (n * m / (n + m)) ** 0.5)
-        assert kolmogorov(float(c.ks[k]), n, m) == pytest.approx(limit)
+        assert two_sample_p(float(c.ks[k]), n, m) == pytest.approx(limit)
         assert limit == pytest.approx(raw[k].pvalue, rel=0.2, abs=1e-3)
-    torch.testing.assert_close(c.p, holm(torch.tensor([kolmogorov(float(d), n, m) for d in c.ks]).double()))
+    torch.testing.assert_close(c.p, holm(torch.tensor([two_sample_p(float(d), n, m) for d in c.ks]).double()))
 
 
 def test_ties_count_once() -> None:
@@ -413,7 +413,7 @@ def test_a_component_of_few_samples_is_never_surer_than_the_exact_test(n: int) -
         a = np.arange(n)
         exact = stats.ks_2samp(a, a + k - 0.5, method="exact")
         assert exact.statistic == pytest.approx(k / n)
-        assert kolmogorov(k / n, n, n) >= min(0.1, exact.pvalue)
+        assert two_sample_p(k / n, n, n) >= min(0.1, exact.pvalue)
 
 
 def test_one_far_sample_is_named_and_makes_no_others_alike() -> None:

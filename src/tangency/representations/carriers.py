@@ -9,6 +9,7 @@ from torch import Tensor
 from .._base.results import Result, text_table
 from .._base.types import Float, Int
 from ..regress import LogisticModel, logistic_features
+from ..spectra.compare import kolmogorov
 
 # Cross-fitting: how many parts; the penalty on the weights of standardised features (heuristics).
 FOLDS, REG = 5, 1.0
@@ -68,7 +69,7 @@ def compare_components(a: Float[Tensor, "n r"], b: Float[Tensor, "m r"], explain
     gaps = values.diff(dim=0)
     # Between equal values the distribution functions have no value.
     ks = apart.abs().masked_fill(gaps == 0, 0.0).amax(0)
-    p = torch.tensor([kolmogorov(float(d), len(a), len(b)) for d in ks], dtype=torch.float64)
+    p = torch.tensor([two_sample_p(float(d), len(a), len(b)) for d in ks], dtype=torch.float64)
     deviations = torch.maximum(a.std(0, correction=0), LEAST * scale)
     return Components(
         (apart.abs() * gaps).sum(0) / scale,
@@ -80,16 +81,12 @@ def compare_components(a: Float[Tensor, "n r"], b: Float[Tensor, "m r"], explain
     )
 
 
-def kolmogorov(d: float, n: int, m: int) -> float:
+def two_sample_p(d: float, n: int, m: int) -> float:
     """P(D ≥ d) of two samples of n and m of one law: Kolmogorov's limit, for few samples or ties too large (below 0.1).
 
     Stephens's correction (1970) is that of one sample; of two small ones it would halve the p-value.
     """
-    t = math.sqrt(n * m / (n + m)) * d
-    if t < 0.2:  # the series converges slowly there, and is 1 to 15 digits
-        return 1.0
-    terms = ((-1) ** (j - 1) * math.exp(-2 * (j * t) ** 2) for j in range(1, 101))
-    return min(1.0, max(0.0, 2 * sum(terms)))
+    return kolmogorov(math.sqrt(n * m / (n + m)) * d)
 
 
 def holm(p: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
