@@ -99,8 +99,7 @@ def audit(
     facts = _facts(model, name, data, {k: titles.get(k, k) for k in machines}, said)
     inputs, seen = (data.train.x, _x(data.test)), views(model, x, z, memory, progress)
     found = examine(machines, data, groups, samples, neighbours, progress, facts, inputs, seen, blind)
-    if retrain is not None:
-        found = _retrained(found, retrain, outputs_are)
+    found = found if retrain is None else _retrained(found, retrain, outputs_are)
     found.facts["seconds"] = time.perf_counter() - begin
     return found
 

@@ -27,7 +27,7 @@ def eigh(k: Tensor) -> tuple[Tensor, Tensor]:
 
 def svd(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """U [n, k], σ [k], largest first, and Vᵀ [k, p], k the smaller of n and p."""
-    return _decomposed(lambda m: tuple(torch.linalg.svd(m, full_matrices=False)), a, "singular vectors")  # type: ignore[return-value]
+    return _decomposed(lambda m: tuple(torch.linalg.svd(m, full_matrices=False)), a, "singular vectors")
 
 
 class Singular(NamedTuple):
