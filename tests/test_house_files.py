@@ -1,4 +1,4 @@
-"""What stands beside the code (workflows, hooks, citation, Makefile, release) says the same as the code."""
+"""What stands beside the code (workflows, hooks, citation, release) says the same as the code."""
 
 import ast
 import re
@@ -14,14 +14,11 @@ import pytest
 import yaml
 
 import tangency as tg
-from tangency.cli import main as command
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 YAML = [*WORKFLOWS, *sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ROOT / ".pre-commit-config.yaml"]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / ".github").rglob("*.*")]
 
 
 class Loose(yaml.SafeLoader):
@@ -136,31 +133,6 @@ def test_hooks_leave_stores_to_the_byte() -> None:
     chunks = [p for p in (ROOT / "tests" / "fixtures").rglob("*") if p.is_file()]
     assert chunks
     assert all(left_out.search(p.relative_to(ROOT).as_posix()) for p in chunks)
-
-
-def test_make_targets_that_are_named_exist() -> None:
-    targets = set(re.findall(r"^([a-z][\w-]*):", MAKEFILE, re.MULTILINE))
-    named = {
-        (page.name, target)
-        for page in PAGES
-        for target in re.findall(
-            r"(?:`|^|run: )make ([a-z][\w-]*)(?=`| +#|$| [A-Z]+=)", page.read_text(encoding="utf-8"), re.MULTILINE
-        )
-    }
-    assert {target for _, target in named} >= {"test", "demo", "test-all", "dist", "docs", "bump"}
-    assert not {(page, target) for page, target in named if target not in targets}
-    phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
-    assert phony is not None
-    assert set(phony[1].split()) == targets
-
-
-def test_commands_that_are_named_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command(["--help"])
-    known = set(re.findall(r"^    ([a-z]+)\b", capsys.readouterr().out, re.MULTILINE))
-    named = {name for page in PAGES for name in re.findall(r"`tangency ([a-z]+)", page.read_text(encoding="utf-8"))}
-    assert "doctor" in named
-    assert named <= known
 
 
 def test_the_version_is_the_same_everywhere() -> None:
