@@ -324,7 +324,7 @@ def _machines(chosen: Mapping[str, Kernel], grams: Grams) -> dict[str, Machine]:
             if len(train.shape) != 2:
                 raise InputError(
                     f"its Gram has shape {tuple(train.shape)}; needed: [n, n], one similarity for each pair of samples "
-                    "(tg.trace_ntk, not tg.ntk)."
+                    "(tg.trace_ntk, not tg.full_ntk)."
                 )
             device = next(iter(tree.leaves(grams.x)))[1].device
             if grams.z is None or name == BLIND:  # which is asked for one reg, and for no test samples
