@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 import tangency as tg
 from tangency.demo import network
+from tangency.kernels.empirical import Empirical
 
 ROOT = Path(__file__).resolve().parents[2]
 Found = dict[str, Tensor]
@@ -49,7 +50,7 @@ class World:
         """Those of the options that a function takes."""
         return {k: v for k, v in self.options.items() if k in names} | {"progress": False}
 
-    def kernel(self) -> tg.Kernel:
+    def kernel(self) -> Empirical:
         """Of the network's trace."""
         return tg.trace_ntk(self.net)
 
@@ -61,8 +62,8 @@ class World:
         return tg.compute(self.kernel(), self.train[0], **options)
 
 
-def world(n: int, m: int, store: bool = False) -> World:
-    """On the CPU: `n` training and `m` test images of ten classes, 5 % of the labels wrong, and a CNN trained on them."""
+def world(n: int, m: int) -> World:
+    """On the CPU: `n` training and `m` test images of ten classes, 5 % of the labels wrong, and a CNN trained on it."""
     g = torch.Generator().manual_seed(0)
     patterns = torch.randn(10, 1, 8, 8, generator=g)
 
@@ -147,6 +148,7 @@ def refit(w: World) -> Found:
     found = tg.refit_last_layer(w.net, w.train, w.test, reg=1.0, resamples=100, progress=False)
     assert found.test is not None
     head = found.model.get_submodule(found.layer)
+    assert isinstance(head, nn.Linear)
     return {"weights": head.weight.detach(), "loss": torch.tensor([found.train.loss.after, found.test.loss.after])}
 
 
@@ -165,7 +167,7 @@ def monitor(w: World) -> Found:
         watched.step(step)
         with torch.no_grad():
             for p in net.parameters():
-                p += (0.02 * torch.randn(p.shape, generator=g)).to(p.device)
+                p.add_((0.02 * torch.randn(p.shape, generator=g)).to(p.device))
     found = watched.history()
     return {k: v for k, v in found.values.items() if k in ("change", "cosine", "moved", "loss", "alignment", "energy")}
 
@@ -183,7 +185,7 @@ def jacobian_density(w: World) -> Found:
 
 
 def alignment(w: World) -> Found:
-    f = w.train[1].to(w.net[0].weight.device).float() - 4.5  # type: ignore[index,union-attr]
+    f = w.train[1].float() - 4.5
     one = tg.spectra.jacobian_alignment(w.kernel(), w.train[0], f)
     return {"alignment": torch.tensor(one), "eigenvalues": tg.spectra.eigenvalues(w.gram())[:20]}
 

@@ -1,7 +1,7 @@
 """Every function that computes: on the device the CPU's answer, wherever data lie, with a store and with a budget.
 
-The cases are those of `benchmarks/speed/functions.py`, which measures them, on few samples. They also run in `make
-test`, where the device is the CPU: then nothing is said of a GPU, but the cases stay right.
+The cases are those of `benchmarks/speed/functions.py`, which measures them, on few samples. In `make test` each
+runs once on the CPU: that says nothing of a GPU, but the cases stay right.
 """
 
 from functools import cache
@@ -24,11 +24,24 @@ def small() -> World:
 
 
 @cache
+def tiny() -> World:
+    return world(60, 30)
+
+
+@cache
 def on_the_cpu(case: Case) -> Found:
     return case.run(moved(small(), "cpu", "cpu"))
 
 
 @by_name
+def test_a_case_runs(case: Case) -> None:
+    found = case.run(moved(tiny(), "cpu", "cpu"))
+    assert found
+    assert all(bool(v.isfinite().any()) for v in found.values())
+
+
+@by_name
+@pytest.mark.gpu
 def test_model_and_data_on_the_device(case: Case, errors: Errors) -> None:
     found = case.run(moved(small(), DEVICE, DEVICE))
     errors.below(f"function {case.name}", difference(found, on_the_cpu(case)), case.bound)
