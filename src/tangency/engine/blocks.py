@@ -362,6 +362,11 @@ def map_cotangents(block: GradientBlock, g: Callable[[Tensor], Tensor]) -> Gradi
     return replace(block, uses=tuple(replace(u, d=g(u.d)) for u in block.uses))
 
 
+def contracted(block: GradientBlock, v: Tensor) -> Tensor:
+    """Σ_c v_c g_c of the gradients, [n, p]; those of single outputs are not formed."""
+    return map_cotangents(block, lambda d: torch.einsum("nc...,c->n...", d, v.to(d))[:, None]).expand()[:, 0]
+
+
 def with_dtype(block: GradientBlock, dtype: torch.dtype) -> GradientBlock:
     """The block with all factors in one type."""
     if all(v.dtype == dtype for v in block.tensors() if v.is_floating_point()):
@@ -393,12 +398,6 @@ def formed(block: GradientBlock) -> GradientBlock:
         formed_few = gradient(few.a().transpose(1, 2), few.d()).view(few.n, few.c, g, o, i)
         pieces.append(block.uses[0].lift.layout(formed_few).flatten(2))
     return DenseBlock(pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces), block.scale)
-
-
-def saved_by_forming(block: OuterBlock) -> int:
-    """Bytes per sample that the gradients take less than their factors."""
-    _, g, i, o = block.sizes()
-    return block.nbytes // block.n - block.c * g * o * i * block.uses[0].d.element_size()
 
 
 def gradient(a: Tensor, d: Tensor, out: Tensor | None = None) -> Tensor:

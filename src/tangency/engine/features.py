@@ -61,10 +61,12 @@ class Jacobian(Features):
 
     network: Network
     plans: dict[Hashable, CapturePlan] = field(default_factory=dict, repr=False)  # by kind of input
+    # The same where only one sample has been seen: that sample, and what it showed, until there is a second one.
+    single: dict[Hashable, tuple[Inputs, CapturePlan]] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
         """Without plans: every process finds out for itself, and so checks its own torch."""
-        return {"network": self.network, "plans": {}}
+        return {"network": self.network, "plans": {}, "single": {}}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -84,9 +86,23 @@ class Jacobian(Features):
         key = self._key(x)
         if key in self.plans:
             return self.plans[key]
+        seen = x
+        if key in self.single:
+            first, plan = self.single[key]
+            pairs = zip(tree.leaves(first), tree.leaves(x), strict=True)
+            seen = tree.rebuild(x, [torch.cat([v, w.detach()]) for (_, v), (_, w) in pairs])
+            if tree.two_samples(seen)[1] == 0:  # the very same sample again
+                return plan
         try:
             with torch.inference_mode(False):
-                plan, certain = probe(self.network, tree.normal(x))
+                plan, certain = probe(self.network, tree.normal(seen))
+        except NonFiniteError as e:
+            if seen is x:
+                raise
+            if e.sample > 0:
+                raise e.shifted(-1) from None
+            del self.single[key]  # finite when it was seen first: the weights are others now
+            return self.plan(x)
         except FAILURES as e:
             # In the user's words where the samples are at fault, else as torch said it.
             refusal = misfit(e, x, "x", self.network.computes)
@@ -95,8 +111,12 @@ class Jacobian(Features):
             raise refusal from e
         if plan.fallback:
             self._say(plan)
-        if certain:  # else other samples may show more
+        if certain:
             self.plans[key] = plan
+            self.single.pop(key, None)
+        else:  # another sample may show more: the two of them together will
+            own = tree.transform(lambda v: v.detach().clone(), tree.take(x, slice(0, 1)))
+            self.single[key] = own, plan
         return plan
 
     def _runs(self, x: Inputs) -> bool:
@@ -110,7 +130,8 @@ class Jacobian(Features):
 
     def _say(self, plan: CapturePlan) -> None:
         """Warn of parameters that go through torch.func, each once."""
-        said = {name for p in self.plans.values() for name in p.fallback}
+        known = [*self.plans.values(), *(p for _, p in self.single.values())]
+        said = {name for p in known for name in p.fallback}
         new = {name: why for name, why in plan.fallback.items() if name not in said}
         if new:
             reasons = ", ".join(f"{name} ({why})" for name, why in list(new.items())[:6])
@@ -158,6 +179,7 @@ class Jacobian(Features):
                 self.plans[self._key(x)] = plan
             except Unfamiliar as e:
                 self.plans.pop(self._key(x), None)
+                self.single.pop(self._key(x), None)
                 plan = self.plan(x)
                 self.plans[self._key(x)] = plan
                 if e.calls != plan.calls:  # its calls depend on the batch
