@@ -362,11 +362,6 @@ def map_cotangents(block: GradientBlock, g: Callable[[Tensor], Tensor]) -> Gradi
     return replace(block, uses=tuple(replace(u, d=g(u.d)) for u in block.uses))
 
 
-def contracted(block: GradientBlock, v: Tensor) -> Tensor:
-    """Σ_c v_c g_c of the gradients, [n, p]; those of single outputs are not formed."""
-    return map_cotangents(block, lambda d: torch.einsum("nc...,c->n...", d, v.to(d))[:, None]).expand()[:, 0]
-
-
 def with_dtype(block: GradientBlock, dtype: torch.dtype) -> GradientBlock:
     """The block with all factors in one type."""
     if all(v.dtype == dtype for v in block.tensors() if v.is_floating_point()):

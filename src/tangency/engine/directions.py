@@ -5,7 +5,7 @@ of one for each output.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .._base.types import Float
 from ..errors import InputError
+from .blocks import DenseBlock, GradientBlock, map_cotangents
 
 # Outputs up to which all of them are compared with autograd; of more, so many directions (half of them single ones).
 FEW = 6
@@ -33,6 +34,11 @@ class Outputs(Directions):
 
     start: int
     stop: int
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return self.stop - self.start
 
     def __call__(self, out: Float[Tensor, "n c"]) -> Float[Tensor, "n k"]:
         """As `Directions`: a view."""
@@ -79,3 +85,16 @@ def signs(k: int, c: int, seed: int) -> Tensor:
     bits = np.random.Philox(key=seed).random_raw(k * c).reshape(k, c) >> np.uint64(63)
     with torch.inference_mode(False):
         return torch.from_numpy(bits.astype(np.float64) * 2 - 1)
+
+
+def some_outputs(block: GradientBlock, outputs: slice) -> GradientBlock:
+    """The block of some of the outputs; views."""
+    some = map_cotangents(block, lambda d: d[:, outputs])
+    if isinstance(some, DenseBlock) and some.norms is not None:
+        return replace(some, norms=some.norms[:, outputs])
+    return some
+
+
+def contracted(block: GradientBlock, v: Tensor) -> Tensor:
+    """Σ_c v_c g_c of the gradients, [n, p]; those of single outputs are not formed."""
+    return map_cotangents(block, lambda d: torch.einsum("nc...,c->n...", d, v.to(d))[:, None]).expand()[:, 0]

@@ -11,10 +11,10 @@ from .._base import tree
 from .._base.types import Inputs, Params
 from ..errors import ModelError
 from .agreement import FITS
-from .blocks import DenseBlock, GradientBlock, contracted
+from .blocks import DenseBlock, GradientBlock
 from .capture import by_rules, record
 from .capture_plan import CapturePlan, Sizes, Unfamiliar
-from .directions import Spread
+from .directions import Spread, contracted
 from .fallback import autograd_reference, jacobian_loop, jacobian_vmap
 from .network import Network
 from .rules import NoRule
