@@ -5,10 +5,10 @@
     python -m benchmarks.speed.many_outputs --device cuda --images 256 --out benchmarks/results/h200/many_outputs.json
 
 ResNet18 and ResNet50 are those of He et al. (2016) for ImageNet, 7 x 7 stem and all, with random weights and
-statistics; "mlp" has two million parameters (its first call took 22 s and 15.2 GiB when all outputs of two samples were compared
-with autograd). Each job has a process of its own (on a GPU as well), so that its peak is its own: "exact" and "probes"
-are `tg.compute` within `--memory`, "call" is k(x), "first" and "second" two calls of the mlp. Where both an estimate
-and the exact kernel were computed, their difference stands beside the measured error of `tg.probe_error`.
+statistics; "mlp" has two million parameters (its first call took 22 s and 15.2 GiB when all outputs of two samples were
+compared with autograd). Each job has a process of its own (on a GPU as well), so that its peak is its own: "exact" and
+"probes" are `tg.compute` within `--memory`, "first" and "second" two calls of the mlp's kernel. Where both an estimate
+and the exact kernel were computed, their difference stands beside the error that `tg.probe_error` measured.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def job(case: str, how: str, args: argparse.Namespace) -> dict[str, Any]:
             error = tg.probe_error(kernel, x)
             found |= {"rms": error.rms, "own": error.own, "needed_for_1_percent": error.needed(0.01)}
             k = error.estimate
-        elif how in ("first", "second", "call"):
+        elif how in ("first", "second"):
             k = kernel(x)
             if how == "second":
                 _wait(args.device)
