@@ -204,8 +204,19 @@ def test_probes_go_by_rules_fallback_heads_and_projections() -> None:
         close(tg.trace_ntk(Cosines().double(), probes=3)(X), directed(Cosines().double(), 3, 0))
     kernel = tg.trace_ntk(net(), probes=4, outputs=lambda out: out[:, :9])
     assert kernel.outputs(kernel.ready(X)).shape == (6, 9)
+    head = tg.head_ntk(net(), lambda out, w: torch.tanh(out) * w, probes=5)
+    w = torch.linspace(1, 2, 12, dtype=F64).expand(6, 12)
+    whole = tg.full_ntk(nn.Sequential(net(), nn.Tanh()))(X) * w[0][:, None, None] * w[0]
+    v = signs(5, 12, 0)
+    close(head((X, w)), torch.einsum("rc,ncmd,rd->nm", v, whole, v) / 5)
     phi = tg.projected(tg.trace_ntk(net(), probes=4), dim=400).features(X)
     assert phi.shape == (6, 4, 400)
+
+
+@pytest.mark.filterwarnings("ignore::tangency.PerformanceWarning")  # a derivative of a derivative has no rules
+def test_probes_of_a_linearised_network() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.Tanh(), nn.Linear(6, 9)).double()
+    close(tg.trace_ntk(tg.linearize(model), probes=3)(X), tg.trace_ntk(model, probes=3)(X))
 
 
 def test_stores_know_probes_and_seed(tmp_path: Any) -> None:

@@ -37,6 +37,20 @@ def _tangent(
     return Empirical(name, Jacobian(network), trace=trace, method=method)
 
 
+def _probes(probes: int | None, seed: int) -> tuple[Directions, ...]:
+    """The random directions of the outputs that were asked for, checked."""
+    if probes is None:
+        return ()
+    if not isinstance(probes, int) or isinstance(probes, bool) or probes < 2:
+        raise InputError(
+            f"probes={probes!r}; needed: a whole number of random directions, at least 2 (of one alone the error "
+            "cannot be measured), or None for the exact trace."
+        )
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
+        raise InputError(f"seed={seed!r}; needed: a whole number from 0 to 2⁶⁴ − 1.")
+    return (Probes(probes, seed),)
+
+
 def full_ntk(
     model: nn.Module,
     *,
@@ -87,23 +101,12 @@ def trace_ntk(
     >>> torch.allclose(k(x), 2 * (1 + x @ x.T), atol=1e-5)  # a linear model: Σ_c (1 + x·x')
     True
     """
-    directions: tuple[Directions, ...] = ()
-    if probes is not None:
-        whole = isinstance(probes, int) and not isinstance(probes, bool)
-        if not whole or probes < 2:
-            raise InputError(
-                f"probes={probes!r}; needed: a whole number of random directions, at least 2 (of one alone the error "
-                "cannot be measured), or None for the exact trace."
-            )
-        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
-            raise InputError(f"seed={seed!r}; needed: a whole number from 0 to 2⁶⁴ − 1.")
-        directions = (Probes(probes, seed),)
     return _tangent(
         "trace ntk",
         model,
         trace=True,
         method=method,
-        directions=directions,
+        directions=_probes(probes, seed),
         params=params,
         trainable=trainable,
         outputs=outputs,
@@ -156,12 +159,14 @@ def head_ntk(
     outputs: PickedOutputs = None,
     dtype: object = None,
     method: Method = None,
+    probes: int | None = None,
+    seed: int = 0,
 ) -> Empirical:
     """k(x1, x2)[n, m] = Σ_h ⟨∂h(f(x1))/∂θ, ∂h(f(x2))/∂θ⟩ for any differentiable function h of the outputs.
 
     `head` is an output's number, a pair (a, b) for f_a − f_b, or a function from outputs [n, …] to [n] or [n, c]. One
     that takes more arguments (a loss takes labels) gets the last elements of the inputs: `k((x, labels))`.
-    Other options as for `full_ntk`.
+    Other options as for `full_ntk`; `probes` and `seed`, for heads of many outputs, as for `trace_ntk`.
 
     >>> model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
     >>> head_ntk(model, (0, 1))(x).shape
@@ -178,6 +183,7 @@ def head_ntk(
         model,
         trace=True,
         method=method,
+        directions=_probes(probes, seed),
         params=params,
         trainable=trainable,
         outputs=outputs,
