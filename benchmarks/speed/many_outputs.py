@@ -1,7 +1,7 @@
 """Tangent kernels of networks with 1,000 outputs: seconds and peak memory, exact and by random directions.
 
     python -m benchmarks.speed.many_outputs [--cases mlp resnet18 resnet50] [--images 4] [--size 224] [--memory 8GiB] \
-        [--probes 16] [--device cpu] [--out FILE]
+        [--probes 16] [--device cpu] [--out FILE] [--how exact …] [--keep]
     python -m benchmarks.speed.many_outputs --device cuda --images 256 --out benchmarks/results/h200/many_outputs.json
 
 ResNet18 and ResNet50 are those of He et al. (2016) for ImageNet, 7 x 7 stem and all, with random weights and
@@ -13,6 +13,7 @@ and the exact kernel were computed, their difference stands beside the error tha
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ from benchmarks.record import RESULTS, save
 from tangency._base.results import environment
 
 CLASSES = 1000
+RESNETS = ("probes", "error", "exact")
+HOWS = {"mlp": ("first", "second", "probes", "error"), "resnet18": RESNETS, "resnet50": RESNETS}
 
 
 class Residual(nn.Module):
@@ -138,6 +141,18 @@ def compared(case: str, folder: Path) -> dict[str, Any]:
             "own": float(gap.diagonal().square().mean().sqrt())}  # fmt: skip
 
 
+def alone(case: str, how: str, args: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """One measurement, in a process of its own."""
+    given = [v for name in ("images", "size", "probes", "device") for v in (f"--{name}", str(getattr(args, name)))]
+    given += ["--memory", args.memory] if args.memory else []
+    command = [sys.executable, "-m", "benchmarks.speed.many_outputs", *given, "--job", case, how, "--folder", folder]
+    # Threads that wait do not spin: CPU-seconds are those of the work, on a busy machine too.
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"})
+    if done.returncode:
+        return {"case": case, "how": how, "failed": (done.stderr.strip().splitlines() or ["killed"])[-1]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", nargs="+", default=["mlp", "resnet18", "resnet50"])
@@ -147,6 +162,8 @@ def main() -> None:
     parser.add_argument("--probes", type=int, default=16)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS / "many_outputs.json")
+    parser.add_argument("--how", nargs="+", default=["first", "second", "probes", "error", "exact"])
+    parser.add_argument("--keep", action="store_true", help="rows of an earlier run that are not measured again")
     parser.add_argument("--job", nargs=2)
     parser.add_argument("--folder", default="")
     args = parser.parse_args()
@@ -156,38 +173,17 @@ def main() -> None:
         print(json.dumps(job(case, how, args)))
         return
     rows: list[dict[str, Any]] = []
+    if args.out.exists() and args.keep:
+        rows = json.loads(args.out.read_text())["rows"]
     with tempfile.TemporaryDirectory() as folder:
-        for case in args.cases:
-            hows = ("first", "second", "probes", "error") if case == "mlp" else ("probes", "error", "exact")
-            for how in hows:
-                given = [
-                    v
-                    for name in ("images", "size", "probes", "device")
-                    for v in (f"--{name}", str(getattr(args, name)))
-                ]
-                given += ["--memory", args.memory] if args.memory else []
-                command = [
-                    sys.executable,
-                    "-m",
-                    "benchmarks.speed.many_outputs",
-                    *given,
-                    "--job",
-                    case,
-                    how,
-                    "--folder",
-                    folder,
-                ]
-                done = subprocess.run(command, capture_output=True, text=True)
-                if done.returncode:
-                    rows.append({"case": case, "how": how, "failed": done.stderr.strip().splitlines()[-1]})
-                else:
-                    rows.append(json.loads(done.stdout.splitlines()[-1]))
-                print(rows[-1], flush=True)
+        for case, how in [(case, how) for case in args.cases for how in HOWS[case] if how in args.how]:
+            rows = [row for row in rows if (row["case"], row["how"]) not in ((case, how), (case, "difference"))]
+            rows.append(alone(case, how, args, folder))
             if found := compared(case, Path(folder)):
                 rows.append(found)
-                print(found, flush=True)
-    result = {"rows": rows, "memory": args.memory, "size": args.size, "environment": environment()}
-    save(result, args.out, "python -m benchmarks.speed.many_outputs " + " ".join(sys.argv[1:]))
+            print(rows[-1], flush=True)
+            result = {"rows": rows, "memory": args.memory, "size": args.size, "environment": environment()}
+            save(result, args.out, "python -m benchmarks.speed.many_outputs " + " ".join(sys.argv[1:]))
 
 
 if __name__ == "__main__":
