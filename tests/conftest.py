@@ -1,5 +1,6 @@
-"""Shapes in annotations are checked at run time under pytest; one thread, since two workers share two cores."""
+"""Shapes in annotations are checked at run time under pytest; one thread: two workers share two cores."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -40,6 +41,7 @@ wholly = [f"tangency.{room}" for room in INSIDE] if os.environ.get("TANGENCY_CHE
 shape_checks.install(wholly)
 import tangency as tg  # noqa: E402, F401
 
+pytest_plugins = ["spent"]
 torch.set_num_threads(1)
 settings.register_profile("tangency", deadline=None, max_examples=30, derandomize=True)
 settings.load_profile("tangency")
@@ -48,6 +50,12 @@ settings.load_profile("tangency")
 def pytest_configure(config: pytest.Config) -> None:
     # Not in pyproject.toml: naming the class there would import tangency before the hook above.
     config.addinivalue_line("filterwarnings", "error::tangency.errors.TangencyWarning")
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: Python need not look through a million objects for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
