@@ -144,12 +144,6 @@ def test_whole_batches_of_small_layers(kind: str) -> None:
     assert torch.equal(torch.cat([kernel.features(x[:16]), kernel.features(x[16:])]), phi)
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[tg.Workers]:
-    with tg.Workers(2) as found:
-        yield found
-
-
 def test_workers_do_not_matter(workers: tg.Workers) -> None:
     for net, kind in ((perceptron, "rademacher"), (convolutions, "random-mask")):
         kernel, x, phi = made(net, kind)
