@@ -41,8 +41,10 @@ def descendants() -> set[int]:
         with contextlib.suppress(OSError):  # it may end while we look
             pid = int(entry.name)
             parents[pid] = int((entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-            # Its program, not its arguments: other processes are given a path of modules on which Ray lies as well.
-            names[pid] = b" ".join((entry / "cmdline").read_bytes().split(b"\0")[:3]).decode(errors="replace")
+            # Its program, not its arguments: other processes are given a path of modules on which Ray lies as well,
+            # Python's server of forked processes in what follows its -c.
+            command = (entry / "cmdline").read_bytes().split(b"\0")[:3]
+            names[pid] = b" ".join(command[: 1 + (b"-c" not in command) * 2]).decode(errors="replace")
     found = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
