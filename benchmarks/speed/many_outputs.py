@@ -176,7 +176,7 @@ def main() -> None:
     if args.out.exists() and args.keep:
         rows = json.loads(args.out.read_text())["rows"]
     with tempfile.TemporaryDirectory() as folder:
-        for case, how in [(case, how) for case in args.cases for how in HOWS[case] if how in args.how]:
+        for case, how in [(name, how) for name in args.cases for how in HOWS[name] if how in args.how]:
             rows = [row for row in rows if (row["case"], row["how"]) not in ((case, how), (case, "difference"))]
             rows.append(alone(case, how, args, folder))
             if found := compared(case, Path(folder)):

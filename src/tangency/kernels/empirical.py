@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .._base import tree
 from .._base.fingerprint import architecture, describe, digest
 from .._base.types import Inputs, Spec
 from ..engine.blocks import DenseBlock, OuterBlock
@@ -60,7 +61,9 @@ class Empirical(Kernel):
         """
         self._say_outputs(x)
         groups = self.feature_map.groups(x)
-        return Grouped(x, groups, memory) if groups else self.feature_map(x, memory, self._form)
+        if not groups:
+            return self.feature_map(x, memory, self._form)
+        return Grouped(x, groups, memory, tree.size(x) * self.feature_map.footprint(x, self._form)[0])
 
     def capture(self, x: Inputs, memory: int | None, outputs: Outputs) -> Blocks:
         """The features of some of the outputs, x being ready."""

@@ -15,11 +15,15 @@ Blocks = dict[str, GradientBlock]  # by parameter, or by layer
 
 @dataclass(frozen=True, eq=False)
 class Grouped:
-    """Samples, the groups in which their outputs are captured, and the bytes that this may take at a time."""
+    """Samples, the groups in which their outputs are captured, and the bytes that this may take at a time.
+
+    `nbytes`: what the blocks of a group take while they are there, which is what the batch counts for in a plan.
+    """
 
     x: Inputs
     groups: tuple[Outputs, ...]
     memory: int | None
+    nbytes: int
 
 
 Side = Blocks | Grouped
