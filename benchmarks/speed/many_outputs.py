@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.many_outputs [--cases mlp resnet18 resnet50] [--images 4] [--size 224] [--memory 8GiB] \
         [--probes 16] [--device cpu] [--out FILE] [--how exact …] [--keep]
-    python -m benchmarks.speed.many_outputs --device cuda --images 256 --out benchmarks/results/h200/many_outputs.json
+    python -m benchmarks.speed.many_outputs --device cuda --images 256 --out FILE
 
 ResNet18 and ResNet50 are those of He et al. (2016) for ImageNet, 7 x 7 stem and all, with random weights and
 statistics; "mlp" has two million parameters (its first call took 22 s and 15.2 GiB when all outputs of two samples were
@@ -174,7 +174,7 @@ def main() -> None:
         return
     rows: list[dict[str, Any]] = []
     if args.out.exists() and args.keep:
-        rows = json.loads(args.out.read_text())["rows"]
+        rows = json.loads(args.out.read_text(encoding="utf-8"))["rows"]
     with tempfile.TemporaryDirectory() as folder:
         for case, how in [(name, how) for name in args.cases for how in HOWS[name] if how in args.how]:
             rows = [row for row in rows if (row["case"], row["how"]) not in ((case, how), (case, "difference"))]
