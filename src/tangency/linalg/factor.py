@@ -146,21 +146,28 @@ def _factor_in_place(a: Tensor) -> int:
 
 
 def _check_pivots(gram: Gram, reg: float, lower: Tensor, diagonal: Tensor, info: int, first: int) -> None:
-    """Refuse a pivot of rounding alone: no larger than the errors of n sums of K_ii's size (heuristic: 30·√n·ε)."""
+    """Refuse a pivot of rounding alone: no larger than the errors of n sums of K_ii's size (heuristic: 30·√n·ε).
+
+    Those of K itself, in its own type, count where reg does not cover them (√n·ε): rounding would else decide, by its
+    sign, whether there is a factor, on one processor so and on another not.
+    """
     n, dtype = flat_rows(gram.shape), lower.dtype
-    # Without reg a pivot is made of K's entries alone, which are rounded to K's own type.
-    eps = torch.finfo(dtype).eps if reg > 0 else max(torch.finfo(t).eps for t in (dtype, gram.precision))
-    small = (lower.diagonal().square() <= 30 * n**0.5 * eps * diagonal)[: info - 1 if info else None]
+    eps, own = (torch.finfo(t).eps for t in (dtype, gram.precision))
+    least = 30 * n**0.5 * max(eps, 0.0 if reg > 0 else own) * diagonal
+    of_k = n**0.5 * own * (diagonal - reg)
+    least = torch.where(of_k > reg, torch.maximum(least, of_k), least)
+    small = (lower.diagonal().square() <= least)[: info - 1 if info else None]
     pivot = int(small.nonzero()[0]) if bool(small.any()) else info - 1
     if pivot < 0:
         return
     pivot += first
     c = n // gram.shape[0]
+    start = max(1e-6 * float(diagonal.abs().max()), 2 * float(least.max()))
     sample = f"sample {pivot // c}" + (f", output {pivot % c}" if c > 1 else "")
     raise NotPositiveDefinite(
         f"K + {reg:g}·I is not positive definite in {str(dtype).removeprefix('torch.')}: pivot {pivot} ({sample}) is "
         "not positive beyond rounding, so this row depends on those before it (a duplicate, more rows than features) "
-        f"or K is indefinite. Give a larger reg (a start: {1e-6 * float(diagonal.abs().max()):.1g}), take the "
+        f"or K is indefinite. Give a larger reg (a start: {start:.1g}), take the "
         "pseudo-inverse with tg.regress.ridgeless or solver=tg.linalg.Eigh(), or compute the kernel in float64.",
         pivot,
     )
