@@ -1,6 +1,7 @@
 """Other processors, as far as this one can play them: settings under which the same sums have other last digits.
 
     python -m benchmarks.robustness.processors hashes                    # which settings act here, and on what
+    python -m benchmarks.robustness.processors digits                    # how far apart kernels are under them
     python -m benchmarks.robustness.processors tests                     # the whole suite under each combined setting
     python -m benchmarks.robustness.processors tests --settings old      # under one of them
     python -m benchmarks.robustness.processors tests --tender            # the tender part: `make test-processors`
@@ -8,13 +9,14 @@
 A setting is a few environment variables that torch, MKL, oneDNN, OpenBLAS and NumPy read, the threads of torch, or
 MKL's way on processors of Intel, which it takes elsewhere too where it is told that this is one (that needs a C
 compiler). `hashes` runs the same products, sums and decompositions under each and compares their bits. Those that act
-are put together into the few settings of COMBINED. `--json FILE` writes what came of the tests; without it nothing is
-kept.
+are put together into the few settings of COMBINED. `--json FILE` keeps what came of `digits` or `tests`, beside what
+the file has of other settings and processors.
 """
 
 import argparse
 import functools
 import hashlib
+import itertools
 import json
 import os
 import resource
@@ -24,11 +26,15 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+
+import tangency as tg
+from benchmarks.record import save
 
 ROOT = Path(__file__).resolve().parents[2]
 Setting = Mapping[str, str]
@@ -109,7 +115,7 @@ def environment(setting: Setting) -> dict[str, str] | None:
 def _digest(*arrays: object) -> str:
     seen = hashlib.sha256()
     for array in arrays:
-        seen.update(np.ascontiguousarray(array).tobytes())  # type: ignore[call-overload]
+        seen.update(np.ascontiguousarray(array).tobytes())
     return seen.hexdigest()[:12]
 
 
@@ -121,22 +127,22 @@ def fingerprints() -> dict[str, str]:
         a, b, image, filters = (torch.from_numpy(v).to(kind) for v in drawn)
         k = a @ a.T / 8 + torch.eye(97, dtype=kind)
         k = ((k + k.T) * 512).round() / 1024  # the same in all digits
-        values, vectors = torch.linalg.eigh(k)
+        falling, vectors = torch.linalg.eigh(k)
         x, y, m = a.numpy(), b.numpy(), k.numpy()
-        made: dict[str, Callable[[], tuple[object, ...]]] = {
-            "product": lambda a=a, b=b: (a @ b,),
-            "sum": lambda a=a: (a.sum(), a.sum(0), a.mean(1), a.norm(dim=0), a.var(), a.logsumexp(1)),
-            "tanh": lambda a=a: (a.tanh(), a.exp(), a.erf(), a.sin(), a.sigmoid()),
-            "convolution": lambda i=image, f=filters: (torch.nn.functional.conv2d(i, f, padding=1),),
-            "eigenvalues": lambda v=values: (v,),
-            "eigenvectors": lambda v=vectors: (v,),
-            "cholesky": lambda k=k: (torch.linalg.cholesky(k),),
-            "randn": lambda kind=kind: (torch.randn(99, generator=torch.Generator().manual_seed(0), dtype=kind),),
-            "NumPy product": lambda x=x, y=y: (x @ y,),
-            "NumPy tanh": lambda x=x: (np.tanh(x), np.exp(x), x.sum(0)),
-            "NumPy eigenvalues": lambda m=m: (np.linalg.eigvalsh(m),),
+        made: dict[str, tuple[object, ...]] = {
+            "product": (a @ b,),
+            "sum": (a.sum(), a.sum(0), a.mean(1), a.norm(dim=0), a.var(), a.logsumexp(1)),
+            "tanh": (a.tanh(), a.exp(), a.erf(), a.sin(), a.sigmoid()),
+            "convolution": (torch.nn.functional.conv2d(image, filters, padding=1),),
+            "eigenvalues": (falling,),
+            "eigenvectors": (vectors,),
+            "cholesky": (torch.linalg.cholesky(k),),
+            "randn": (torch.randn(99, generator=torch.Generator().manual_seed(0), dtype=kind),),
+            "NumPy product": (x @ y,),
+            "NumPy tanh": (np.tanh(x), np.exp(x), x.sum(0)),
+            "NumPy eigenvalues": (np.linalg.eigvalsh(m),),
         }  # fmt: skip
-        found |= {f"{name} {str(kind)[6:]}": _digest(*make()) for name, make in made.items()}
+        found |= {f"{name} {str(kind)[6:]}": _digest(*values) for name, values in made.items()}
     return found
 
 
@@ -162,6 +168,54 @@ def acting() -> dict[str, list[str] | None]:
 
 def _written(setting: Setting) -> str:
     return " ".join(f"{k}={v}" for k, v in setting.items())
+
+
+# ---- how far apart kernels are under them ---------------------------------------------------------------------------
+
+
+def write_kernels(path: Path) -> None:
+    """Kernels of the same weights and inputs, as this process computes them."""
+    torch.set_num_threads(int(os.environ.get(THREADS, "1")))
+    numbers = np.random.default_rng(0)
+
+    def filled(model: nn.Module) -> nn.Module:
+        for p in model.parameters():
+            width = p[0].numel() if p.dim() > 1 else 1
+            p.data = torch.from_numpy((numbers.standard_normal(tuple(p.shape)) / width**0.5).astype("f4"))
+        return model.eval()
+
+    images = torch.from_numpy(numbers.random((120, 1, 8, 8)).astype("f4"))
+    words = torch.from_numpy(numbers.standard_normal((40, 12, 32)).astype("f4"))
+    convolutions = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU()]
+    cnn = filled(nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(288, 10)))
+    deep = filled(tg.models.mlp([64, *[128] * 6, 3], activation=nn.Tanh))
+    attention = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True)
+    reader = filled(nn.Sequential(attention, nn.Flatten(), nn.Linear(384, 3)))
+    wide = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1))
+    found = dict[str, Tensor]()
+    for kind in ("float32", "float64"):
+        found[f"CNN {kind}"] = tg.trace_ntk(cnn, dtype=kind)(images)
+        found[f"six layers of tanh {kind}"] = tg.trace_ntk(deep, dtype=kind)(images.flatten(1))
+        found[f"attention {kind}"] = tg.trace_ntk(reader, dtype=kind)(words)
+        found[f"infinite width {kind}"] = tg.infinite_ntk(wide, dtype=kind)(images.flatten(1))
+    found["projected float32"] = tg.projected(tg.trace_ntk(cnn), dim=256)(images)
+    np.savez(path, **{name: k.numpy() for name, k in found.items()})  # type: ignore[arg-type]
+
+
+def apart() -> dict[str, float]:
+    """For each kernel the largest difference under any two settings, beside the largest entry."""
+    made = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("bare", *COMBINED):
+            env = environment(COMBINED.get(name, {}))
+            if env is not None:
+                file = Path(folder) / f"{name}.npz"
+                asked = [sys.executable, "-m", "benchmarks.robustness.processors", "kernels", "--out", str(file)]
+                subprocess.run(asked, cwd=ROOT, env=env, check=True)
+                with np.load(file) as kernels:
+                    made.append({k: v.astype("f8") for k, v in kernels.items()})
+    pairs = list(itertools.combinations(made, 2))
+    return {k: max(float(np.abs(a[k] - b[k]).max() / np.abs(a[k]).max()) for a, b in pairs) for k in made[0]}
 
 
 # ---- the tests under them -------------------------------------------------------------------------------------------
@@ -203,48 +257,59 @@ def processor() -> str:
     return f"{names[0] if names else 'unknown'}, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _kept(path: Path, rows: list[dict[str, object]], command: str) -> None:
+def _kept(path: Path, what: str, rows: Sequence[Mapping[str, object]]) -> None:
     """Into a file with rows of other settings and processors, in place of those of the same."""
-    from benchmarks.record import save
 
     def key(row: Mapping[str, object]) -> tuple[object, ...]:
-        return row["setting"], row["processor"], row["tests"]
+        return row.get("setting"), row["processor"], row.get("tests")
 
-    before = json.loads(path.read_text())["rows"] if path.exists() else []
-    new = {key(row) for row in rows}
-    save({"rows": [row for row in before if key(row) not in new] + rows}, path, command)
+    held = json.loads(path.read_text()) if path.exists() else {}
+    before, new = held.get(what, []), {key(row) for row in rows}
+    parts = {part: held.get(part, []) for part in ("digits", "tests")}
+    parts[what] = [row for row in before if key(row) not in new] + [dict(row) for row in rows]
+    save(parts, path, f"python -m benchmarks.robustness.processors {' '.join(sys.argv[1:])}")
 
 
-def main() -> int:
-    """What the command line asks for; 1 if a test failed."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["hashes", "fingerprints", "tests"])
-    parser.add_argument("--settings", nargs="+", choices=["bare", *COMBINED], default=list(COMBINED))
-    parser.add_argument("--tender", action="store_true", help="only the part that is known to be tender")
-    parser.add_argument("--workers", default="2", help="processes of pytest")
-    parser.add_argument("--json", type=Path, help="a file for the results, such as benchmarks/results/processors.json")
-    args = parser.parse_args()
-    if args.what == "fingerprints":
-        print(json.dumps(fingerprints()))
-        return 0
-    if args.what == "hashes":
-        for name, changed in acting().items():
-            print(f"{name}: {'not to be had here' if changed is None else ', '.join(changed) or 'nothing'}")
-        return 0
-    part = [*TENDER] if args.tender else []
-    options = ["-q", "-n", args.workers, "--dist", "worksteal", "-m", "not slow and not gpu"]
-    rows = []
+def _tests(args: argparse.Namespace) -> list[dict[str, object]]:
+    """A row for each setting that is asked for and can be had."""
+    options, rows = ["-q", "-n", args.workers, "--dist", "worksteal", "-m", "not slow and not gpu"], []
     for name in args.settings:
         print(f"---- {name}: {_written(COMBINED.get(name, {}))}", flush=True)
-        row = run_tests(name, [*options, *part])
+        row = run_tests(name, [*options, *(TENDER if args.tender else ())])
         if row is None:
             print("not to be had here: it needs a C compiler")
             continue
         rows.append(row | {"tests": "tender" if args.tender else "make test"})
-        print({k: v for k, v in row.items() if k != "environment"}, flush=True)
-    if args.json is not None:
-        _kept(args.json, rows, f"python -m benchmarks.robustness.processors {' '.join(sys.argv[1:])}")
-    return int(any(row["failed"] for row in rows))
+        print({k: v for k, v in rows[-1].items() if k != "environment"}, flush=True)
+    return rows
+
+
+def main() -> int:
+    """What the command line asks for; 1 if a test failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", choices=["hashes", "digits", "tests", "fingerprints", "kernels"])
+    parser.add_argument("--settings", nargs="+", choices=["bare", *COMBINED], default=list(COMBINED))
+    parser.add_argument("--tender", action="store_true", help="only the part that is known to be tender")
+    parser.add_argument("--workers", default="2", help="processes of pytest")
+    parser.add_argument("--json", type=Path, help="a file for the results, such as benchmarks/results/processors.json")
+    parser.add_argument("--out", type=Path, help="for kernels: a file")
+    args = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    if args.what == "fingerprints":
+        print(json.dumps(fingerprints()))
+    elif args.what == "kernels":
+        write_kernels(args.out)
+    elif args.what == "hashes":
+        for name, changed in acting().items():
+            print(f"{name}: {'not to be had here' if changed is None else ', '.join(changed) or 'nothing'}")
+    elif args.what == "digits":
+        rows = [{"processor": processor(), "largest difference": apart()}]
+        print(json.dumps(rows, indent=1))
+    else:
+        rows = _tests(args)
+    if args.json is not None and rows:
+        _kept(args.json, args.what, rows)
+    return int(any(row.get("failed") for row in rows))
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ import make_stores  # noqa: E402
 FINISHED = [name for name, made in make_stores.STORES.items() if made.kept is None]
 # `tangency verify` takes Gram matrices, of inputs that a function returns.
 VERIFIED = [name for name in FINISHED if "features" not in name]
-# Bits depend on torch, on the processor and on its libraries, and no name that a program can ask for says whether two are
-# alike. So numbers are compared up to rounding, beside the largest: 2.9 ε at worst were measured under the settings of
-# benchmarks/robustness/processors.py (AMD, Intel, without AVX2), and not quite three times that is allowed.
+# Bits depend on torch, on the processor and on its libraries, and no name that a program can ask for says whether two
+# are alike. So numbers are compared up to rounding, beside the largest: 2.9 ε at worst were measured under the settings
+# of benchmarks/robustness/processors.py (AMD, Intel, without AVX2), and not quite three times that is allowed.
 ROUNDING = 8
 
 

@@ -38,7 +38,9 @@ def test_eigenpairs_in_order(functions: tg.studies.Eigenfunctions) -> None:
     torch.testing.assert_close(K @ functions.vectors, functions.vectors * functions.values)
     assert bool((functions.values.diff() <= 0).all())
     torch.testing.assert_close(functions.real(2).square().mean(), torch.ones((), dtype=DOUBLE))
-    torch.testing.assert_close(functions.vectors.abs().amax(0), functions.vectors.amax(0))  # a largest entry is positive
+    torch.testing.assert_close(
+        functions.vectors.abs().amax(0), functions.vectors.amax(0)
+    )  # a largest entry is positive
 
 
 def test_nystrom_at_the_points_themselves_is_the_eigenvector(functions: tg.studies.Eigenfunctions) -> None:

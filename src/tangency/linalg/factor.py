@@ -13,6 +13,10 @@ from ..errors import MemoryBudgetError, NotPositiveDefinite
 from ..gram.gram import Gram
 from .matrix import flat_rows, flattened
 
+# Rounding K's entries leaves of an eigenvalue 0 at least −0.25·√n·ε of the largest diagonal entry: the worst of 200
+# kernels of 6 to 300 samples in float32 on three processors.
+OF_K = 0.3
+
 
 def factor(gram: Gram, reg: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """L [n, n] with L Lᵀ = K + reg·I; `NotPositiveDefinite` names the pivot where there is none. Takes n² numbers."""
@@ -148,13 +152,13 @@ def _factor_in_place(a: Tensor) -> int:
 def _check_pivots(gram: Gram, reg: float, lower: Tensor, diagonal: Tensor, info: int, first: int) -> None:
     """Refuse a pivot of rounding alone: no larger than the errors of n sums of K_ii's size (heuristic: 30·√n·ε).
 
-    Those of K itself, in its own type, count where reg does not cover them (√n·ε): rounding would else decide, by its
-    sign, whether there is a factor, on one processor so and on another not.
+    The rounding of K itself, in its own type, counts where reg does not cover it: its sign would else decide, on one
+    processor so and on another not, whether there is a factor.
     """
     n, dtype = flat_rows(gram.shape), lower.dtype
     eps, own = (torch.finfo(t).eps for t in (dtype, gram.precision))
     least = 30 * n**0.5 * max(eps, 0.0 if reg > 0 else own) * diagonal
-    of_k = n**0.5 * own * (diagonal - reg)
+    of_k = OF_K * n**0.5 * own * (diagonal - reg)
     least = torch.where(of_k > reg, torch.maximum(least, of_k), least)
     small = (lower.diagonal().square() <= least)[: info - 1 if info else None]
     pivot = int(small.nonzero()[0]) if bool(small.any()) else info - 1

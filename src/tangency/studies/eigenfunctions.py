@@ -135,8 +135,8 @@ def eigenfunctions(
 
     `K`: a Gram [n, n] (`tg.compute(tg.trace_ntk(model), x)`), or its `Spectrum`. `count`: how many (default: all that
     lie above rounding). `tol`: ‖K v − λ v‖ / λ_0 up to which a few are sought (`tg.linalg.top`); neighbours closer than
-    that are mixed. Signs are fixed: the first of the largest entries is positive. Cost: of all, about 9 n³ operations; of
-    some, n²·count for each of a few passes over K, which may lie on disk.
+    that are mixed. Signs are fixed: the first of the largest entries is positive. Cost: of all, about 9 n³ operations;
+    of some, n²·count for each of a few passes over K, which may lie on disk.
 
     >>> import tangency as tg
     >>> x = torch.randn(50, 3)

@@ -59,7 +59,7 @@ class PiecewiseLinear(Dual):
     def __call__(self, x: Tensor) -> Tensor:
         total = self.start + self.slopes[0] * (x - self.kinks[0])
         for t, before, after in zip(self.kinks, self.slopes, self.slopes[1:], strict=False):
-            total = total + (after - before) * torch.relu(x - t)  # at a kink the slope before it, as torch has it
+            total = total + (after - before) * (x - t).clamp(min=0.0)
         return total
 
     def _turns(self, p: Tensor) -> list[tuple[float, Tensor]]:
