@@ -91,7 +91,7 @@ def _as_on_intel() -> Path | None:
     if compiler is None:
         return None
     folder = Path(tempfile.mkdtemp(prefix="tangency-processors-"))
-    (folder / "intel.c").write_text(FOR_MKL)
+    (folder / "intel.c").write_text(FOR_MKL, encoding="utf-8")
     made = subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "intel.so", folder / "intel.c"], check=False)
     return folder / "intel.so" if made.returncode == 0 else None
 
@@ -252,7 +252,7 @@ def run_tests(name: str, pytest_arguments: Sequence[str]) -> dict[str, object] |
 
 def processor() -> str:
     """The name of this machine's processor, and the instructions that torch takes here."""
-    about = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    about = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     names = [line.partition(":")[2].strip() for line in about.splitlines() if line.startswith("model name")]
     return f"{names[0] if names else 'unknown'}, {torch.backends.cpu.get_cpu_capability()}"
 
@@ -263,7 +263,7 @@ def _kept(path: Path, what: str, rows: Sequence[Mapping[str, object]]) -> None:
     def key(row: Mapping[str, object]) -> tuple[object, ...]:
         return row.get("setting"), row["processor"], row.get("tests")
 
-    held = json.loads(path.read_text()) if path.exists() else {}
+    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     before, new = held.get(what, []), {key(row) for row in rows}
     parts = {part: held.get(part, []) for part in ("digits", "tests")}
     parts[what] = [row for row in before if key(row) not in new] + [dict(row) for row in rows]

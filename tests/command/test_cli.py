@@ -167,7 +167,7 @@ def test_suggested_commands_can_be_pasted(tmp_path: Path, capsys: pytest.Capture
     """Into a shell, where names have spaces and quotes."""
     folder = tmp_path / "my $jobs' folder"
     folder.mkdir()
-    (folder / "a job.py").write_text(JOB)
+    (folder / "a job.py").write_text(JOB, encoding="utf-8")
     name, store = f"{folder}/a job.py:make", f"{folder}/a gram"
     assert main(["gram", name, "--store", store, "--quiet"]) == 0
     capsys.readouterr()
@@ -201,7 +201,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_ctrl_c_while_torch_is_being_imported(tmp_path: Path) -> None:
     """A stand-in for torch that is interrupted as it is imported."""
-    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt\n")
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt\n", encoding="utf-8")
     code = "import sys, tangency_command; sys.exit(tangency_command.main())"
     paths = os.pathsep.join([str(tmp_path), str(Path(tg.__file__).parents[1])])
     done = subprocess.run(

@@ -77,7 +77,8 @@ DIGITS = {"float32": 1e-6, "float64": 1e-14, "infinite": 1e-14}
 def _ask(where: Path, settings: dict[str, str], code: str) -> subprocess.CompletedProcess[str]:
     plain = {k: v for k, v in os.environ.items() if k not in OLD}
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=where, env=plain | settings, capture_output=True, text=True,
+        [sys.executable, "-W", "ignore", "-c", code], cwd=where, env=plain | settings, capture_output=True,
+        encoding="utf-8",
         check=False,
     )  # fmt: skip
 
@@ -89,7 +90,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, di
     where, numbers = tmp_path_factory.mktemp("processors"), np.random.default_rng(0)
     shapes = {"0.weight": (32, 6), "0.bias": (32,), "2.weight": (3, 32), "2.bias": (3,), "x": (16, 6)}
     np.savez(where / "made.npz", **{k: numbers.standard_normal(v).astype("f4") / 2 for k, v in shapes.items()})
-    (where / "jobs.py").write_text(JOB)
+    (where / "jobs.py").write_text(JOB, encoding="utf-8")
     begun = _ask(where, {}, "import jobs; jobs.into(4)")
     assert begun.returncode == 0, begun.stderr
     first = {name: {str(p): p.read_bytes() for p in (where / name).rglob("*") if p.is_file()} for name in NAMES}
