@@ -63,6 +63,7 @@ from .gram.source import from_dataset
 from .gram.store import open_gram
 from .infinite import infinite_nngp, infinite_ntk
 from .kernels.combine import cosine, scale, sum
+from .kernels.estimate import probe_error
 from .kernels.gaussian import gaussian
 from .kernels.kernel import Kernel
 from .kernels.ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
@@ -119,6 +120,7 @@ __all__ = [
     "models",
     "open_gram",
     "plots",
+    "probe_error",
     "projected",
     "projection",
     "projection_error",
