@@ -1,5 +1,6 @@
 # Two commands do everything on a fresh machine: make demo, make test.
 PYTHON ?= python3
+# By `python -m`: scripts in a venv begin with its path, which no system reads that has a space in it or 128 letters.
 BIN := .venv/bin
 
 .PHONY: demo test test-all test-gpu lint bench docs docs-serve dist bump clean
@@ -8,16 +9,16 @@ BIN := .venv/bin
 .venv/installed: pyproject.toml constraints.txt
 	@echo "installing into .venv: some minutes and 2 GB, once"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
 demo: .venv/installed
-	$(BIN)/tangency demo --out demo
+	$(BIN)/python -m tangency demo --out demo
 
 lint: .venv/installed
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
 
 test: lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not gpu"
@@ -33,21 +34,21 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.speed.cpu
 
 .venv/docs: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@
 
 # The variable silences an advertisement of mkdocs-material's.
 docs: .venv/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
 docs-serve: .venv/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 # Without tangency and torch: a release needs neither.
 .venv/tools: Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check 'build>=1.2' 'pre-commit>=4' 'twine>=6.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'pre-commit>=4' 'twine>=6.1'
 	touch $@
 
 dist: .venv/tools

@@ -37,4 +37,4 @@ def save(result: dict[str, Any], path: Path, command: str) -> None:
         "python": platform.python_version(),
         "tangency": tg.__version__,
     }
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

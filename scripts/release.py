@@ -41,7 +41,7 @@ def current(root: Path = ROOT) -> str:
 
 def headings(root: Path = ROOT) -> list[str]:
     """The changelog's versions as their headings name them, newest first, without dates."""
-    return re.findall(r"^## (\S+)", (root / CHANGELOG).read_text(), re.MULTILINE)
+    return re.findall(r"^## (\S+)", (root / CHANGELOG).read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def check(tag: str | None = None, root: Path = ROOT) -> None:
@@ -74,14 +74,16 @@ def bump(version: str, root: Path = ROOT, today: str | None = None) -> None:
 
 
 def _found(path: Path, pattern: str) -> str:
-    lines = re.findall(f"^{pattern}$", path.read_text(), re.MULTILINE)
+    lines = re.findall(f"^{pattern}$", path.read_text(encoding="utf-8"), re.MULTILINE)
     if len(lines) != 1:
         raise Disagreement(f"{path.name} has {len(lines)} lines like {pattern!r}; one is needed.")
     return lines[0]
 
 
 def _replace(path: Path, pattern: str, by: str) -> None:
-    path.write_text(re.sub(f"^{pattern}$", by, path.read_text(), count=1, flags=re.MULTILINE))
+    path.write_text(
+        re.sub(f"^{pattern}$", by, path.read_text(encoding="utf-8"), count=1, flags=re.MULTILINE), encoding="utf-8"
+    )
 
 
 def main(words: list[str]) -> str | None:

@@ -56,7 +56,7 @@ def job_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
     def write(text: str) -> str:
         name = f"job_{abs(hash(str(tmp_path))) % 10**8}"
-        (tmp_path / f"{name}.py").write_text(text)
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
         monkeypatch.chdir(tmp_path)
         return name
 

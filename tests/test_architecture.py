@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "tangency"
 # The drawing in docs/design.md, lowest floor first: a room imports only from floors below its own. The first floor and
 # the last hold what stands at the top of the package beside the rooms; there, files may import each other.
-DRAWING = re.findall(r"^( \d|\d\d)  (.{52})", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
+DRAWING = re.findall(r"^( \d|\d\d)  (.{52})", (ROOT / "docs" / "design.md").read_text(encoding="utf-8"), re.MULTILINE)
 FLOORS = [names.split() for _, names in reversed(DRAWING)]
 FLOORS[0].append("_version")
 FLOORS[-1].append("__main__")
@@ -38,7 +38,7 @@ MODULES = {module_name(path) for path in SRC.rglob("*.py")}
 
 @functools.cache
 def nodes(path: Path) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(path.read_text())))
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 @functools.cache
@@ -94,7 +94,7 @@ def test_no_two_modules_import_each_other() -> None:
 
 def test_files_stay_readable() -> None:
     for path in SRC.rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= 500, path
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 500, path
         for node in nodes(path):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}"

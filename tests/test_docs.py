@@ -1,4 +1,4 @@
-"""What README, docs and docstrings show runs, and what they name exists."""
+"""What README, docs and docstrings show runs, and where they lead exists; the names in them: test_names.py."""
 
 import ast
 import contextlib
@@ -57,7 +57,7 @@ def blocks(page: str) -> list[Block]:
 
     `<!-- setup: code -->` above a block is run before it; `<!-- not run: reason -->` keeps it from being run.
     """
-    text, found = (ROOT / page).read_text(), []
+    text, found = (ROOT / page).read_text(encoding="utf-8"), []
     comments = r"((?:^ *<!--(?:(?!-->).)*-->\n+)*)"
     for above, _, language, body in re.findall(
         comments + r"^( *)```(\w*)[^\n]*\n(.*?)^\2```$", text, re.MULTILINE | re.DOTALL
@@ -135,7 +135,7 @@ def test_a_promised_error_that_does_not_come_is_noticed() -> None:
 def test_blocks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tab = '=== "tab"\n\n    <!-- not run: for a reason -->\n    ```python\n    b\n    ```\n'
     page = "<!-- setup: a = 1 -->\n```python\na\n```\n\n" + tab
-    (tmp_path / "page.md").write_text(page)
+    (tmp_path / "page.md").write_text(page, encoding="utf-8")
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     assert blocks("page.md") == [Block("python", "a\n", "a = 1", ""), Block("python", "b\n", "", "for a reason")]
 
@@ -156,8 +156,8 @@ def commands(page: str) -> Iterator[list[str]]:
 @pytest.mark.parametrize("page", WITH_SHELL)
 def test_commands_of_pages_exist(page: str) -> None:
     """`tangency …` is understood by the real parser, make has the targets, pip's extras are there, files are too."""
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for words in commands(page):
         if words[:1] == ["tangency"]:
             _parser().parse_args(words[1:])
@@ -184,7 +184,7 @@ def slug(heading: str) -> str:
 
 def anchors(page: Path) -> set[str]:
     """All headings' anchors; `{ #name }` gives one by hand."""
-    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     found = set()
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
         own = re.search(r"\{ *#([\w.-]+) *\}", heading)
@@ -194,7 +194,7 @@ def anchors(page: Path) -> set[str]:
 
 def links(page: str) -> list[str]:
     """Where a page's links and pictures lead, but those to other sites."""
-    text = re.sub(r"^( *)```.*?^\1```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^( *)```.*?^\1```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:", link)]
 
 
@@ -212,25 +212,11 @@ def test_links_lead_somewhere(page: str) -> None:
             assert anchor in anchors(target), f"{page}: {link}"
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_pages_name_files_that_exist(page: str) -> None:
-    """By their whole path, or by its end."""
-    if page == "CHANGELOG.md":  # it also names what is gone
-        return
-    there = [
-        "/" + str(p.relative_to(ROOT))
-        for d in ("src", "tests", "benchmarks", "examples", "docs", "scripts")
-        for p in (ROOT / d).rglob("*")
-    ]
-    for path in re.findall(r"`([\w/]+\.py|(?:src|tests|benchmarks|examples)/[\w/.]+)`", (ROOT / page).read_text()):
-        assert path == "utils.py" or any(p.endswith("/" + path.rstrip("/")) for p in there), path
-
-
 # ---- the site -------------------------------------------------------------------------------------------------------
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     named = set(re.findall(r"([\w/]+\.md)$", navigation, re.MULTILINE))
     there = {str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md")}
     assert named == there | {"gallery/index.md", "contributing.md", "changelog.md"}
@@ -238,11 +224,11 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_every_public_name_has_a_place_in_the_reference() -> None:
     """Rooms have a page each; what is on top stands on the page of `tg`, errors on their own."""
-    top = (DOCS / "reference" / "tangency.md").read_text()
+    top = (DOCS / "reference" / "tangency.md").read_text(encoding="utf-8")
     for name in tg.__all__:
         thing = getattr(tg, name)
         if isinstance(thing, ModuleType):
-            assert f"::: tangency.{name}" in (DOCS / "reference" / f"{name}.md").read_text()
+            assert f"::: tangency.{name}" in (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8")
         elif inspect.isclass(thing) and issubclass(thing, BaseException):
             assert hasattr(tg.errors, name)
         elif callable(thing):
@@ -251,14 +237,14 @@ def test_every_public_name_has_a_place_in_the_reference() -> None:
 
 
 def test_the_most_used_names_are_shown() -> None:
-    shown = "".join((ROOT / page).read_text() for page in PAGES)
+    shown = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     for name in ("full_ntk", "trace_ntk", "pseudo_ntk", "head_ntk", "conjugate_kernel", "embedding_kernel", "compute"):
         assert f"tg.{name}" in shown, name
 
 
 def test_the_site_asks_for_nothing_from_elsewhere() -> None:
     for path in [ROOT / "mkdocs.yml", *(p for p in (DOCS / "assets").iterdir() if p.suffix in (".css", ".js", ".svg"))]:
-        asked = re.findall(r"https?://[^\s\"')]+", path.read_text())
+        asked = re.findall(r"https?://[^\s\"')]+", path.read_text(encoding="utf-8"))
         assert set(asked) <= {"http://www.w3.org/2000/svg"}, path
 
 
@@ -280,7 +266,7 @@ EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples" / "gallery").g
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_gallery_files_are_short_and_say_what_they_show(name: str) -> None:
     example = GALLERY.read(EXAMPLES[name])
-    assert len(EXAMPLES[name].read_text().splitlines()) < 60
+    assert len(EXAMPLES[name].read_text(encoding="utf-8").splitlines()) < 60
     assert 10 < len(example.title) < 80
     assert 40 < len(example.caption) < 200
     assert not example.cells[-1].words  # code, with the figure
@@ -296,7 +282,7 @@ def test_the_gallery_is_large_enough() -> None:
 
 
 def test_gallery_files_without_a_title_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "bare.py").write_text("# %%\nprint(1)\n")
+    (tmp_path / "bare.py").write_text("# %%\nprint(1)\n", encoding="utf-8")
     with pytest.raises(ValueError, match="must begin with"):
         GALLERY.read(tmp_path / "bare.py")
 
@@ -312,12 +298,18 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for page in (tmp_path / "site").rglob("*.html"):
-        loaded = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(https?:[^\"]+)", page.read_text())
+        loaded = re.findall(
+            r"<(?:script|link|img)[^>]*(?:src|href)=\"(https?:[^\"]+)", page.read_text(encoding="utf-8")
+        )
         assert not loaded, page
     assert (tmp_path / "site" / "gallery" / "explain_a_digit.png").stat().st_size > 5000
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
 def test_the_plan_is_covered() -> None:
-    text = (DOCS / "coverage.md").read_text()
+    text = (DOCS / "coverage.md").read_text(encoding="utf-8")
     for row in ("K1", "K2", "K3", "K5", "K6"):
         assert f"| {row} |" in text

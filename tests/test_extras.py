@@ -131,7 +131,7 @@ def test_a_library_that_fails_keeps_its_reason(tmp_path: Path, monkeypatch: pyte
         for name in [n for n in sys.modules if n.partition(".")[0] == library]:
             monkeypatch.delitem(sys.modules, name)
         (tmp_path / library).mkdir()
-        (tmp_path / library / "__init__.py").write_text(text)
+        (tmp_path / library / "__init__.py").write_text(text, encoding="utf-8")
         with pytest.raises(ImportError, match=why) as e, needed(library, "this"):
             __import__(module)
         assert not isinstance(e.value, tg.MissingLibrary)
@@ -149,8 +149,8 @@ def test_triton_may_be_missing_and_may_not_be_broken_in_silence(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(sys.modules, "triton", None)
-    (tmp_path / "kernels_of_triton.py").write_text("import triton")
-    (tmp_path / "kernels_of_old.py").write_text("raise ImportError('wants libcuda')")
+    (tmp_path / "kernels_of_triton.py").write_text("import triton", encoding="utf-8")
+    (tmp_path / "kernels_of_old.py").write_text("raise ImportError('wants libcuda')", encoding="utf-8")
     assert load_kernels("kernels_of_triton") is None
     with pytest.warns(tg.PerformanceWarning, match=r"Triton is installed and cannot be used \(wants libcuda\)"):
         assert load_kernels("kernels_of_old") is None

@@ -36,7 +36,7 @@ LAZY = [tg, experiments]
 
 def in_a_process(code: str) -> str:
     """What Python prints that has imported nothing of ours yet; an error is a failure."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -117,7 +117,7 @@ def test_the_commands_of_this_file_are_all() -> None:
 @pytest.mark.parametrize("package", LAZY, ids=lambda p: p.__name__)
 def test_each_public_name_has_one_place(package: ModuleType) -> None:
     """What an `__init__` imports, now or on demand, is what it says is public; and each is what its place has."""
-    source = Path(package.__file__ or "").read_text()
+    source = Path(package.__file__ or "").read_text(encoding="utf-8")
     at_once = {
         alias.name
         for node in ast.parse(source).body
@@ -171,7 +171,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "same": "def same(): pass",
         "beside": "",
     }.items():
-        (tmp_path / name / f"{file}.py").write_text(text + "\n")
+        (tmp_path / name / f"{file}.py").write_text(text + "\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield import_module(name)
     on_demand._places.cache_clear()

@@ -11,7 +11,7 @@ import tangency as tg
 from tangency._base.extras import EXTRAS
 
 ROOT = Path(__file__).parents[1]
-TOOLS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+TOOLS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = TOOLS["project"]
 HATCH = TOOLS["tool"]["hatch"]
 README = HATCH["metadata"]["hooks"]["fancy-pypi-readme"]
@@ -47,7 +47,12 @@ def test_each_extra_has_the_libraries_that_errors_name() -> None:
 
 def test_advice_in_the_pages_and_the_code_names_extras_that_exist() -> None:
     files = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
-    named = {e for f in files for found in re.findall(r"tangency\[([\w,]+)\]", f.read_text()) for e in found.split(",")}
+    named = {
+        e
+        for f in files
+        for found in re.findall(r"tangency\[([\w,]+)\]", f.read_text(encoding="utf-8"))
+        for e in found.split(",")
+    }
     assert named <= set(PROJECT["optional-dependencies"])
 
 
@@ -56,7 +61,7 @@ def test_the_address_stands_in_one_file() -> None:
     addresses = [*PROJECT["urls"].values(), *(s["replacement"].removeprefix(r"\1") for s in README["substitutions"])]
     assert all(a == BASE or a.startswith(BASE + "/") for a in addresses)
     assert {"Homepage", "Documentation", "Source", "Issues", "Changelog"} <= set(PROJECT["urls"])
-    assert not [p for p in (ROOT / "src").rglob("*.py") if BASE in p.read_text()]
+    assert not [p for p in (ROOT / "src").rglob("*.py") if BASE in p.read_text(encoding="utf-8")]
 
 
 def absolute(text: str) -> str:
@@ -85,7 +90,7 @@ def test_links_become_absolute(given: str, want: str) -> None:
 
 def test_the_readme_has_no_relative_link_left() -> None:
     """And code in it stays as it is; what links name exists."""
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = absolute(text)
     code = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
     assert code.findall(shown) == code.findall(text)
@@ -101,6 +106,6 @@ def test_what_the_archives_hold() -> None:
     wheel, sdist = HATCH["build"]["targets"]["wheel"], HATCH["build"]["targets"]["sdist"]
     for path in [*wheel["only-include"], HATCH["version"]["path"], *(p.lstrip("/") for p in sdist["include"])]:
         assert (ROOT / path).exists(), path
-    assert f'"{tg.__version__}"' in (ROOT / HATCH["version"]["path"]).read_text()
+    assert f'"{tg.__version__}"' in (ROOT / HATCH["version"]["path"]).read_text(encoding="utf-8")
     assert (ROOT / "src" / "tangency" / "py.typed").exists()  # all files of the package go into the wheel
     assert PROJECT["scripts"] == {"tangency": "tangency_command:main"}

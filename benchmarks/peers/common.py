@@ -53,7 +53,7 @@ def _status(field: str) -> int | None:
     path = Path("/proc/self/status")
     if not path.exists():
         return None
-    line = next((row for row in path.read_text().splitlines() if row.startswith(field + ":")), None)
+    line = next((row for row in path.read_text(encoding="utf-8").splitlines() if row.startswith(field + ":")), None)
     return int(line.split()[1]) * 1024 if line else None
 
 
@@ -88,4 +88,4 @@ def report(out: Path, timing: Timing, n: int, rss_before: int, **extra: Any) -> 
         "rss_before": rss_before,
         **extra,
     }
-    (out / "report.json").write_text(json.dumps(content))
+    (out / "report.json").write_text(json.dumps(content), encoding="utf-8")

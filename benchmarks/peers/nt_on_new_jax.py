@@ -115,7 +115,7 @@ def main() -> None:
     report = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
     report |= {"jax": jax.__version__, "backend": jax.default_backend(), "device": jax.devices()[0].device_kind}
     report |= measured(network(args.depth, args.end), x1, x2, args.repeats)
-    args.out.write_text(json.dumps(report))
+    args.out.write_text(json.dumps(report), encoding="utf-8")
     print(json.dumps({key: value for key, value in report.items() if key != "kernel"}, indent=1))
 
 

@@ -163,7 +163,7 @@ def build_extensions(names: Sequence[str]) -> list[str]:
     children = {}
     for name in names:
         BUILD.mkdir(parents=True, exist_ok=True)
-        log = (BUILD / f"{name}.log").open("w")
+        log = (BUILD / f"{name}.log").open("w", encoding="utf-8")
         command = [sys.executable, str(Path(__file__).resolve()), "--child", name]
         children[name] = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
@@ -188,7 +188,7 @@ def build_extensions(names: Sequence[str]) -> list[str]:
         if code == 0:
             built.append(name)
         else:
-            row["log"] = (BUILD / f"{name}.log").read_text()[-2500:]
+            row["log"] = (BUILD / f"{name}.log").read_text(encoding="utf-8")[-2500:]
         say(**row)
     return built
 

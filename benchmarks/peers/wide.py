@@ -36,13 +36,13 @@ def options() -> argparse.Namespace:
 
 def resident(field: str) -> int:
     """Bytes: VmRSS now, or VmHWM, the most since it was reset."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(next(row for row in lines if row.startswith(field + ":")).split()[1]) * 1024
 
 
 def measured(run: Callable[[], Any], args: argparse.Namespace, **more: Any) -> None:
     """Time `run`, warm, and its peak memory; write report and kernel."""
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
     times: list[float] = []
     before, k = resident("VmRSS"), None
     while len(times) < args.repeats or sum(times) < SPENT:
@@ -51,5 +51,5 @@ def measured(run: Callable[[], Any], args: argparse.Namespace, **more: Any) -> N
         k = run()
         times.append(time.perf_counter() - start)
     report = {"seconds": min(times), "all": times, "bytes": resident("VmHWM") - before, **more}
-    (args.out / "report.json").write_text(json.dumps(report))
+    (args.out / "report.json").write_text(json.dumps(report), encoding="utf-8")
     np.save(args.out / "kernel.npy", np.asarray(k))

@@ -24,12 +24,12 @@ def peers_python() -> Path:
     python = ENVIRONMENT / "bin" / "python"
     mark = ENVIRONMENT / "installed"
     requirements = Path(__file__).with_name("requirements.txt")
-    if not mark.exists() or mark.read_text() != requirements.read_text():
+    if not mark.exists() or mark.read_text(encoding="utf-8") != requirements.read_text(encoding="utf-8"):
         print(f"making {ENVIRONMENT}", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         subprocess.run([*pip, "-r", requirements], check=True)
-        mark.write_text(requirements.read_text())
+        mark.write_text(requirements.read_text(encoding="utf-8"), encoding="utf-8")
     return python
 
 
@@ -45,7 +45,7 @@ def peers_versions() -> dict[str, str]:
 
 def work(python: Path | str, script: str, *options: str | Path) -> Row:
     """Runs a worker; its report with its kernel, or the error that came instead."""
-    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "w+") as log:
+    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "w+", encoding="utf-8") as log:
         command = [python, "-m", f"benchmarks.peers.{script}", *options, "--out", folder]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
         error = watch(process)
@@ -54,7 +54,7 @@ def work(python: Path | str, script: str, *options: str | Path) -> Row:
             error = last_line(log.read()) or f"exit status {process.returncode}"
         if error:
             return {"error": error}
-        report: Row = json.loads((Path(folder) / "report.json").read_text())
+        report: Row = json.loads((Path(folder) / "report.json").read_text(encoding="utf-8"))
         return report | {"kernel": np.load(Path(folder) / "kernel.npy")}
 
 
@@ -76,7 +76,7 @@ def watch(process: subprocess.Popen) -> str | None:
 
 def resident(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
         return 0
 

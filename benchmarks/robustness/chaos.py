@@ -86,7 +86,7 @@ def children(process: Any) -> list[int]:
     found: list[int] = []
     for path in Path(f"/proc/{process.pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found += [int(k) for k in path.read_text().split()]
+            found += [int(k) for k in path.read_text(encoding="utf-8").split()]
     return found
 
 

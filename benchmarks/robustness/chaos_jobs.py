@@ -313,7 +313,7 @@ def edit(store: Path, draw: Random, _: Path) -> None:
         raw = path.read_bytes()
         path.write_bytes(draw.choice([b"", b"{}", b"[1]", b"\xff\xfe", raw[: len(raw) // 2], b"[" * 10**5]))
         return
-    about = json.loads(path.read_text())
+    about = json.loads(path.read_text(encoding="utf-8"))
     node = draw.choice([about, about["attributes"]["tangency"]])
     key = draw.choice(sorted(node))
     while isinstance(node[key], (dict, list)) and node[key] and draw.random() < 0.7:
@@ -355,7 +355,7 @@ def move(store: Path, draw: Random, others: Path) -> None:
     if what == "empty":
         store.mkdir()
     elif what == "file":
-        store.write_text("mine")
+        store.write_text("mine", encoding="utf-8")
     elif what == "link":
         store.symlink_to(away)
     elif what == "other":
@@ -495,7 +495,7 @@ def judge(found: Tensor, wanted: list[Tensor]) -> tuple[str, str]:
 
 def _verified(job: Job) -> tuple[str, str]:
     """The command line's word for it, which must not be better than what can be read."""
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         code = command(["verify", str(job.store)])
     if code:
         return ("refused" if code in (1, 2) else "fault"), f"verify: exit code {code}"

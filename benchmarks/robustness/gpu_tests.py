@@ -84,7 +84,7 @@ def run(log: Path, junit: Path, limit: float, options: list[str]) -> int:
 
 
 def lines(log: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
 
 
 def place(test: str) -> tuple[str, str]:
@@ -179,7 +179,7 @@ def main() -> None:
         result = {**machine(args.commit), "status": status, **table(lines(log))}
     report(result)
     if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+        args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     raise SystemExit(status if result["device"] != NOTHING else NOTHING)
 
 

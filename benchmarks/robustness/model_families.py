@@ -165,12 +165,12 @@ def main() -> None:
     rows = [found[k] for k in sorted(found)]
     print(Counter(row["outcome"] for row in rows))
     if options.only:  # the others as they were
-        stored = json.loads((RESULTS / "model_families.json").read_text())["families"]
+        stored = json.loads((RESULTS / "model_families.json").read_text(encoding="utf-8"))["families"]
         known = {(row["family"], row["library"]): row for row in (*stored, *rows)}
         rows = [known[key] for f in FAMILIES if (key := (f.name, f.library)) in known]
     if not options.no_write:
         save({"families": rows}, RESULTS / "model_families.json", "python -m benchmarks.robustness.model_families")
-        Path(PAGE).write_text(page(rows))
+        Path(PAGE).write_text(page(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

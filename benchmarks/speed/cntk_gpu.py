@@ -154,7 +154,7 @@ def peer(depth: int, end: str, x: Tensor, batch: int) -> Row:
     options = ["--depth", str(depth), "--size", "32", "--batch", str(batch), "--end", end, "--repeats", "5"]
     command = [sys.executable, "-m", "benchmarks.peers.nt_on_new_jax", *options, "--dtype", "float32"]
     subprocess.run([*command, "--inputs", str(folder / "images.npy"), "--out", str(out)], check=True)
-    found = json.loads(out.read_text())
+    found = json.loads(out.read_text(encoding="utf-8"))
     net = tg.models.conv_stack(depth, size=None if end == "pool" else 32)
     ours = tg.infinite_ntk(net)(x[:batch], x[batch : 2 * batch]).cpu().numpy()
     theirs = np.asarray(found.pop("kernel"))
@@ -176,7 +176,7 @@ def main() -> None:
         """Print a row, and keep all there is in the file."""
         result.setdefault(part, []).append(row)
         print(part, json.dumps(row, ensure_ascii=False), flush=True)
-        args.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        args.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     if args.peer:
         for depth, end in ((10, "pool"), (21, "pool"), (21, "flatten")):

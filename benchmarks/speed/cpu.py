@@ -42,13 +42,13 @@ def main() -> None:
     methods = [m for m in METHODS if not args.methods or any(word.lower() in m.lower() for word in args.methods)]
     if any(method in NT for method in methods):
         peers_python()
-    results = json.loads(OUT.read_text()) if OUT.exists() and not args.quick else {"cases": {}}
+    results = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() and not args.quick else {"cases": {}}
     results["environment"] = environment()
     for key in args.cases:
         results["cases"][key] = run_case(key, methods, args.quick, results["cases"].get(key, {}).get("methods", {}))
         if not args.quick:
             OUT.parent.mkdir(exist_ok=True)
-            OUT.write_text(json.dumps(results, indent=1) + "\n")
+            OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(table(results["cases"]))
 
 
@@ -77,7 +77,7 @@ def environment() -> Row:
 
 def cpuinfo() -> list[str]:
     path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def stamp() -> Row:

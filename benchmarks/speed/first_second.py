@@ -65,8 +65,10 @@ def environment(tree: Path) -> dict[str, str]:
 def modules(code: str, tree: Path) -> int:
     """How many are imported, counted by Python itself, those that every process imports among them."""
     command = [sys.executable, "-X", "importtime", "-c", code]
-    said = subprocess.run(command, env=environment(tree), capture_output=True, text=True, check=False).stderr
-    return said.count("import time:") - 1  # its heading
+    done = subprocess.run(
+        command, env=environment(tree), capture_output=True, text=True, encoding="utf-8", check=False
+    )
+    return done.stderr.count("import time:") - 1  # its heading
 
 
 def measured(trees: dict[str, Path], rounds: int) -> dict[str, dict[str, dict[str, float]]]:

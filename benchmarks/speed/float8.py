@@ -372,7 +372,7 @@ def main() -> None:
 
         def keep(name: str, value: object) -> None:
             result[name] = value
-            args.out.write_text(json.dumps(result, indent=2))
+            args.out.write_text(json.dumps(result, indent=2), encoding="utf-8")
 
         say(f"trained, accuracy {result['training_accuracy']:.3f} ({time.perf_counter() - begin:.0f} s)")
         if "parts" in args.only:

@@ -64,7 +64,8 @@ def main() -> None:
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version()}
     command = "PYTHONPATH=src python3 -m benchmarks.speed.infinite_gpu"
     args.out.write_text(
-        json.dumps({"rows": rows, "command": command, "tangency": tg.__version__, **about}, indent=1) + "\n"
+        json.dumps({"rows": rows, "command": command, "tangency": tg.__version__, **about}, indent=1) + "\n",
+        encoding="utf-8",
     )
 
 

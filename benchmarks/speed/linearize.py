@@ -68,7 +68,7 @@ def main() -> None:
         ms = [f"{1e3 * found[k]:.2f}" for k in ("network_s", "linearised_s")]
         print(f"| {found['title']} | {found['batch']} | {ms[0]} | {ms[1]} | {found['ratio']:.2f} |", flush=True)
     result = {"environment": environment() | {"threads": torch.get_num_threads()}, "cases": cases}
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ print(peak() - before)
 
 def peak() -> int:
     """Bytes that this process ever held."""
-    line = next(v for v in Path("/proc/self/status").read_text().splitlines() if v.startswith("VmHWM"))
+    line = next(v for v in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if v.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
 

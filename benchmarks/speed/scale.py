@@ -176,7 +176,7 @@ def main() -> None:
     args = parser.parse_args()
     kernel, exact, inputs, take, n = job(args.job, args.data, Path(args.store + ".pt"), args.samples)
     clock = Path(args.store + ".json")
-    earlier = json.loads(clock.read_text()) if clock.exists() else []
+    earlier = json.loads(clock.read_text(encoding="utf-8")) if clock.exists() else []
     torch.cuda.reset_peak_memory_stats()
     if args.no_overlap:
         sweep.SideStream = lambda device: None  # type: ignore[assignment,misc,return-value]
@@ -192,7 +192,7 @@ def main() -> None:
     finally:
         signal.alarm(0)
         earlier.append(time.perf_counter() - start)
-        clock.write_text(json.dumps(earlier))
+        clock.write_text(json.dumps(earlier), encoding="utf-8")
     gram = tg.open_gram(args.store)
     peak = torch.cuda.max_memory_allocated() / 2**30
     seconds, plan, done = sum(earlier), gram.store.plan, gram.progress[0]
@@ -230,7 +230,7 @@ def main() -> None:
     }
     print(json.dumps(result), flush=True)
     if args.out:
-        args.out.write_text(json.dumps(result, indent=2))
+        args.out.write_text(json.dumps(result, indent=2), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ def main(cifar: Path, cola: Path, vocabulary: Path, out: Path) -> None:
     for k in range(4):
         np.save(out / f"cifar{k}.npy", rows[k * 15000 : (k + 1) * 15000])
     tokenizer = BertTokenizerFast(vocab_file=str(vocabulary), do_lower_case=True)
-    lines = [line for part in ("train", "dev") for line in (cola / f"{part}.tsv").read_text().splitlines()]
+    lines = [
+        line for part in ("train", "dev") for line in (cola / f"{part}.tsv").read_text(encoding="utf-8").splitlines()
+    ]
     ids = [tokenizer(line.split("\t")[0])["input_ids"] for line in lines]
     draw, lengths = np.random.default_rng(0), [len(v) for v in ids]
     while len(ids) < 9600:

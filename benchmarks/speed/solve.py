@@ -49,7 +49,7 @@ METHODS = {
 
 def peak() -> float:
     """GiB, of this process alone."""
-    return int(next(v for v in open("/proc/self/status") if v.startswith("VmHWM")).split()[1]) / 2**20
+    return int(next(v for v in open("/proc/self/status", encoding="utf-8") if v.startswith("VmHWM")).split()[1]) / 2**20
 
 
 def one(name: str, store: str, labels: Path, fraction: float) -> dict[str, Any]:

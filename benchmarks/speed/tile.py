@@ -181,7 +181,7 @@ def main() -> None:
     if "bert" in args.only:
         result["bert_base"] = measure(bert, 1024, 32, args.profile)
     if args.out:
-        with open(args.out, "w") as f:
+        with open(args.out, "w", encoding="utf-8") as f:
             json.dump(result, f, indent=2)
     print(json.dumps(result))
 

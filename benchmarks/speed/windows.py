@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = json.loads(PATH.read_text())["rows"] if PATH.exists() else []
+    rows: list[dict[str, Any]] = json.loads(PATH.read_text(encoding="utf-8"))["rows"] if PATH.exists() else []
     for case in options.cases.split(","):
         what, make, x = CASES[case]
         rows.append({"label": options.label, "case": case, "what": what, "draws": DRAWS, **measured(make, x())})

@@ -326,7 +326,7 @@ def draw(files: list[Path], to: Path) -> None:
         (file, part): found
         for file in files
         if file.exists()
-        for part, found in json.loads(file.read_text()).items()
+        for part, found in json.loads(file.read_text(encoding="utf-8")).items()
         if part in PARTS and part != "update" and found["seeds"] > 1
     }
     columns = min(3, len(shown))

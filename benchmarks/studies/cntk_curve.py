@@ -35,7 +35,7 @@ def draw_speed(ax: Axes, result: dict[str, list[Row]]) -> None:
 def draw_curves(ax: Axes) -> None:
     """Accuracy on CIFAR-10 by the number of training images."""
     for path, color in zip(sorted((RESULTS / "h200").glob("cntk_curve*.json")), ("#0072B2", "#D55E00"), strict=False):
-        table = json.loads(path.read_text())
+        table = json.loads(path.read_text(encoding="utf-8"))
         rows = [row for row in table["rows"] if "accuracy %" in row]
         sizes, right = [row["training images"] for row in rows], [float(row["accuracy %"]) for row in rows]
         ax.errorbar(sizes, right, [float(row["± %"]) for row in rows], fmt="o-", color=color, label=table["network"])
@@ -49,7 +49,7 @@ def draw_curves(ax: Axes) -> None:
 
 def main() -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.9), layout="constrained")
-    draw_speed(left, json.loads((RESULTS / "h200" / "cntk.json").read_text()))
+    draw_speed(left, json.loads((RESULTS / "h200" / "cntk.json").read_text(encoding="utf-8")))
     draw_curves(right)
     figure.savefig(ROOT / "docs" / "assets" / "cntk.png", dpi=110)
 

@@ -178,7 +178,7 @@ def known_found(leaks: Copies, file: Path | None) -> dict[str, Any] | None:
     """How many of the test images that others found to be in the training set are among the leaks."""
     if file is None:
         return None
-    theirs = {int(row["TestID"]) for row in csv.DictReader(file.open())}
+    theirs = {int(row["TestID"]) for row in csv.DictReader(file.open(encoding="utf-8"))}
     return {"theirs": len(theirs), "found": len(theirs & set(leaks.pairs[:, 0].tolist()))}
 
 

@@ -238,7 +238,7 @@ def summarise(out: Path, every: list[Part], facts: dict[str, Any]) -> None:
         }
         for part in every
     }
-    (out / "summary.json").write_text(json.dumps({**facts, "parts": said}, indent=1) + "\n")
+    (out / "summary.json").write_text(json.dumps({**facts, "parts": said}, indent=1) + "\n", encoding="utf-8")
     with tarfile.open(out / "learned_gpu.tar.gz", "w:gz") as archive:
         for path in sorted(out.rglob("*")):
             if path.suffix in (".json", ".log", ".pt") and path.stat().st_size < 4 << 20:
@@ -271,7 +271,9 @@ def energy(args: argparse.Namespace) -> None:
     table = EXPERIMENTS["energy-table1"].run(
         Options(data=args.data, out=out, where=args.device, seeds=1, progress=False, learned=asked)
     )
-    (out / "epochs.json").write_text(json.dumps({"epochs": epochs, "published": EPOCHS, "seconds an epoch": epoch}))
+    (out / "epochs.json").write_text(
+        json.dumps({"epochs": epochs, "published": EPOCHS, "seconds an epoch": epoch}), encoding="utf-8"
+    )
     print(table.table())
 
 

@@ -71,7 +71,7 @@ def measure_places(args: argparse.Namespace) -> None:
             rows[f"{place.title}, {len(data.train)} and {len(data.test)} images"] = probing.measure_layer(
                 model, data, place, options
             )
-            (args.out / "places.json").write_text(json.dumps({"rows": rows}) + "\n")
+            (args.out / "places.json").write_text(json.dumps({"rows": rows}) + "\n", encoding="utf-8")
             print(f"{place.title}: {time.perf_counter() - begin:.0f} s so far", flush=True)
 
 
@@ -79,7 +79,7 @@ def draw(files: list[Path]) -> None:
     """Accuracies by the number of components: a panel for each classifier, a line for each layer of all files."""
     import matplotlib.pyplot as plt
 
-    rows = {key: row for file in files for key, row in json.loads(file.read_text())["rows"].items()}
+    rows = {key: row for file in files for key, row in json.loads(file.read_text(encoding="utf-8"))["rows"].items()}
     titles = {"neighbours": "nearest neighbours", "centres": "nearest class centre", "svm": "linear SVM"}
     figure, panels = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained", sharey=True)
     for panel, (name, title) in zip(panels, titles.items(), strict=True):
@@ -121,7 +121,7 @@ def measure(args: argparse.Namespace) -> None:
             print(f"{n} samples: {args.budget:g} s are spent; the layers that are done are in {args.out}", flush=True)
             return
         record = {**table.to_dict(), "seconds": time.perf_counter() - begin}
-        (args.out / f"probing-{n}.json").write_text(json.dumps(record, indent=1) + "\n")
+        (args.out / f"probing-{n}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         print(f"{table.table()}\n{record['seconds']:.0f} s so far", flush=True)
 
 
@@ -143,7 +143,9 @@ def export(options: Options, out: Path) -> None:
         torch.save({k: state[k].clone() for k in part}, out / name)
     model.load_state_dict(merged(out))
     facts = {"accuracy": right, "accuracy of the files": accuracy(model.to(options.device), whole.test)}
-    (out / "resnet18_cifar10.json").write_text(json.dumps(facts | {"recipe": repr(probing.recipe(options))}) + "\n")
+    (out / "resnet18_cifar10.json").write_text(
+        json.dumps(facts | {"recipe": repr(probing.recipe(options))}) + "\n", encoding="utf-8"
+    )
     print(facts, flush=True)
 
 

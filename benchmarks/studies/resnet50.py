@@ -25,7 +25,7 @@ BLOCKS = {"2": "abc", "3": "abcd", "4": "abcdef", "5": "abc"}
 
 def read(folder: Path) -> dict[str, Tensor]:
     """The weights by their names."""
-    (group,) = json.loads((folder / "model.json").read_text())["weightsManifest"]
+    (group,) = json.loads((folder / "model.json").read_text(encoding="utf-8"))["weightsManifest"]
     data = bytearray().join((folder / path).read_bytes() for path in group["paths"])
     found, at = {}, 0
     for entry in group["weights"]:

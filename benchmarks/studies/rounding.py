@@ -100,7 +100,7 @@ def main() -> None:
         "test_accuracy": accuracy,
         "max_cosine_error": errors,
     }
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=2))
 
 

@@ -318,7 +318,7 @@ def main() -> None:
     parser.add_argument("--picture", action="store_true", help="draw what was measured, and measure nothing")
     options = parser.parse_args()
     if options.picture:
-        figure = draw(json.loads((RESULTS / "shipped.json").read_text())["networks"])
+        figure = draw(json.loads((RESULTS / "shipped.json").read_text(encoding="utf-8"))["networks"])
         for path in (RESULTS / "shipped.png", ROOT / "docs" / "assets" / "shipped.png"):
             figure.savefig(path, dpi=110)
         return
@@ -333,7 +333,11 @@ def main() -> None:
     if not options.no_write:
         # The others stay as they were measured before.
         path = RESULTS / "shipped.json"
-        found = {row["network"]: row for row in json.loads(path.read_text())["networks"]} if path.exists() else {}
+        found = (
+            {row["network"]: row for row in json.loads(path.read_text(encoding="utf-8"))["networks"]}
+            if path.exists()
+            else {}
+        )
         found |= {row["network"]: row for row in rows}
         ordered = [found[case.name] for case in CASES if case.name in found]
         print(table(ordered))

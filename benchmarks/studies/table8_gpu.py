@@ -228,7 +228,9 @@ class Record:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.json, self.npz = folder / "table8.json", folder / "table8.npz"
-        self.runs: dict[str, dict[str, Any]] = json.loads(self.json.read_text())["runs"] if self.json.exists() else {}
+        self.runs: dict[str, dict[str, Any]] = (
+            json.loads(self.json.read_text(encoding="utf-8"))["runs"] if self.json.exists() else {}
+        )
         self.values = dict(np.load(self.npz)) if self.npz.exists() else {}
         self.pool, self.due = ThreadPoolExecutor(2), dict[str, Future[dict[str, Tensor]]]()
 
@@ -238,7 +240,7 @@ class Record:
         for key in [key for key, future in self.due.items() if future.done()]:
             for name, values in self.due.pop(key).result().items():
                 self.values[f"{key}/{name}"] = values.float().numpy()
-        self.json.write_text(json.dumps({"runs": self.runs, **more}, indent=1) + "\n")
+        self.json.write_text(json.dumps({"runs": self.runs, **more}, indent=1) + "\n", encoding="utf-8")
         np.savez(self.npz, **self.values)
 
     def spectra(self, key: str, net: TwoLayer, x: Tensor) -> None:
@@ -326,7 +328,7 @@ def spread(values: list[float]) -> str:
 def summary(folder: Path, target: Path | None) -> None:
     """Means over seeds of each reading, and the classifier's word where spectra were kept."""
     record = Record(folder)
-    about = json.loads((folder / "table8.json").read_text())
+    about = json.loads((folder / "table8.json").read_text(encoding="utf-8"))
     rows: dict[str, dict[str, Any]] = {}
     for key, row in record.runs.items():
         group, reading, seed = key.split("/")

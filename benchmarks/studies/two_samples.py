@@ -352,7 +352,8 @@ def finish(record: dict[str, object], args: argparse.Namespace) -> None:
 def picture(args: argparse.Namespace) -> None:
     """What was rejected at the largest size, and AUROC of every score: docs/assets/two_samples.png."""
     found, scored = (
-        json.loads((RESULTS / f"two_samples_{p}{args.name}.json").read_text()) for p in ("power", "outliers")
+        json.loads((RESULTS / f"two_samples_{p}{args.name}.json").read_text(encoding="utf-8"))
+        for p in ("power", "outliers")
     )
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)

@@ -208,7 +208,7 @@ def same(cell: Cell) -> str:
 def run_all(options: argparse.Namespace, folders: Folders, file: Path) -> list[Cell]:
     """Measure what is not there yet, until the time is up; all cells that are there."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    done = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
     known, begin = {same(cell) for cell in done}, time.perf_counter()
     cleanlab: methods.Cleanlab | None = None
     for key in [] if options.summary else keys(options):
@@ -223,7 +223,7 @@ def run_all(options: argparse.Namespace, folders: Folders, file: Path) -> list[C
             cleanlab = cleanlab or methods.Cleanlab()
             cell = measure(key, folders, cleanlab) | {"cleanlab": cleanlab.version}
         done.append(cell)
-        with open(file, "a") as kept:
+        with open(file, "a", encoding="utf-8") as kept:
             kept.write(json.dumps(cell) + "\n")
         print(summary.line(cell), flush=True)
     return done

@@ -103,7 +103,7 @@ def _read(name: str, folders: Folders) -> tuple[Tensor, Tensor]:
 
 def _table(path: Path) -> tuple[Tensor, Tensor]:
     """Numbers, and the class in the last column; rows with missing cells are left out."""
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8") as file:
         rows = [row for row in csv.reader(file) if row and "?" not in row]
     names = sorted({row[-1] for row in rows})
     x = torch.tensor([[float(v) for v in row[:-1]] for row in rows])
@@ -112,7 +112,11 @@ def _table(path: Path) -> tuple[Tensor, Tensor]:
 
 def _newsgroups(folder: Path, most: int = 2000) -> tuple[list[str], Tensor]:
     """So many posts, drawn once, of all twenty groups; headers and signatures are gone in this copy."""
-    lines = (folder / "newsgroups" / "20newsgroups-train.tab").read_text(errors="replace").splitlines()[3:]
+    lines = (
+        (folder / "newsgroups" / "20newsgroups-train.tab")
+        .read_text(errors="replace", encoding="utf-8")
+        .splitlines()[3:]
+    )
     rows = [line.split("\t", 1) for line in lines if "\t" in line]
     names = sorted({row[0] for row in rows})
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:most].tolist()

@@ -233,11 +233,11 @@ def cleanlab_python() -> Path:
     """The Python of cleanlab's environment."""
     folder, wanted = ROOT / ".venv-cleanlab", ROOT / "benchmarks" / "peers" / "requirements-cleanlab.txt"
     python, mark = folder / "bin" / "python", folder / "installed"
-    if not mark.exists() or mark.read_text() != wanted.read_text():
+    if not mark.exists() or mark.read_text(encoding="utf-8") != wanted.read_text(encoding="utf-8"):
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, "-r", wanted], check=True)
-        mark.write_text(wanted.read_text())
+        mark.write_text(wanted.read_text(encoding="utf-8"), encoding="utf-8")
     return python
 
 

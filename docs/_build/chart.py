@@ -73,4 +73,4 @@ def chart() -> str:
 
 
 if __name__ == "__main__":
-    (Path(__file__).parents[1] / "assets" / "which_kernel.svg").write_text(chart())
+    (Path(__file__).parents[1] / "assets" / "which_kernel.svg").write_text(chart(), encoding="utf-8")

@@ -65,7 +65,7 @@ class Example:
 def read(path: Path) -> Example:
     """Cut a file into cells; the first must be words that begin with a title."""
     cells = []
-    for head, body in re.findall(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", path.read_text(), re.MULTILINE):
+    for head, body in re.findall(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", path.read_text(encoding="utf-8"), re.MULTILINE):
         words = head.strip() == "[markdown]"
         text = re.sub(r"^# ?", "", body, flags=re.MULTILINE) if words else body
         cells.append(Cell(words, text.strip()))
@@ -141,13 +141,13 @@ def build() -> None:
         if not seen.exists():
             print(f"gallery: {example.name}", file=sys.stderr, flush=True)
             printed = run(example)
-            (MADE / f"{example.name}.md").write_text(page(example, printed))
-            (MADE / f"{example.name}.ipynb").write_text(notebook(example))
-            (MADE / f"{example.name}.py").write_text(example.path.read_text())
+            (MADE / f"{example.name}.md").write_text(page(example, printed), encoding="utf-8")
+            (MADE / f"{example.name}.ipynb").write_text(notebook(example), encoding="utf-8")
+            (MADE / f"{example.name}.py").write_text(example.path.read_text(encoding="utf-8"), encoding="utf-8")
             for old in MADE.glob(f".{example.name}.*"):
                 old.unlink()
             seen.touch()
     for path in MADE.iterdir():
         if path.name.lstrip(".").split(".")[0] not in {example.name for example in shown}:
             path.unlink()
-    (MADE / "index.md").write_text(overview(shown))
+    (MADE / "index.md").write_text(overview(shown), encoding="utf-8")

@@ -102,7 +102,9 @@ def test_a_campaign_goes_on_from_its_file(tmp_path: Path) -> None:
     campaign.tell([20, 10], np.array(["b", "c"]))
     campaign.save(tmp_path / "deep" / "labels.json")
     again = Campaign.load(tmp_path / "deep" / "labels.json", campaign.x)
-    assert json.loads((tmp_path / "deep" / "labels.json").read_text()) == json.loads(json.dumps(again.to_dict()))
+    assert json.loads((tmp_path / "deep" / "labels.json").read_text(encoding="utf-8")) == json.loads(
+        json.dumps(again.to_dict())
+    )
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["labels.json"]
     assert repr(again) == repr(campaign)
     assert again.labels.tolist() == [*y[:8].tolist(), 1, 2]
@@ -395,7 +397,7 @@ def test_files_that_are_none(text: object, message: str, tmp_path: Path) -> None
     if isinstance(text, dict):
         text = json.dumps(campaign.to_dict() | text)
     if isinstance(text, str):
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
     with pytest.raises(tg.InputError, match=message):
         Campaign.load(file, campaign.x)
 

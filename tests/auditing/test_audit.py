@@ -169,7 +169,7 @@ def decided(**changes: object) -> dict[str, object]:
 
 def test_decisions_are_applied(tmp_path: Path) -> None:
     file = tmp_path / "decisions.json"
-    file.write_text(json.dumps(decided()))
+    file.write_text(json.dumps(decided()), encoding="utf-8")
     for given in (decided(), file, str(file)):
         cleaned = apply(DATA, given)
         assert (cleaned.y.tolist(), cleaned.ids) == ([0, 0, 0], ("a", "b", "d"))
@@ -229,7 +229,7 @@ def test_decisions_about_a_folder_in_which_a_file_was_replaced_are_refused(tmp_p
     images.new("L", (4, 4), 9).save(root / "cat" / "09.png")
     table = tmp_path / "decisions.csv"
     assert before.ids is not None
-    table.write_text(f"sample,id,given,action,label\n5,{before.ids[5]},cat,drop,\n")
+    table.write_text(f"sample,id,given,action,label\n5,{before.ids[5]},cat,drop,\n", encoding="utf-8")
     after = tg.datasets.folder(root, progress=False)
     assert after.y.tolist() == before.y.tolist()
     with pytest.raises(InputError, match="the ids and the inputs are not what was audited"):
@@ -259,7 +259,9 @@ def test_names_that_look_like_formulas_come_through_the_csv(tmp_path: Path) -> N
     """As the page writes them: with a ' before what a spreadsheet would run, and before a '."""
     data = tg.datasets.Labelled(torch.eye(3), [0, 1, 0], ("=x", "'=x"), ids=["-s0", "'-s0", "=s"])
     file = tmp_path / "decisions.csv"
-    file.write_text("sample,id,given,action,label\n0,'-s0,'=x,fix,''=x\n1,''-s0,''=x,fix,'=x\n2,'=s,'=x,keep,\n")
+    file.write_text(
+        "sample,id,given,action,label\n0,'-s0,'=x,fix,''=x\n1,''-s0,''=x,fix,'=x\n2,'=s,'=x,keep,\n", encoding="utf-8"
+    )
     assert apply(data, file).y.tolist() == [1, 0, 0]
 
 

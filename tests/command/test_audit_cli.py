@@ -57,7 +57,7 @@ def extra():
 @pytest.fixture
 def job(tmp_path: Path) -> str:
     file = tmp_path / "job.py"
-    file.write_text(JOB)
+    file.write_text(JOB, encoding="utf-8")
     return str(file)
 
 
@@ -74,9 +74,9 @@ def test_a_page_and_figures(job: str, function: str, tmp_path: Path, capsys: pyt
     said = capsys.readouterr()
     found = json.loads(said.out)
     assert found["train"] == 60
-    assert Path(found["report"]).read_text().startswith("<!doctype html>")
+    assert Path(found["report"]).read_text(encoding="utf-8").startswith("<!doctype html>")
     assert "trained" in said.err
-    rows = list(csv.DictReader((tmp_path / "all" / "samples.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "all" / "samples.csv").open(encoding="utf-8")))
     assert len(rows) == 60
     assert [r["sample"] for r in rows] == [str(i) for i in range(60)]
     assert [r["id"] for r in rows] == [f"i{i}" for i in range(60)]
@@ -99,11 +99,15 @@ def test_decisions_become_labels(
     data = training_set()
     rows = [{"sample": 0, "action": "fix", "label": "=1+1"}, {"sample": 5, "action": "drop"}]
     decisions = {"tangency_audit": 1, "samples": 60, "data": digest(data), "decisions": rows}
-    (tmp_path / "decided.json").write_text(json.dumps(decisions))
+    (tmp_path / "decided.json").write_text(json.dumps(decisions), encoding="utf-8")
     out = tmp_path / f"labels.{ending}"
     assert main(["audit", "apply", f"{job}:{function}", str(tmp_path / "decided.json"), "--out", str(out)]) == 0
     assert "59 of 60 samples stay, 1 of them with another label; 1 do not." in capsys.readouterr().out
-    found = list(csv.DictReader(out.open())) if ending == "csv" else json.loads(out.read_text())
+    found = (
+        list(csv.DictReader(out.open(encoding="utf-8")))
+        if ending == "csv"
+        else json.loads(out.read_text(encoding="utf-8"))
+    )
     assert [int(r["sample"]) for r in found] == [i for i in range(60) if i != 5]
     assert found[0]["label"] == "=1+1"
     assert all(r["label"] == data.classes[int(data.y[int(r["sample"])])] for r in found[1:])
@@ -133,7 +137,7 @@ def test_what_cannot_be_used_is_said(
     monkeypatch.chdir(tmp_path)
     data = training_set()
     other = {"tangency_audit": 1, "samples": 60, "data": digest(data, torch.zeros_like(data.y)), "decisions": []}
-    Path("other.json").write_text(json.dumps(other))
+    Path("other.json").write_text(json.dumps(other), encoding="utf-8")
     Path("bytes.json").write_bytes(b"\xff\xfe\x00")
     assert main([w.replace("JOB", job) for w in words]) == 2
     assert message in capsys.readouterr().err

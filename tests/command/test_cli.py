@@ -167,7 +167,7 @@ def test_suggested_commands_can_be_pasted(tmp_path: Path, capsys: pytest.Capture
     """Into a shell, where names have spaces and quotes."""
     folder = tmp_path / "my $jobs' folder"
     folder.mkdir()
-    (folder / "a job.py").write_text(JOB)
+    (folder / "a job.py").write_text(JOB, encoding="utf-8")
     name, store = f"{folder}/a job.py:make", f"{folder}/a gram"
     assert main(["gram", name, "--store", store, "--quiet"]) == 0
     capsys.readouterr()
@@ -215,11 +215,11 @@ def test_without_torch(tmp_path: Path) -> None:
 
 def with_torch(text: str, words: list[str], folder: Path) -> tuple[int, str]:
     """What a command returns and says on standard error where this file is torch."""
-    (folder / "torch.py").write_text(text + "\n")
+    (folder / "torch.py").write_text(text + "\n", encoding="utf-8")
     code = "import sys, tangency_command; sys.exit(tangency_command.main())"
     paths = os.pathsep.join([str(folder), str(Path(tg.__file__).parents[1])])
     done = subprocess.run(
         [sys.executable, "-c", code, *words], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
-        check=False, cwd=folder,
+        encoding="utf-8", check=False, cwd=folder,
     )  # fmt: skip
     return done.returncode, done.stderr.strip()

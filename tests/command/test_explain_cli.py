@@ -87,7 +87,7 @@ def test_explain_writes_a_report_and_says_where(job: str, capsys: pytest.Capture
     printed = capsys.readouterr().out
     page = Path("page/report.html")
     assert str(page.resolve()) in printed
-    assert "<!doctype html>" in page.read_text()[:200].lower()
+    assert "<!doctype html>" in page.read_text(encoding="utf-8")[:200].lower()
     assert all(word in printed for word in ("trNTK", "CK", "τ_K"))
     assert "pNTK" not in printed
 
@@ -233,7 +233,7 @@ def test_an_experiment_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pyt
     options = Options(out=tmp_path, quick=True, seeds=1, progress=False)
     with pytest.raises(KeyboardInterrupt):
         surrogate_table1.reproduce_table1(options)
-    kept = json.loads((tmp_path / "surrogate-table1-quick.json").read_text())
+    kept = json.loads((tmp_path / "surrogate-table1-quick.json").read_text(encoding="utf-8"))
     assert list(kept["rows"]) == done
     calls: list[str] = []
 
@@ -253,7 +253,7 @@ def test_a_folder_that_was_begun_in_another_way_is_refused(tmp_path: Path) -> No
     assert Kept(options, "some", {"alpha": 1e-4, "epochs": 3})["row"] == {"tau": 0.5}
     with pytest.raises(InputError, match="epochs is 3 there, 4 now.*another --out"):
         Kept(options, "some", {"alpha": 1e-4, "epochs": 4})
-    (tmp_path / "some.json").write_text("[1, 2")
+    (tmp_path / "some.json").write_text("[1, 2", encoding="utf-8")
     with pytest.raises(InputError, match="no record of this experiment"):
         Kept(options, "some", {})
 

@@ -159,24 +159,24 @@ def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert machine.cores() == 4
     free = machine.available_memory()
     assert free > 0
-    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "cpu.max").write_text("max 100000\n", encoding="utf-8")
     assert machine.cores() == 4
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "cpu.max").write_text("150000 100000\n", encoding="utf-8")
     assert machine.cores() == 2
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.max").write_text("max\n", encoding="utf-8")
+    (tmp_path / "memory.current").write_text("1000\n", encoding="utf-8")
     assert machine.available_memory() > 10_000
-    (tmp_path / "memory.max").write_text("11000\n")
+    (tmp_path / "memory.max").write_text("11000\n", encoding="utf-8")
     assert machine.available_memory() == 10_000
     for file in tmp_path.iterdir():
         file.unlink()
     (tmp_path / "cpu").mkdir()
     (tmp_path / "memory").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1", encoding="utf-8")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000", encoding="utf-8")
     assert machine.cores() == 4
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("100000")
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("100000", encoding="utf-8")
     assert machine.cores() == 1
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("500")
-    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("600")
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("500", encoding="utf-8")
+    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("600", encoding="utf-8")
     assert machine.available_memory() == 0

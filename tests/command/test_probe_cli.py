@@ -24,7 +24,7 @@ def make():
 @pytest.fixture
 def job(tmp_path: Path) -> str:
     file = tmp_path / "job.py"
-    file.write_text(JOB)
+    file.write_text(JOB, encoding="utf-8")
     return f"{file}:make"
 
 
@@ -34,7 +34,7 @@ def test_a_table_and_a_folder(job: str, tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert "nearest neighbours" in said
     assert "The three agree to 2 points" in said
-    kept = json.loads((out / "probing.json").read_text())
+    kept = json.loads((out / "probing.json").read_text(encoding="utf-8"))
     assert [layer["name"] for layer in kept["layers"]] == ["1", "3"]
     assert {p.name for p in out.iterdir()} == {"probing.json", "accuracy.png", "components.png", "collapse.png"}
 
@@ -49,5 +49,5 @@ def test_figures_for_machines(job: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_what_cannot_be_used(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", job, "--layers", "nine", "--quiet"]) == 2
     assert "no layer 'nine'" in capsys.readouterr().err
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     assert main(["probe", job, "--out", str(tmp_path / "file"), "--quiet"]) == 2

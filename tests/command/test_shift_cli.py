@@ -44,7 +44,7 @@ def small():
 @pytest.fixture
 def job(tmp_path: Path) -> str:
     file = tmp_path / "job.py"
-    file.write_text(JOB)
+    file.write_text(JOB, encoding="utf-8")
     return str(file)
 
 
@@ -61,8 +61,8 @@ def test_a_page_figures_and_what_is_kept(job: str, tmp_path: Path, capsys: pytes
     assert found["classes"]["of"] == "predictions"
     assert len(found["components"]) == 4
     assert found["kept"] == 12
-    assert page.read_text().startswith("<!doctype html>")
-    rows = list(csv.DictReader(kept.open()))
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    rows = list(csv.DictReader(kept.open(encoding="utf-8")))
     assert len(rows) == 12
     assert rows[0]["id"] == f"i{rows[0]['sample']}"
     assert sum(float(row["weight"]) for row in rows) == pytest.approx(12, abs=1e-3)
@@ -75,7 +75,7 @@ def test_in_words(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "day 1 and day 2 differ" in said
     assert "7 of 60 source samples are kept" in said
     assert str(tmp_path / "report.html") in said
-    assert len(json.loads(kept.read_text())) == 7
+    assert len(json.loads(kept.read_text(encoding="utf-8"))) == 7
     assert main(["shift", f"{job}:arrays", "--out", str(tmp_path), "--quiet"]) == 0
     assert "source and target" in capsys.readouterr().out
 

@@ -629,7 +629,7 @@ def test_pickles_are_never_read(cifar_files: Path, tmp_path: Path) -> None:
     cifar_files.rename(python.parent / cifar_files.name)  # both versions side by side
     assert len(cifar10(python.parent)[0]) == 100
     # Nothing in the folder could run what a file says.
-    text = "\n".join(source.read_text() for source in Path(images.__file__).parent.glob("*.py"))
+    text = "\n".join(source.read_text(encoding="utf-8") for source in Path(images.__file__).parent.glob("*.py"))
     assert "def cifar10" in text
     assert not re.search(
         r"pickle\b.*import|import pickle|urllib|np\.load|torch\.load|\beval\(|\bexec\(|subprocess", text
@@ -721,7 +721,7 @@ def test_csv_in_any_dress(form: Callable[[str], Any], table: Callable[..., Label
 def test_csv_numbers_come_back_exactly(rows: list[tuple[float, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "numbers.csv"
-        file.write_text("".join(f"{v!r},{k}\n" for v, k in rows))
+        file.write_text("".join(f"{v!r},{k}\n" for v, k in rows), encoding="utf-8")
         data = csv(file, 1, header=False)
     assert data.show[:, 0].tolist() == [v for v, _ in rows]
     assert data.x[:, 0].tolist() == torch.tensor([v for v, _ in rows], dtype=torch.float32).tolist()
@@ -960,11 +960,11 @@ def test_many_words_if_they_are_meant(table: Callable[..., Labelled]) -> None:
 
 def test_fields_are_the_text_of_a_table(tmp_path: Path) -> None:
     file = tmp_path / "gaps.csv"
-    file.write_text("a;b\n1;?\n\n; x y \n")
+    file.write_text("a;b\n1;?\n\n; x y \n", encoding="utf-8")
     assert fields(file) == (["a", "b"], [["1", "?"], ["", "x y"]])
     assert fields(file, header=False, delimiter=";")[0] == ["0", "1"]
     with pytest.raises(InputError, match="line 3 has 1 fields; line 1 has 2"):
-        file.write_text("a,b\n1,2\n3\n")
+        file.write_text("a,b\n1,2\n3\n", encoding="utf-8")
         fields(file)
 
 
@@ -1154,10 +1154,10 @@ def test_columns_go_by_name_and_words_as_in_the_training_set(
     with tempfile.TemporaryDirectory() as folder:
         whole, first, second = (Path(folder) / name for name in ("whole.csv", "first.csv", "second.csv"))
         lines = [",".join(map(str, row)) for row in rows]
-        whole.write_text("\n".join([",".join(names), *lines]))
-        first.write_text("\n".join([",".join(names), *lines[:cut]]))
+        whole.write_text("\n".join([",".join(names), *lines]), encoding="utf-8")
+        first.write_text("\n".join([",".join(names), *lines[:cut]]), encoding="utf-8")
         mixed = [";".join(str(row[k]) for k in order) for row in (names, *rows[cut:])]
-        second.write_text("\n".join(mixed))
+        second.write_text("\n".join(mixed), encoding="utf-8")
         want, train = csv(whole, "kind"), csv(first, "kind")
         new = {row[1] for row in rows[cut:]} - {row[1] for row in rows[:cut]}
         new_classes = {row[2] for row in rows[cut:]} - {row[2] for row in rows[:cut]}
@@ -1179,7 +1179,7 @@ def test_columns_go_by_name_and_words_as_in_the_training_set(
 @pytest.fixture
 def train(tmp_path: Path) -> Labelled:
     file = tmp_path / "train.csv"
-    file.write_text("a,b,c,kind\n1,red,5,x\n2,blue,6,y\n")
+    file.write_text("a,b,c,kind\n1,red,5,x\n2,blue,6,y\n", encoding="utf-8")
     return csv(file, "kind")
 
 
@@ -1318,7 +1318,7 @@ def test_files_of_any_bytes_are_read_or_refused(tmp_path: Path, monkeypatch: pyt
     """A thousand damaged files: nothing but our own errors comes out, and never text that could not be written."""
     monkeypatch.setattr(images, "_RECORDS", 2)
     rng, file = random.Random(0), tmp_path / "file"
-    (tmp_path / "train.csv").write_text(FRUIT)
+    (tmp_path / "train.csv").write_text(FRUIT, encoding="utf-8")
     known = csv(tmp_path / "train.csv", "kind")
     write_mnist(tmp_path / "mnist")
     cifar = tmp_path / "cifar-10-batches-bin"

@@ -231,7 +231,7 @@ def test_refused_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_other_files_are_counted(tmp_path: Path) -> None:
     save(tmp_path / "a/1.png")
-    (tmp_path / "a/notes.txt").write_text("")
+    (tmp_path / "a/notes.txt").write_text("", encoding="utf-8")
     save(tmp_path / "loose.png")
     with pytest.warns(TangencyWarning, match=r"2 files were left out, .*: loose.png, a/notes.txt\."):
         assert folder(tmp_path).ids == ("a/1.png",)

@@ -269,7 +269,7 @@ def test_columns_of_train_and_test_go_by_name(tmp_path: Path) -> None:
     (x, y), (z, w) = data(2)
     for file, v, t, names in (("train", x, y, "a,b,c,y"), ("test", z[:, [1, 0, 2]], w, "b,a,c,y")):
         lines = [f"{p},{q},{r},{'yes' if k else 'no'}" for (p, q, r), k in zip(v.tolist(), t.tolist(), strict=True)]
-        (tmp_path / f"{file}.csv").write_text("\n".join([names, *lines]))
+        (tmp_path / f"{file}.csv").write_text("\n".join([names, *lines]), encoding="utf-8")
     known = tg.datasets.csv(tmp_path / "train.csv", "y")
     model = trained(2).float()
     with pytest.raises(InputError, match="columns"):

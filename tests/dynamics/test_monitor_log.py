@@ -43,10 +43,10 @@ def watched(log: Path, steps: range, net: nn.Module, x: Tensor, y: Tensor, **opt
 def test_a_log_has_a_line_for_what_is_watched_one_for_each_record_and_an_end(tmp_path: Path) -> None:
     log = tmp_path / "runs" / "run.jsonl"
     monitor = watched(log, range(7), *parts(), every=3)
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     assert [line.get("step") for line in lines] == [None, 0, 3, 6]  # there before the end, each as it was made
     monitor.close()
-    *lines, end = [json.loads(line) for line in log.read_text().splitlines()]
+    *lines, end = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     assert lines[0]["model"] == "Sequential"
     assert lines[0]["parameters"] == 51
     assert lines[0]["probe"]["samples"] == 12
@@ -101,7 +101,7 @@ def test_a_torn_last_line_is_dropped_with_a_sentence(tmp_path: Path) -> None:
     with pytest.warns(tg.StoreWarning, match=r"run.jsonl: the last line was torn \(\d+ bytes"):
         again = watched(log, range(3, 5), net, x, y, every=1, resume=True)
     assert again.history().steps.tolist() == [0, 1, 2, 3, 4]
-    assert [json.loads(line) for line in log.read_text().splitlines()]  # all of them whole
+    assert [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]  # all of them whole
     # Begun, and killed before the first record.
     log.write_bytes(whole[: whole.index(b"\n") + 1])
     assert watched(log, range(2), net, x, y, every=1, resume=True).history().steps.tolist() == [0, 1]
@@ -145,7 +145,7 @@ def test_logs_that_cannot_be_gone_on_with(tmp_path: Path) -> None:
 )
 def test_files_that_are_no_logs(tmp_path: Path, text: str, words: str) -> None:
     log = tmp_path / "run.jsonl"
-    log.write_text(text)
+    log.write_text(text, encoding="utf-8")
     with pytest.raises(tg.InputError, match=words):
         D.Evolution.load(log)
     with pytest.raises(tg.InputError, match="missing.jsonl cannot be read: No such file"):
@@ -154,7 +154,7 @@ def test_files_that_are_no_logs(tmp_path: Path, text: str, words: str) -> None:
 
 def test_logs_that_cannot_be_written(tmp_path: Path) -> None:
     net, x, _ = parts()
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     for place, words in ((tmp_path, "it is a folder"), (tmp_path / "file" / "run.jsonl", "cannot be written")):
         with pytest.raises(tg.InputError, match=words):
             D.Monitor(tg.trace_ntk(net), x, log=place)
@@ -424,6 +424,6 @@ def test_a_run_that_had_no_finite_kernel_yet_is_resumed(tmp_path: Path) -> None:
 
 def test_a_log_that_was_killed_in_its_first_line(tmp_path: Path) -> None:
     log = tmp_path / "run.jsonl"
-    log.write_text('{"tangency_run": 1, "be')
+    log.write_text('{"tangency_run": 1, "be', encoding="utf-8")
     with pytest.raises(tg.InputError, match="holds no whole line.*Delete it"):
         watched(log, range(0), *parts(), resume=True)

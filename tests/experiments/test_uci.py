@@ -54,7 +54,7 @@ def some(n: int = 60, d: int = 3, classes: int = 2, seed: int = 0) -> uci.UciSet
 
 def write(folder: Path, name: str, samples: uci.UciSet) -> None:
     lines = [",".join([*(f"{v:.5f}" for v in row), f"c{c}"]) for row, c in zip(samples.x, samples.y, strict=True)]
-    (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    (folder / f"{name}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 # Measures
@@ -178,7 +178,7 @@ def test_constant_and_empty_columns_are_zero() -> None:
 
 
 def test_words_are_numbered_and_gaps_kept(tmp_path: Path) -> None:
-    (tmp_path / "car.csv").write_text("2,red,1.5,b\n5more,?,2,a\n3,blue,?,b\n2,red,.5,a\n")
+    (tmp_path / "car.csv").write_text("2,red,1.5,b\n5more,?,2,a\n3,blue,?,b\n2,red,.5,a\n", encoding="utf-8")
     samples = uci.read_set(tmp_path / "car.csv")
     assert samples.words.tolist() == [True, True, False]
     assert np.array_equal(samples.x, [[0, 1, 1.5], [2, np.nan, 2], [1, 0, np.nan], [0, 1, 0.5]], equal_nan=True)
@@ -192,8 +192,8 @@ def test_sets_that_are_left_out_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     write(tmp_path, "good", some(40))
     write(tmp_path, "better", some(50))
     write(tmp_path, "one", some(20, classes=1))
-    (tmp_path / "torn.csv").write_text("1,2,a\n1,b\n")
-    (tmp_path / "unknown.csv").write_text("1,2,a\n1,3,?\n")
+    (tmp_path / "torn.csv").write_text("1,2,a\n1,b\n", encoding="utf-8")
+    (tmp_path / "unknown.csv").write_text("1,2,a\n1,3,?\n", encoding="utf-8")
     used, out = uci.sets(Options(data=tmp_path))
     assert [s.name for s in used] == ["better", "good"]
     assert list(out) == ["big", "one", "torn", "unknown"]
@@ -207,8 +207,14 @@ def test_sets_that_are_left_out_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     ("make", "said"),
     [
         (lambda folder: None, "no \\*.csv in .*needed: UCI sets.*class in the last column"),
-        (lambda folder: (folder / "a.csv").write_text("1,inf,a\n2,2,b\n"), "none of the 1 sets.*infinite"),
-        (lambda folder: (folder / "a.csv").write_text("1\n2\n"), "none of the 1 sets.*has one column"),
+        (
+            lambda folder: (folder / "a.csv").write_text("1,inf,a\n2,2,b\n", encoding="utf-8"),
+            "none of the 1 sets.*infinite",
+        ),
+        (
+            lambda folder: (folder / "a.csv").write_text("1\n2\n", encoding="utf-8"),
+            "none of the 1 sets.*has one column",
+        ),
     ],
 )
 def test_a_folder_without_sets_is_refused(make: Callable[[Path], object], said: str, tmp_path: Path) -> None:
@@ -291,7 +297,7 @@ def test_the_quick_form_prints_the_table(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["reproduce", "uci", "--quick", "--seeds", "1", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert all(word in printed for word in (*CLASSIFIERS, "rank paper", "PMA %", "not the value"))
-    record = json.loads((tmp_path / "uci-quick-table.json").read_text())
+    record = json.loads((tmp_path / "uci-quick-table.json").read_text(encoding="utf-8"))
     assert set(record["sets"]) == {"breast cancer", "iris", "wine"}
     for facts in record["sets"].values():
         assert facts["n"] <= 200
@@ -317,7 +323,7 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(uci, "measure", stopping)
     with pytest.raises(KeyboardInterrupt):
         uci.reproduce_uci(options)
-    assert list(json.loads((tmp_path / "out/uci.json").read_text())["rows"]) == calls
+    assert list(json.loads((tmp_path / "out/uci.json").read_text(encoding="utf-8"))["rows"]) == calls
     before, calls = calls, []
     table = uci.reproduce_uci(options)
     assert len(calls) == 5
@@ -371,7 +377,7 @@ def test_json_has_no_words_for_what_is_no_number() -> None:
 def test_rows_with_nan_are_kept_in_json_and_come_back(tmp_path: Path) -> None:
     kept = Kept(Options(out=tmp_path), "some", {})
     kept["row"] = {"tau": math.nan, "list": [0.5, math.nan], "name": "x"}
-    assert strict((tmp_path / "some.json").read_text())["rows"]["row"] == {
+    assert strict((tmp_path / "some.json").read_text(encoding="utf-8"))["rows"]["row"] == {
         "tau": None,
         "list": [0.5, None],
         "name": "x",
@@ -428,6 +434,6 @@ def test_another_network_or_none_does_not_go_on_with_the_rows(tmp_path: Path) ->
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"spec": [], "rows": 3}', '{"rows": {}}', "\x00"])
 def test_a_damaged_record_is_named(text: str, tmp_path: Path) -> None:
-    (tmp_path / "some.json").write_text(text)
+    (tmp_path / "some.json").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=r"some\.json is no record of this experiment"):
         Kept(Options(out=tmp_path), "some", {})

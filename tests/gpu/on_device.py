@@ -25,7 +25,7 @@ QUIET = ("ignore::tangency.PerformanceWarning", "ignore:.*batching rule.*:UserWa
 def note(**line: Any) -> None:
     path = os.environ.get("TANGENCY_GPU_LOG")
     if path:
-        with open(path, "a") as f:
+        with open(path, "a", encoding="utf-8") as f:
             f.write(json.dumps(line) + "\n")
 
 

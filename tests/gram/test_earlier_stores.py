@@ -25,7 +25,7 @@ import make_stores  # noqa: E402
 FINISHED = [name for name, made in make_stores.STORES.items() if made.kept is None]
 # `tangency verify` takes Gram matrices, of inputs that a function returns.
 VERIFIED = [name for name in FINISHED if "features" not in name]
-KNOWN = json.loads((make_stores.HERE / "environment.json").read_text())
+KNOWN = json.loads((make_stores.HERE / "environment.json").read_text(encoding="utf-8"))
 # Bits depend on torch and on the processor's instructions; elsewhere numbers may differ by rounding.
 ALIKE = make_stores.environment() == KNOWN
 # Then the upper half of a symmetric tile was computed and mirrored, today the lower one: alike up to rounding only.

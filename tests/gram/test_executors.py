@@ -62,7 +62,7 @@ def noted(folder: Path) -> set[int]:
 def alive(pid: int) -> bool:
     """Whether there is such a process that is more than an entry in its parent's table."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
@@ -277,10 +277,12 @@ print("equal", torch.equal(got, want))
 def script(folder: Path, delay: float = 0.0) -> subprocess.Popen[str]:
     """A script that guards nothing and closes nothing, in a folder with a file that it does not mean to import."""
     (folder / "cwd").mkdir()
-    (folder / "cwd" / "zarr.py").write_text("raise SystemExit('imported from the working directory')")
-    (folder / "cwd" / "torch.py").write_text("raise SystemExit('imported from the working directory')")
+    (folder / "cwd" / "zarr.py").write_text("raise SystemExit('imported from the working directory')", encoding="utf-8")
+    (folder / "cwd" / "torch.py").write_text(
+        "raise SystemExit('imported from the working directory')", encoding="utf-8"
+    )
     code = textwrap.dedent(SCRIPT).format(folder=str(folder), delay=delay)
-    (folder / "script.py").write_text(code)
+    (folder / "script.py").write_text(code, encoding="utf-8")
     command = [sys.executable, str(folder / "script.py")]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=folder / "cwd", stdout=pipe, stderr=pipe, text=True)

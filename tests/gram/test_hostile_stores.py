@@ -60,8 +60,8 @@ def test_verify_runs_nothing_that_the_store_names(
     copy: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(copy.parent)
-    (copy / "evil.py").write_text(EVIL)
-    Path("evil.py").write_text(EVIL)
+    (copy / "evil.py").write_text(EVIL, encoding="utf-8")
+    Path("evil.py").write_text(EVIL, encoding="utf-8")
     (copy / "zarr.json").write_bytes(manifest_file(tg.open_gram(copy).manifest, name))
     for command in (["verify", "copy"], ["status", "copy"], ["status", "copy", "--json"]):
         assert main(command) == 0
@@ -88,7 +88,7 @@ def test_a_file_may_be_called_as_a_library_is(tmp_path: Path) -> None:
         "import torch, tangency as tg\ndef make():\n    return tg.trace_ntk(torch.nn.Linear(3, 2)), torch.ones(4, 3)\n"
     )
     for name in ("random", "tqdm", "zarr"):
-        (tmp_path / f"{name}.py").write_text(job + f"print('{name} was run')\n")
+        (tmp_path / f"{name}.py").write_text(job + f"print('{name} was run')\n", encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "tangency", "gram", "random.py:make", "--store", "k"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
@@ -225,7 +225,8 @@ def test_workers_that_import_something_else_are_refused(tmp_path: Path, monkeypa
     """A class travels by its name; what the program set in its module does not."""
     (tmp_path / "scaled_net.py").write_text(
         "import torch\nSCALE = 1.0\nclass Net(torch.nn.Linear):\n"
-        "    def forward(self, x):\n        return super().forward(x) * SCALE\n"
+        "    def forward(self, x):\n        return super().forward(x) * SCALE\n",
+        encoding="utf-8",
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     import scaled_net
@@ -438,7 +439,8 @@ def test_a_job_that_changes_the_working_folder(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "away").mkdir()
     (tmp_path / "leaving_job.py").write_text(
         "import os, torch, tangency as tg\ndef make():\n    os.chdir('away')\n"
-        "    return tg.trace_ntk(torch.nn.Linear(3, 2)), torch.ones(9, 3)\n"
+        "    return tg.trace_ntk(torch.nn.Linear(3, 2)), torch.ones(9, 3)\n",
+        encoding="utf-8",
     )
     assert main(["gram", "leaving_job.py:make", "--store", "k", "--tile", "2"]) == 0
     assert tg.open_gram(tmp_path / "k").progress == (15, 15)
@@ -557,7 +559,7 @@ def edits() -> dict[str, Callable[[dict[str, Any]], Any]]:
 @pytest.mark.parametrize("name", edits())
 def test_edited_manifests_end_in_words(copy: Path, name: str) -> None:
     path = copy / "zarr.json"
-    path.write_text(json.dumps(edits()[name](json.loads(path.read_text()))))
+    path.write_text(json.dumps(edits()[name](json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
     for use in (tg.open_gram, again):
         with pytest.raises(tg.StoreError, match=str(copy)):
             use(copy)
@@ -706,12 +708,12 @@ def run_net(folder: Path, *command: str, seed: str) -> "subprocess.CompletedProc
 
 def test_the_same_program_looks_the_same_in_every_process(tmp_path: Path) -> None:
     """Sets are printed in another order, counters count, the file is imported or run, a docstring is written."""
-    (tmp_path / "helped.py").write_text(HELPED.replace("VALUE", "1.0"))
+    (tmp_path / "helped.py").write_text(HELPED.replace("VALUE", "1.0"), encoding="utf-8")
     for seed, doc, command in (
         ("1", "", ["net.py", "k"]),
         ("2", "What it does.", ["-c", "import net; net.go('k'); net.go('k')"]),
     ):
-        (tmp_path / "net.py").write_text(NET.replace("DOC", doc))
+        (tmp_path / "net.py").write_text(NET.replace("DOC", doc), encoding="utf-8")
         done = run_net(tmp_path, "-W", "error::UserWarning", *command, seed=seed)
         assert done.returncode == 0, (command, done.stderr)
 
@@ -719,11 +721,13 @@ def test_the_same_program_looks_the_same_in_every_process(tmp_path: Path) -> Non
 def test_a_function_that_a_function_calls_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a sample that the witness does not look at sees the change; it is said all the same."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "helped.py").write_text(HELPED.replace("VALUE", "1.0"))
-    (tmp_path / "helped_net.py").write_text(NET)
+    (tmp_path / "helped.py").write_text(HELPED.replace("VALUE", "1.0"), encoding="utf-8")
+    (tmp_path / "helped_net.py").write_text(NET, encoding="utf-8")
     net = importlib.import_module("helped_net")
     assert net.go(tmp_path / "k").progress == net.go(tmp_path / "k").progress == (1, 1)
-    (tmp_path / "helped.py").write_text(HELPED.replace("VALUE", "30.0"))  # of another length: no old bytecode
+    (tmp_path / "helped.py").write_text(
+        HELPED.replace("VALUE", "30.0"), encoding="utf-8"
+    )  # of another length: no old bytecode
     importlib.invalidate_caches()
     importlib.reload(net.helped)
     with pytest.raises(tg.StoreMismatch, match="code of core: 'function"):
@@ -822,9 +826,9 @@ def test_the_command_line_looks_before_the_function_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("early_job.py").write_text(
-        "import sys\ndef make():\n    raise RuntimeError('hours')\ndef leave():\n    sys.exit(0)"
+        "import sys\ndef make():\n    raise RuntimeError('hours')\ndef leave():\n    sys.exit(0)", encoding="utf-8"
     )
-    Path("file").write_text("")
+    Path("file").write_text("", encoding="utf-8")
     for argv, what in (
         (["early_job.py:make", "--store", "file"], "not a Gram store"),
         (["early_job.py:make", "--store", "k", "--memory", "lots"], "needed: a number of bytes"),

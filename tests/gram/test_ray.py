@@ -38,7 +38,7 @@ def descendants() -> set[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it may end while we look
             pid = int(entry.name)
-            parents[pid] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[pid] = int((entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
             # Its program, not its arguments: other processes are given a path of modules on which Ray lies as well.
             names[pid] = b" ".join((entry / "cmdline").read_bytes().split(b"\0")[:3]).decode(errors="replace")
     found = {os.getpid()}

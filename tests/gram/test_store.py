@@ -59,7 +59,7 @@ def start(path: Path, log: Path, pause: float, most: int | None = None) -> Any:
 
 def made(log: Path) -> list[str]:
     """Tiles that were begun, from complete lines."""
-    return log.read_text().split("\n")[:-1] if log.exists() else []
+    return log.read_text(encoding="utf-8").split("\n")[:-1] if log.exists() else []
 
 
 @pytest.mark.parametrize("most", [6, pytest.param(20, marks=pytest.mark.slow)])
@@ -204,7 +204,7 @@ def test_buffers_and_heads_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_other_versions_are_said(copy: Path) -> None:
-    said = json.loads((copy / "zarr.json").read_text())["attributes"]["tangency"]
+    said = json.loads((copy / "zarr.json").read_text(encoding="utf-8"))["attributes"]["tangency"]
     said["versions"]["torch"] = "1.0"
     (copy / "zarr.json").write_bytes(manifest_file(said))
     with pytest.warns(tg.StoreWarning, match=r"torch 1.0 → "):
@@ -216,9 +216,9 @@ def test_other_versions_are_said(copy: Path) -> None:
 
 
 def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     zarr.create_array(str(tmp_path / "other"), shape=(4,), dtype="f4")
-    (tmp_path / "file").write_text("mine")
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
     for path, what in (
         (tmp_path, "not a Gram store"),
         (tmp_path / "other", "not one that"),
@@ -226,7 +226,7 @@ def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
     ):
         with pytest.raises(tg.StoreError, match=what):
             again(path)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "mine"
 
 
 def test_urls(whole: Path) -> None:
@@ -242,7 +242,7 @@ def test_places(whole: Path, tmp_path: Path) -> None:
     for place in (tmp_path / "path", f"file://{tmp_path}/url", zarr.storage.LocalStore(tmp_path / "own")):
         assert torch.equal(again(Path("x"), store=place).dense(), tg.open_gram(str(whole)).dense())
     assert tg.open_gram(tmp_path / "url").progress == (91, 91)
-    (tmp_path / "plain").write_text("")
+    (tmp_path / "plain").write_text("", encoding="utf-8")
     for place, error, what in (
         ("", tg.InputError, "needed: a folder or a URL"),
         ("nosuch://a/b", tg.StoreError, "Protocol not known"),

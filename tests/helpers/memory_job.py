@@ -18,7 +18,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 def peak() -> int:
     """The most bytes that this process has held; not ru_maxrss, which begins at the parent's."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
 

@@ -33,7 +33,7 @@ def run(store: str, log: str, pause: float, most: int | None = None) -> None:
     tiles, made = sweep.Sweep.tiles, count()
 
     def slow(self: sweep.Sweep, task: Any) -> Iterator[Any]:
-        with open(log, "a") as f:
+        with open(log, "a", encoding="utf-8") as f:
             for i, j, tile in tiles(self, task):
                 f.write(f"{i} {j}\n")
                 f.flush()

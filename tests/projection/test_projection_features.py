@@ -767,7 +767,7 @@ def slow_run(path: str, log: str) -> None:
     tiles, made = sweep.RowSweep.tiles, itertools.count()
 
     def slow(self: Any, task: Any) -> Iterator[Any]:
-        with open(log, "a") as f:
+        with open(log, "a", encoding="utf-8") as f:
             for i, j, tile in tiles(self, task):
                 f.write(f"{i}\n")
                 f.flush()
@@ -786,13 +786,13 @@ def test_killed_runs_go_on(whole: Path, tmp_path: Path) -> None:
         log = tmp_path / f"log{kill}"
         process = context.Process(target=slow_run, args=(str(path), str(log)))
         process.start()
-        while process.is_alive() and not (log.exists() and log.read_text().count("\n") > 3):
+        while process.is_alive() and not (log.exists() and log.read_text(encoding="utf-8").count("\n") > 3):
             time.sleep(0.005)
         assert process.is_alive()
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         after = chunks(path)
-        begun = {f"c/{line}/0/0/0" for line in log.read_text().split()}
+        begun = {f"c/{line}/0/0/0" for line in log.read_text(encoding="utf-8").split()}
         assert not begun & before.keys(), "a finished block was computed again"
         assert {k: after.get(k) for k in before} == before, "a finished block was lost or changed"
         before = after

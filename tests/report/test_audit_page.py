@@ -256,7 +256,7 @@ def test_what_was_decided_is_applied(
     for kind in ("json", "csv"):
         clean = tg.auditing.apply(nasty.train, written(page, kind, tmp_path))
         assert clean.y.tolist() == labels[keep].tolist()
-    exported = json.loads((tmp_path / "decisions.json").read_text())
+    exported = json.loads((tmp_path / "decisions.json").read_text(encoding="utf-8"))
     assert {k: v for k, v in exported.items() if k != "decisions"} == {
         "tangency_audit": 1, "samples": 240, "data": digest(nasty.train),
     }  # fmt: skip
@@ -278,7 +278,7 @@ def test_what_was_decided_is_applied(
         assert f"{len(decided)} decisions read" in other.inner_text("#file-said")
         (tmp_path / "again").mkdir(exist_ok=True)
         again = written(other, "json", tmp_path / "again")
-        assert json.loads(again.read_text()) == exported
+        assert json.loads(again.read_text(encoding="utf-8")) == exported
         other.click("#undo")
         assert other.inner_text("#progress").startswith("0 of")
     assert page.evaluate("window.hacked") is None
@@ -324,12 +324,12 @@ def test_files_of_other_data_are_refused(
         ("h.csv", "sample,action\n3,drop\n", "no column given, label"),
         ("i.csv", f"{head}3,,{own},burn,\n", "does not fit: sample 3, burn"),
     ):
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="utf-8")
         page.set_input_files("#import", tmp_path / name)
         page.locator("#file-said", has_text=f"{name} was refused").wait_for()
         assert words in page.inner_text("#file-said")
         assert page.is_disabled("#undo")  # nothing was decided
-    (tmp_path / "j.csv").write_text(f"{head}3,,{own},drop,\n")
+    (tmp_path / "j.csv").write_text(f"{head}3,,{own},drop,\n", encoding="utf-8")
     page.set_input_files("#import", tmp_path / "j.csv")
     page.wait_for_selector("#undo:enabled")
 
@@ -459,12 +459,12 @@ def test_real_targets_are_kept_or_dropped(show: Opener, tmp_path: Path) -> None:
     page.locator("#suspect").scroll_into_view_if_needed()
     for key in ("f", "d", "a"):
         page.keyboard.press(key)
-    said = json.loads(written(page, "json", tmp_path).read_text())
+    said = json.loads(written(page, "json", tmp_path).read_text(encoding="utf-8"))
     assert said["samples"] == 120
     assert sorted((d["sample"], d["action"]) for d in said["decisions"]) == sorted(
         [(int(a.listed[0]), "drop"), (int(a.listed[1]), "keep")]
     )
-    assert written(page, "csv", tmp_path).read_text().count("\n") == 3
+    assert written(page, "csv", tmp_path).read_text(encoding="utf-8").count("\n") == 3
 
 
 # ---- with decisions; bytes; errors ----------------------------------------------------------------------------------

@@ -562,7 +562,7 @@ def test_quantised_numbers_are_near() -> None:
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
     d = pictured(kernels=2, shown=4, k=2)
     file = tmp_path / "file"
-    file.write_text("")
+    file.write_text("", encoding="utf-8")
     (tmp_path / "folder.html").mkdir()
     for path in (file / "inside", tmp_path / "folder.html", "/proc/nowhere/report"):
         with pytest.raises(tg.InputError, match=r"cannot be written: .* Give a folder, or a .html file"):

@@ -137,7 +137,7 @@ def test_files_of_what_is_kept(show: Opener, found: Shift, page_file: Path, tmp_
             page.click(f"#export-{kind}")
         files[kind] = tmp_path / got.value.suggested_filename
         got.value.save_as(files[kind])
-    kept = json.loads(files["json"].read_text())["kept"]
+    kept = json.loads(files["json"].read_text(encoding="utf-8"))["kept"]
     assert [row["sample"] for row in kept] == want.index.tolist()
     assert [row["weight"] for row in kept] == pytest.approx(want.weights.tolist(), rel=1e-4)
     assert kept[0]["id"] == f"=file {kept[0]['sample']}, “1”"

@@ -148,7 +148,7 @@ def test_watch_once(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert said.splitlines()[0].split()[:3] == ["step", "loss", "change"]
     assert Evolution.load(log).verdict().why in said
     assert said.rstrip().endswith("page.html")
-    assert '"refresh":null' in (tmp_path / "page.html").read_text()
+    assert '"refresh":null' in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert main(["watch", str(log)]) == 0  # a run that has ended is not waited for
     assert log.with_suffix(".html").exists()
     capsys.readouterr()
@@ -168,7 +168,7 @@ def test_watch_follows_a_log_until_its_run_ends(
     slept = []
 
     def sleep(seconds: float) -> None:
-        assert '"refresh":2.0' in page.read_text()
+        assert '"refresh":2.0' in page.read_text(encoding="utf-8")
         slept.append(seconds)
         next(turns)()
 
@@ -177,14 +177,14 @@ def test_watch_follows_a_log_until_its_run_ends(
     assert slept == [2.0] * 4
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in said[:5]] == ["step", "0", "1", "page:", "5"]
-    assert '"ended":true' in page.read_text()
+    assert '"ended":true' in page.read_text(encoding="utf-8")
 
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(time, "sleep", interrupted)
     assert main(["watch", str(log), "--follow"]) == 130  # goes on after the end, too
-    assert '"refresh":5.0' in page.read_text()
+    assert '"refresh":5.0' in page.read_text(encoding="utf-8")
 
 
 def test_watch_says_what_it_needs(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

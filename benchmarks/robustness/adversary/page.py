@@ -78,7 +78,7 @@ def picture(models: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    found = json.loads(RESULTS.read_text())
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))
     models = found["models"]
     refused = "; ".join(
         f"{m['name']} ({m['message'].split(': ', 1)[-1].split(',')[0]})" for m in models if m["verdict"] == "refused"
@@ -87,7 +87,7 @@ def main() -> None:
         first=statistics.median(gains(models, "first")), commit=found["source"].split()[-1], refused=refused
     )
     page = [HEAD, *libraries(models), "", *named(models), foot]
-    (ROOT / "docs" / "models.md").write_text("\n".join(page))
+    (ROOT / "docs" / "models.md").write_text("\n".join(page), encoding="utf-8")
     picture(models, ROOT / "docs" / "models.png")
 
 

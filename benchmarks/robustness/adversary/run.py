@@ -80,7 +80,7 @@ def work(o: argparse.Namespace) -> None:
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     known = {e.name: e for e in catalogue.entries(o.library)}
-    with o.worker.open("a", buffering=1) as out:
+    with o.worker.open("a", buffering=1, encoding="utf-8") as out:
         out.write("{}\n")  # imports are done
         for name in o.names:
             start = time.perf_counter()
@@ -136,7 +136,7 @@ class Worker:
     def news(self) -> list[Result]:
         """Results since the last call; the last may say that the process died or was stopped."""
         code = self.process.poll()  # first: what a process wrote before it ended is read below
-        lines = self.file.read_text().split("\n")[:-1]
+        lines = self.file.read_text(encoding="utf-8").split("\n")[:-1]
         found = [json.loads(line) for line in lines[self.seen :]]
         if found:
             self.seen, self.since = len(lines), time.monotonic()

@@ -67,6 +67,6 @@ def _limit(name: str) -> list[str]:
 def _read(file: Path) -> str:
     """What a file of the system says; nothing where there is none."""
     try:
-        return file.read_text().strip()
+        return file.read_text(encoding="utf-8").strip()
     except OSError:
         return ""

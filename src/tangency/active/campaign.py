@@ -207,7 +207,7 @@ class Campaign:
         """Write it to a file, whole or not at all; `load` goes on from there. Samples and networks are not in it."""
         to = writable(file, "file")
         part = to.with_name(to.name + ".part")
-        part.write_text(strict_json.text(self.to_dict()) + "\n")
+        part.write_text(strict_json.text(self.to_dict()) + "\n", encoding="utf-8")
         os.replace(part, to)
 
     @staticmethod
@@ -303,7 +303,7 @@ def _whole(value: object, name: str, least: int) -> int:
 def _read(file: Path) -> dict[str, Any]:
     """What `save` wrote."""
     try:
-        held = json.loads(file.read_text())
+        held = json.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
         raise InputError(f"{file} cannot be read: {e.strerror or e}. Give the file of Campaign.save.") from None
     except ValueError:

@@ -149,7 +149,7 @@ def examine(
         data.train, data.test, suspects, noise, listed, near.places.cpu()[listed, :shown],
         near.similarity.cpu()[listed, :shown], copies, leaks, known, asked,
         _regions(data, machine, left, suspects, near, near_test, known, asked),
-        _cleaning(data, machine, suspects, choice), choice, (*warnings, *copies.warnings),
+        _cleaning(data, machine, suspects, choice), choice, (*warnings, *copies.warnings, *choice.warnings),
         {**facts, **said, "seconds": time.perf_counter() - begin}, data.real,
     )  # fmt: skip
 

@@ -116,6 +116,6 @@ def _reproduce(args: argparse.Namespace) -> int:
     record = {**table.to_dict(), "command": command, "seconds": time.perf_counter() - begin}
     if args.out is not None:
         name = f"{args.name}{'-quick' if args.quick else ''}-table.json"
-        (args.out / name).write_text(strict_json.text(record, 1) + "\n")
+        (args.out / name).write_text(strict_json.text(record, 1) + "\n", encoding="utf-8")
     print(strict_json.text(record, 2) if args.json else table.table())
     return 0

@@ -14,7 +14,7 @@ from .._base.types import Array, Inputs, Json, Memory, StorePlace
 from .._version import __version__
 from ..auditing.audit import check, examine
 from ..auditing.data import Data
-from ..auditing.machine import FeatureMachine, GramMachine, Machine
+from ..auditing.machine import DECOMPOSED, FeatureMachine, GramMachine, Machine
 from ..auditing.result import Audit
 from ..datasets import Labelled
 from ..datasets.accepted import as_array, real
@@ -69,12 +69,13 @@ def audit(
 
     `train`, `test`: as for `explain`; or (x, y) with real y, which audits targets. `kernel`: names of
     `tg.decisions.kernels`, a kernel, or kernels by name (default: trNTK; of real targets trNTK⁰ and CK too); the one
-    with the least leave-one-out loss is taken, and the result says which. By default a copy with shuffled weights,
-    which has learned no label, bounds their rate. A projected kernel (tg.projected) of fewer dimensions than there are
-    samples makes no Gram: leave-one-out in the space of its features, exact for it, at a cost that grows with n and not
-    n². `labels`: in place of the training set's, numbers or names of classes. `groups`: which samples belong together
-    (one subject, one source): without a sample then means without its group. `retrain`: a function from a `Labelled` to
-    a trained network, to check by training what dropping the suspects does (three trainings). `samples`: how many
+    with the least leave-one-out loss is taken, and the result says which. Of real targets, named kernels are computed
+    in float64 for up to 6,000 samples: small regs magnify rounding. By default a copy with shuffled weights, which has
+    learned no label, bounds their rate. A projected kernel (tg.projected) of fewer dimensions than there are samples
+    makes no Gram: leave-one-out in the space of its features, exact for it, at a cost that grows with n and not n².
+    `labels`: in place of the training set's, numbers or names of classes. `groups`: which samples belong together (one
+    subject, one source): without a sample then means without its group. `retrain`: a function from a `Labelled` to a
+    trained network, to check by training what dropping the suspects does (three trainings). `samples`: how many
     suspects are listed one by one, each with its `neighbours`. `memory` and `store`: as for `explain`.
     `tg.report.write(…)` makes a page of it. A network that has memorised its labels gets a warning.
 
@@ -99,8 +100,7 @@ def audit(
     facts = _facts(model, name, data, {k: titles.get(k, k) for k in machines}, said)
     inputs, seen = (data.train.x, _x(data.test)), views(model, x, z, memory, progress)
     found = examine(machines, data, groups, samples, neighbours, progress, facts, inputs, seen, blind)
-    if retrain is not None:
-        found = _retrained(found, retrain, outputs_are)
+    found = found if retrain is None else _retrained(found, retrain, outputs_are)
     found.facts["seconds"] = time.perf_counter() - begin
     return found
 
@@ -245,7 +245,9 @@ def _kernels(
     names: Names = None if given is not None else kernel  # type: ignore[assignment]  # no kernel: names
     if data.real:
         if given is None:
-            given = _present(model, OF_TARGETS, x) if names is None else kernels(model, names)
+            # Regs go down to 1e-4 k(x, x), where float32's rounding would decide (and differ between machines).
+            wide = torch.float64 if len(data.train) <= DECOMPOSED else None
+            given = _present(model, OF_TARGETS, x, wide) if names is None else kernels(model, names, dtype=wide)
         return data, dict(given), titles, said
     read = heads.learn(outputs, model, x, data.train.y, len(data.train.classes), outputs_are)
     data = replace(data, said=_said(model, x, read), test_said=None if z is None else _said(model, z, read))
@@ -291,12 +293,14 @@ def _has(network: nn.Module, names: Sequence[str], x: Inputs) -> list[str]:
     return list(_present(network, names, x))
 
 
-def _present(network: nn.Module, names: Sequence[str], x: Inputs) -> dict[str, Kernel]:
+def _present(
+    network: nn.Module, names: Sequence[str], x: Inputs, dtype: torch.dtype | None = None
+) -> dict[str, Kernel]:
     """Those of the kernels that the network has: one without a hidden layer has no CK."""
     found = dict[str, Kernel]()
     for name in names:
         try:
-            made = kernels(network, [name])
+            made = kernels(network, [name], dtype=dtype)
             made[name].diag(tree.take(x, slice(0, 2)))
         except MissingLibrary:
             raise
@@ -321,7 +325,7 @@ def _machines(chosen: Mapping[str, Kernel], grams: Grams) -> dict[str, Machine]:
             if len(train.shape) != 2:
                 raise InputError(
                     f"its Gram has shape {tuple(train.shape)}; needed: [n, n], one similarity for each pair of samples "
-                    "(tg.trace_ntk, not tg.ntk)."
+                    "(tg.trace_ntk, not tg.full_ntk)."
                 )
             device = next(iter(tree.leaves(grams.x)))[1].device
             if grams.z is None or name == BLIND:  # which is asked for one reg, and for no test samples
@@ -340,9 +344,10 @@ def _of_features(kernel: Projected, grams: Grams, unit: bool) -> FeatureMachine 
     features = grams.features(kernel, "train").flatten(1)
     if features.shape[1] >= len(features) or not kernel.base.trace:
         return None
-    made = [features.float()]
+    kind = torch.promote_types(features.dtype, torch.float32)  # they may be stored in 16 bits
+    made = [features.to(kind)]
     if grams.z is not None:
-        made.append(grams.features(kernel, "test").flatten(1).float())
+        made.append(grams.features(kernel, "test").flatten(1).to(kind))
     if unit:
         made = [torch.nn.functional.normalize(phi, dim=1) for phi in made]
     return FeatureMachine(*made)

@@ -16,6 +16,7 @@ from .._base.progress import bar
 from .._base.results import Result
 from .._base.types import Device, Float
 from ..errors import DidNotConverge, InputError, MemoryBudgetError, NotPositiveDefinite
+from .decompose import eigh
 from .matrix import Matrix, flat_rows, flattened, square
 
 # By how much aᵀ K b and bᵀ K a may differ, of the largest such number (heuristic: far above the rounding of float32,
@@ -108,7 +109,7 @@ def spectrum(K: Matrix, *, dtype: torch.dtype | None = None, device: Device = No
             f"({memory_of.machine_memory() / 1e9:.3g}). Ask for the largest: tg.linalg.top(K, count)."
         )
     k = flattened(gram, kind, where)
-    values, vectors = torch.linalg.eigh(k)
+    values, vectors = eigh(k)
     values, vectors = values.flip(0), vectors.flip(1)  # eigh has the smallest first
     scale = values.abs().max().clamp_min(torch.finfo(kind).tiny)
     worst = 0.0

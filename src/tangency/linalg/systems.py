@@ -22,6 +22,7 @@ from .._base.results import Result
 from .._base.types import Device, FilePath, Float, Memory, Numbers
 from ..errors import DidNotConverge, InputError, NotPositiveDefinite
 from ..gram.gram import Gram
+from .decompose import eigh, svd
 from .eigen import spectrum
 from .factor import DiskFactor, factor, substitute
 from .matrix import Matrix, flat_rows, square, targets
@@ -206,11 +207,11 @@ class Nystrom(LowRank):
             omega = torch.linalg.qr(gram @ omega).Q
         image = gram @ omega
         core = omega.T @ image
-        values, q = torch.linalg.eigh((core + core.T) / 2)
+        values, q = eigh((core + core.T) / 2)
         sure = values > 10 * torch.finfo(gram.precision).eps * values[-1].clamp_min(0)  # the rest is rounding
         # K ≈ (K Ω)(Ωᵀ K Ω)⁻¹(K Ω)ᵀ = root·rootᵀ; its singular vectors are the eigenvectors.
         root = image @ (q[:, sure] / values[sure].sqrt())
-        u, s, _ = torch.linalg.svd(root, full_matrices=False)
+        u, s, _ = svd(root)
         return LowRankPairs(u, s.square())
 
 
@@ -236,7 +237,7 @@ class PartialCholesky(LowRank):
             left = left - column.square()
             left[pivot] = 0  # rounding leaves a little there, and a pivot must not come twice
             done += 1
-        u, s, _ = torch.linalg.svd(columns[:, :done], full_matrices=False)
+        u, s, _ = svd(columns[:, :done])
         return LowRankPairs(u, s.square())
 
 

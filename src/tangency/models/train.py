@@ -88,10 +88,11 @@ def fit(
     """θ ← θ - lr · step(∇L(f(x; θ), y)) over shuffled batches, on the model itself, which is then ready for kernels.
 
     How it is trained, the `Recipe` says; `changes` are its fields: `fit(model, x, y, epochs=30, lr=0.1)`. Batches,
-    augmentation and dropout depend on `seed` alone, and on a CPU the weights do, to the bit; the caller's generators
-    are untouched. Each epoch's ⌈n / batch⌉ batches differ in size by one at most, so no norm meets a tiny last batch;
-    one that would be left with a single number is refused. Of a model in DataParallel the one inside is trained. The
-    named losses take logits: a network that ends in a sigmoid or softmax of its own gets a warning.
+    augmentation and dropout depend on `seed` alone, and on a CPU the weights do, to the bit; on a GPU only after
+    `torch.use_deterministic_algorithms(True, warn_only=True)`, since cuDNN's backward passes add up in any order. The
+    caller's generators are untouched. Each epoch's ⌈n / batch⌉ batches differ in size by one at most, so no norm meets
+    a tiny last batch; one that would be left with a single number is refused. Of a model in DataParallel the one inside
+    is trained. The named losses take logits: a network that ends in a sigmoid or softmax of its own gets a warning.
 
     x: tensors or arrays, a tuple or dict of them, or lists of numbers; y: likewise, one entry for each sample; or
     `tg.datasets.Labelled` in place of both. The model is in training mode while it is trained and in evaluation mode

@@ -6,6 +6,7 @@ from .._base import checks, tree
 from .._base.types import Numbers
 from ..errors import InputError
 from ..gram.gram import Gram
+from ..linalg.decompose import singular
 from ..linalg.eigen import Spectrum
 from ..linalg.matrix import Matrix, targets
 from ..linalg.systems import Solver, solve
@@ -116,13 +117,13 @@ def least_squares(
     root = None if w is None else w.sqrt().repeat_interleave(rows // len(phi))[:, None]
     # Rows times √w: least squares of what is left is the weighted problem.
     a, t = (matrix, t) if root is None else (matrix * root, t * root)
-    u, s, vt = torch.linalg.svd(a, full_matrices=False)
+    s, v, inside = singular(a, t)
     # What is rounding has singular vectors by chance; a reg far below it would let them decide.
     limit = float(s[0]) * (cutoff if reg == 0 else 4 * torch.finfo(phi.dtype).eps)
     keep = int((s > limit).sum())
-    u, s, vt = u[:, :keep], s[:keep], vt[:keep]
+    s, v, inside = s[:keep], v[:, :keep], inside[:keep]
     # Σ_i v_i σ_i/(σ_i² + reg) u_iᵀ t: with reg = 0 the pseudo-inverse, of least norm.
-    gamma = vt.T @ ((s / (s.square() + reg))[:, None] * (u.T @ t))
+    gamma = v @ ((s / (s.square() + reg))[:, None] * inside)
     out = matrix @ gamma
     # The gradient of the objective, relative to that at γ = 0: small also where y cannot be reached.
     normal = a.T @ (a @ gamma - t) + reg * gamma

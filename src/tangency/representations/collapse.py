@@ -9,6 +9,7 @@ from .._base import checks, tree
 from .._base.results import Result, text_table
 from .._base.types import Array, Float, Int, Numbers
 from ..errors import InputError
+from ..linalg.decompose import svd
 from .components import Rows, held, moments
 
 
@@ -78,7 +79,7 @@ def of_rows(
     """As `collapse`, of features that pass by in blocks; `means`: of the classes."""
     c = len(means)
     centred = means - means.mean(0)
-    _, lengths, directions = torch.linalg.svd(centred, full_matrices=False)
+    _, lengths, directions = svd(centred)
     # c centred means span c − 1 dimensions; rounding leaves the last one a length.
     lengths = lengths[: c - 1]
     kept = lengths > max(centred.shape) * torch.finfo(torch.float64).eps * float(means.abs().max()) * c**0.5

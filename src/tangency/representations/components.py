@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._base.memory import WORKSPACE
 from .._base.types import Float, Int
+from ..linalg.decompose import eigh
 
 # The smaller of samples and features up to which all components are computed (heuristic: a minute on either).
 EXACT = {"cpu": 3072, "cuda": 12288}
@@ -122,7 +123,7 @@ def _by_covariance(train: Rows, test: Rows, standard: Moments, most: int | None)
     moment = standard.mean.new_zeros(p, p)
     for _, z in _standardised(train, standard):
         moment.addmm_(z.T, z)
-    values, vectors = torch.linalg.eigh(moment / train.n)
+    values, vectors = eigh(moment / train.n)
     values = values.flip(0)
     k = _ranked(values, most, max(train.n, p), min(train.n - 1, p))
     directions = vectors.flip(1)[:, :k]
@@ -144,7 +145,7 @@ def _by_gram(train: Rows, test: Rows, standard: Moments, most: int | None, heigh
                 products[at, start:stop] = z @ band
         for at, z in _standardised(test, standard):
             products[n + at.start : n + at.stop, start:stop] = z @ band
-    values, vectors = torch.linalg.eigh(products[:n] / n)
+    values, vectors = eigh(products[:n] / n)
     values = values.flip(0)
     k = _ranked(values, most, max(n, len(standard.mean)), n - 1)
     directions, length = vectors.flip(1)[:, :k], (n * values[:k]).sqrt()
@@ -170,7 +171,7 @@ def _iterated(train: Rows, test: Rows, standard: Moments, k: int, seed: int) -> 
             break
         before = held_variance
     scores = _projected(train, standard, basis)
-    values, turn = torch.linalg.eigh(scores.T @ scores / train.n)
+    values, turn = eigh(scores.T @ scores / train.n)
     k = _ranked(values.flip(0), k, max(train.n, p), min(train.n - 1, p))
     turn, values = turn.flip(1)[:, :k], values.flip(0)[:k]
     return Scores(scores @ turn, _projected(test, standard, basis @ turn), values, 1.0, False)

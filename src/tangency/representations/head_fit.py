@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import DidNotConverge
+from ..linalg.decompose import svd
 from ..regress.newton import FeatureDesign, Objective
 from ..regress.samples import every_class
 
@@ -59,10 +60,10 @@ class HeadProblem:
         sizes = a.square().sum(0)
         if a.shape[0] > a.shape[1]:  # by its QR factors: as exact, and not slow on a GPU
             q, a = torch.linalg.qr(a)
-            u, s, vt = torch.linalg.svd(a, full_matrices=False)
+            u, s, vt = svd(a)
             u = q @ u
         else:
-            u, s, vt = torch.linalg.svd(a, full_matrices=False)
+            u, s, vt = svd(a)
         # Rounding is relative to each feature: what it makes of a direction depends on which features are in it.
         noise = self.rounding * (vt.square() @ sizes).sqrt()
         keep = (s > noise) & (s > max(a.shape) * torch.finfo(s.dtype).eps * s[0])

@@ -12,6 +12,7 @@ from .._base.results import Result
 from .._base.types import Float
 from ..errors import InputError, NonFiniteError
 from ..gram.source import Source
+from ..linalg.decompose import eigh
 from .layers import Layers
 
 # Components by default: at most so many, and at most one for so many samples (heuristics). Those of little variance
@@ -167,7 +168,7 @@ class _Moments:
 def _from_covariance(moments: _Moments) -> Principal:
     assert moments.mean is not None
     assert moments.second is not None
-    values, vectors = torch.linalg.eigh(moments.second / moments.count)
+    values, vectors = eigh(moments.second / moments.count)
     return Principal(moments.mean, vectors.flip(1), values.flip(0).clamp_min(0), moments.total / moments.count)
 
 
@@ -176,7 +177,7 @@ def _from_rows(sets: Sequence[Embedded], moments: _Moments) -> Principal:
     mean = moments.mean
     assert mean is not None
     rows = torch.cat([z.double() for embedded in sets for _, z in embedded.batches()]) - mean
-    values, left = torch.linalg.eigh(rows @ rows.T / moments.count)
+    values, left = eigh(rows @ rows.T / moments.count)
     values, left = values.flip(0).clamp_min(0), left.flip(1)
     there = values > values[0] * len(values) * torch.finfo(values.dtype).eps
     values, left = values[there], left[:, there]
