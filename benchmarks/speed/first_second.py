@@ -65,9 +65,7 @@ def environment(tree: Path) -> dict[str, str]:
 def modules(code: str, tree: Path) -> int:
     """How many are imported, counted by Python itself, those that every process imports among them."""
     command = [sys.executable, "-X", "importtime", "-c", code]
-    done = subprocess.run(
-        command, env=environment(tree), capture_output=True, text=True, encoding="utf-8", check=False
-    )
+    done = subprocess.run(command, env=environment(tree), capture_output=True, text=True, encoding="utf-8", check=False)
     return done.stderr.count("import time:") - 1  # its heading
 
 
