@@ -28,11 +28,7 @@ CASES = {
     "import tangency": "import tangency",
     "import torch, tangency": "import torch, tangency",
     "import torch, tangency; a first kernel": f"import torch, tangency; {KERNEL}",
-    "import torch, tangency; tangency.explain": "import torch, tangency; tangency.explain",
-    "from tangency import *": "from tangency import *",
     "tangency --help": COMMAND.format(words=["--help"]),
-    "tangency reproduce --help": COMMAND.format(words=["reproduce", "--help"]),
-    "tangency --version": COMMAND.format(words=["--version"]),
     "tangency explian": COMMAND.format(words=["explian"]),
 }
 
