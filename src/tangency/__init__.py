@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from .gram.store import open_gram
     from .infinite import infinite_nngp, infinite_ntk
     from .kernels.combine import cosine, scale, sum
+    from .kernels.estimate import probe_error
     from .kernels.gaussian import gaussian
     from .kernels.kernel import Kernel
     from .kernels.ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
@@ -123,6 +124,7 @@ __all__ = [
     "models",
     "open_gram",
     "plots",
+    "probe_error",
     "projected",
     "projection",
     "projection_error",

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -89,6 +89,11 @@ class Kernel(ABC):
     def footprint(self, x: Inputs) -> tuple[int, int]:
         """Bytes per sample of x: (kept in a prepared batch, transient while preparing)."""
         return sum(v[0].numel() * v.element_size() for _, v in tree.leaves(x)), 0
+
+    def brief(self, x: Inputs) -> "Kernel":
+        """A kernel on the same inputs that changes when this one does, and costs a few passes: stores look at it to see
+        whether they are still of the same model. Itself, unless it costs many."""
+        return self
 
     @property
     def device(self) -> torch.device | None:
@@ -245,6 +250,14 @@ class Combined(Kernel):
         """Those of all networks in it, side by side."""
         outputs = [out.flatten(1) for k in self.inner if (out := k.outputs(self._own(k, x))) is not None]
         return torch.cat(outputs, 1) if outputs else None
+
+    def brief(self, x: Inputs) -> Kernel:
+        """The same of what its kernels have for that."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        made: dict[str, Any] = {k: v.brief(self._own(v, x)) for k, v in values.items() if isinstance(v, Kernel)}
+        several = {k: v for k, v in values.items() if isinstance(v, tuple) and v == self.inner}
+        made |= {k: tuple(one.brief(self._own(one, x)) for one in v) for k, v in several.items()}
+        return replace(self, **made)
 
     def footprint(self, x: Inputs) -> tuple[int, int]:
         """What all kernels keep, and what the one at work needs besides."""
