@@ -1,8 +1,9 @@
-"""Shapes in annotations are checked at run time under pytest; one thread, since two workers share two cores."""
+"""Shapes in annotations are checked at run time under pytest; one thread: two workers share two cores."""
 
+import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -38,9 +39,11 @@ INSIDE = [
 INSIDE = [f"engine.{name}" for name in INSIDE] + ["gram.gram", "models"]
 wholly = [f"tangency.{room}" for room in INSIDE] if os.environ.get("TANGENCY_CHECK_TYPES") else []
 shape_checks.install(wholly)
-import tangency as tg  # noqa: E402, F401
+import tangency as tg  # noqa: E402
 
-torch.set_num_threads(1)
+# benchmarks/robustness/processors.py asks for others: sums cut among threads have other last digits.
+torch.set_num_threads(int(os.environ.get("TANGENCY_TEST_THREADS", "1")))
+pytest_plugins = ["spent"]
 settings.register_profile("tangency", deadline=None, max_examples=30, derandomize=True)
 settings.load_profile("tangency")
 
@@ -48,6 +51,12 @@ settings.load_profile("tangency")
 def pytest_configure(config: pytest.Config) -> None:
     # Not in pyproject.toml: naming the class there would import tangency before the hook above.
     config.addinivalue_line("filterwarnings", "error::tangency.errors.TangencyWarning")
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: Python need not look through a million objects for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -61,6 +70,21 @@ def job_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
         return name
 
     return write
+
+
+@pytest.fixture(scope="module")
+def few_shuffles() -> Iterator[None]:
+    """What chance gives, of two orders of the labels: nine took more than half of the time of `explain`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tangency.decisions.chance.SHUFFLES", 2)
+        yield
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[tg.Workers]:
+    """Two processes, for all tests that do no harm to them."""
+    with tg.Workers(2) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from forked import FORK
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -144,32 +142,24 @@ def test_whole_batches_of_small_layers(kind: str) -> None:
     assert torch.equal(torch.cat([kernel.features(x[:16]), kernel.features(x[16:])]), phi)
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[tg.Workers]:
-    with tg.Workers(2) as found:
-        yield found
-
-
 def test_workers_do_not_matter(workers: tg.Workers) -> None:
     for net, kind in ((perceptron, "rademacher"), (convolutions, "random-mask")):
         kernel, x, phi = made(net, kind)
         assert torch.equal(kernel.features(x, tile=7 if net is perceptron else 16, executor=workers), phi)
 
 
+def _made_anew(path: Path) -> None:
+    torch.set_num_threads(1)
+    torch.save({(net.__name__, kind): made(net, kind)[2] for net, kind in RUNS}, path)
+
+
 def test_processes_do_not_matter(tmp_path: Path) -> None:
     """One that makes everything anew."""
-    script = textwrap.dedent("""
-        import sys
-        import torch
-        torch.set_num_threads(1)
-        sys.path[:0] = sys.argv[2:]
-        import test_projection_features as t
-        found = {(net.__name__, kind): t.made(net, kind)[2] for net, kind in t.RUNS}
-        torch.save(found, sys.argv[1])
-    """)
     path = tmp_path / "features.pt"
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
-    subprocess.run([sys.executable, "-c", script, str(path), *folders], check=True)
+    process = FORK.Process(target=_made_anew, args=(path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
     other = torch.load(path)
     for net, kind in RUNS:
         assert torch.equal(other[net.__name__, kind], made(net, kind)[2]), (net, kind)

@@ -27,6 +27,8 @@ class Costs(Result):
     n: int
     m: int
     rows: tuple[CostRow, ...]
+    passes: int = 0  # backward passes for every sample, of which `groups` are contracted one after the other
+    groups: int = 1
 
     UNITS: ClassVar[Mapping[str, str]] = {"flops": "floating-point operations", "bytes": "B"}
 
@@ -34,6 +36,16 @@ class Costs(Result):
     def flops(self) -> float:
         """Floating-point operations of the contraction, all parameters together."""
         return sum(r.cost.flops for r in self.rows if r.cost)
+
+    def times(self, tiles: int, outputs: int, groups: int) -> "Costs":
+        """The costs of so many such tiles, of `groups` groups of outputs that are captured one after the other."""
+
+        def several(cost: Cost) -> Cost:
+            """The cost of a parameter in all of them."""
+            return replace(cost, flops=cost.flops * tiles, bytes=cost.bytes * tiles, seconds=cost.seconds * tiles)
+
+        rows = tuple(row if row.cost is None else replace(row, cost=several(row.cost)) for row in self.rows)
+        return replace(self, rows=rows, passes=outputs, groups=groups)
 
     def table(self) -> str:
         """A line per parameter: bits of its factors, t positions, factors i x o, operations, bytes moved."""
@@ -51,6 +63,8 @@ class Costs(Result):
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
         lines.insert(1, "  ".join("-" * w for w in widths))
         title = f"{self.kernel}, {self.n} x {self.m} samples, {self.flops / 1e9:.3g} Gflop to contract"
+        if self.groups > 1:
+            title += f"\n{self.passes:,} backward passes for every sample, in {self.groups} groups of outputs"
         return "\n".join([title, *lines])
 
     def __str__(self) -> str:
