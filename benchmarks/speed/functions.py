@@ -368,9 +368,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.table:
         page = ROOT / "docs" / "speed.md"
-        text = page.read_text()
+        text = page.read_text(encoding="utf-8")
         before, after = text.index(START) + len(START), text.index(END)
-        page.write_text(f"{text[:before]}\n{table(json.loads(args.table.read_text()))}\n{text[after:]}")
+        page.write_text(
+            f"{text[:before]}\n{table(json.loads(args.table.read_text(encoding='utf-8')))}\n{text[after:]}",
+            encoding="utf-8",
+        )
         return
     device = "cpu" if os.environ.get("TANGENCY_GPU_ON_CPU") else "cuda"
     cases = [c for c in CASES if args.only in c.name]
@@ -387,7 +390,7 @@ def main() -> None:
         "elsewhere": with_stores(cases, device),
     }
     if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
