@@ -350,8 +350,15 @@ def with_stores(cases: Iterable[Case], device: str) -> list[dict[str, Any]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """In Markdown."""
-    lines = ["| function | CPU, s | GPU, s | difference |", "|---|---|---|---|"]
+    """In Markdown, with where it comes from."""
+    worst = max(r["difference"] for r in result["elsewhere"])
+    lines = [
+        f"{result['device']} beside {result['cpu']}, torch {result['torch']} "
+        "(`benchmarks/results/h200/functions.json`); with a store, a budget and data on the CPU the largest "
+        f"difference is {worst:.0e}.",
+        "",
+    ]
+    lines += ["| function | CPU, s | GPU, s | difference |", "|---|---|---|---|"]
     lines += [
         f"| {r['function']} | {r['cpu']:.2f} | {r['gpu']:.2f} | {r['difference']:.0e} |" for r in result["functions"]
     ]
@@ -362,18 +369,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="the figures, as JSON")
     parser.add_argument("--commit", default="unknown", help="what was measured")
-    parser.add_argument("--samples", type=int, default=3000)
+    parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--only", default="", help="functions whose names hold this")
     parser.add_argument("--table", type=Path, help="write the table of this JSON into docs/speed.md, and stop")
     args = parser.parse_args()
     if args.table:
         page = ROOT / "docs" / "speed.md"
-        text = page.read_text(encoding="utf-8")
+        text, result = page.read_text(encoding="utf-8"), json.loads(args.table.read_text(encoding="utf-8"))
         before, after = text.index(START) + len(START), text.index(END)
-        page.write_text(
-            f"{text[:before]}\n{table(json.loads(args.table.read_text(encoding='utf-8')))}\n{text[after:]}",
-            encoding="utf-8",
-        )
+        page.write_text(f"{text[:before]}\n{table(result)}\n{text[after:]}", encoding="utf-8")
         return
     device = "cpu" if os.environ.get("TANGENCY_GPU_ON_CPU") else "cuda"
     cases = [c for c in CASES if args.only in c.name]
