@@ -2,7 +2,9 @@
 
 Where a GPU is, with torch and NumPy alone (zarr for the rows with a store):
 
-    python3 -m benchmarks.speed.functions --out benchmarks/results/h200/functions.json --commit $(git rev-parse HEAD)
+    python3 -m benchmarks.speed.functions --out FILE --commit $(git rev-parse HEAD)
+
+FILE lies beside the other figures of that machine, in benchmarks/results/h200/.
 
 Each function runs once before it is timed, on few samples; its time holds everything, data and model being there. The
 difference is the largest of ‖a − b‖ / ‖b‖ over the tensors that are compared. `python3 -m benchmarks.speed.functions
@@ -349,12 +351,12 @@ def with_stores(cases: Iterable[Case], device: str) -> list[dict[str, Any]]:
     return rows
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: dict[str, Any], file: str) -> str:
     """In Markdown, with where it comes from."""
     worst = max(r["difference"] for r in result["elsewhere"])
     lines = [
         f"{result['device']} beside {result['cpu']}, torch {result['torch']} "
-        "(`benchmarks/results/h200/functions.json`); with a store, a budget and data on the CPU the largest "
+        f"(`{file}`); with a store, a budget and data on the CPU the largest "
         f"difference is {worst:.0e}.",
         "",
     ]
@@ -377,7 +379,7 @@ def main() -> None:
         page = ROOT / "docs" / "speed.md"
         text, result = page.read_text(encoding="utf-8"), json.loads(args.table.read_text(encoding="utf-8"))
         before, after = text.index(START) + len(START), text.index(END)
-        page.write_text(f"{text[:before]}\n{table(result)}\n{text[after:]}", encoding="utf-8")
+        page.write_text(f"{text[:before]}\n{table(result, args.table.as_posix())}\n{text[after:]}", encoding="utf-8")
         return
     device = "cpu" if os.environ.get("TANGENCY_GPU_ON_CPU") else "cuda"
     cases = [c for c in CASES if args.only in c.name]
