@@ -137,6 +137,13 @@ def test_more_than_there_is_room_for_is_refused_before(monkeypatch: pytest.Monke
     monkeypatch.setattr(features, "free_memory", lambda device: 100_000)
     with pytest.raises(tg.MemoryBudgetError, match=r"6 samples at once, of 12 outputs, take .* tg\.compute\(kernel"):
         kernel(X)
+    monkeypatch.setattr(features, "free_memory", lambda device: 6 * 12 * 6 * 12 * 8 - 1)
+    with pytest.raises(tg.MemoryBudgetError, match=r"6 by 6 samples, full between 12 outputs, takes .* store="):
+        tg.full_ntk(net())(X)
+    with pytest.raises(tg.MemoryBudgetError, match=r"6 by 6 samples, full between 12 outputs, takes .* store="):
+        (2 * tg.full_ntk(net()))(X, X)
+    with pytest.raises(tg.MemoryBudgetError, match=r"6 samples, all formed, take .*tg\.projected"):
+        kernel.features(X)
 
 
 def test_many_outputs_are_said_once_before_the_work() -> None:

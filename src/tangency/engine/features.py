@@ -272,11 +272,17 @@ class Jacobian(Features):
 def _check_room(n: int, plan: CapturePlan, form: Form, device: torch.device) -> None:
     """Refuse to make blocks of all samples at once that no memory has room for."""
     least = n * (plan.kept - sum(size for name, size in plan.saved.items() if form(name))) + plan.transient
+    check_fits(
+        least,
+        device,
+        f"the gradients of {n} samples at once, of {plan.c} output{'s' * (plan.c > 1)}, take",
+        "Go by blocks: tg.compute(kernel, x, memory=…), or give fewer samples at a time. Fewer outputs take less: "
+        "tg.pseudo_ntk, tg.head_ntk, tg.trace_ntk(model, probes=16).",
+    )
+
+
+def check_fits(size: int, device: torch.device, what: str, fix: str) -> None:
+    """Refuse, before the work, what takes more bytes than there are."""
     room = free_memory(device)
-    if least > room:
-        raise MemoryBudgetError(
-            f"the gradients of {n} samples at once, of {plan.c} output{'s' * (plan.c > 1)}, take "
-            f"{least / 2**30:.3g} GiB, and {room / 2**30:.3g} GiB are free. Go by blocks: tg.compute(kernel, x, "
-            "memory=…), or give fewer samples at a time. Fewer outputs take less: tg.pseudo_ntk, tg.head_ntk, "
-            "tg.trace_ntk(model, probes=16)."
-        )
+    if size > room:
+        raise MemoryBudgetError(f"{what} {size / 2**30:.3g} GiB, and {room / 2**30:.3g} GiB are free. {fix}")

@@ -14,19 +14,11 @@ from .._base import checks, tree
 from .._base.memory import gram_budget
 from .._base.progress import bar
 from .._base.types import Executor, Inputs, Memory, Spec, StorePlace
-from ..errors import (
-    InputError,
-    MemoryBudgetError,
-    PerformanceWarning,
-    StoreError,
-    StoreMismatch,
-    StoreWarning,
-    WorkerLost,
-)
+from ..errors import InputError, MemoryBudgetError, PerformanceWarning, StoreError, StoreWarning, WorkerLost
 from ..kernels.kernel import Kernel, all_finite, check_tile
 from .executors import check_executor, connect, results
 from .gram import Gram
-from .manifest import MOST_TILES, Witness, differences, manifest
+from .manifest import MOST_TILES, Witness, manifest
 from .plan import Footprint, TilePlan, grouped, plan
 from .rows import NO_COLUMNS, RowMap
 from .shelf import Shelf, shelf
@@ -180,10 +172,7 @@ class Run:
     def _require_unchanged(self, store: Store) -> None:
         """Refuse to make a tile with a model that was changed since the store was opened."""
         # The hash of the weights tells at once; what no hash sees, the numbers tell.
-        spec = self.kernel.spec()
-        different = differences(store.manifest["kernel"], spec)
-        if different:
-            raise StoreMismatch(store.url, {f"kernel.{k}": pair for k, pair in different.items()})
+        store.require_kernel(self.kernel.spec())
         require_witness(store.url, store.manifest, witness(self.kernel, self.samples))
 
     @cached_property

@@ -14,7 +14,7 @@ from ..engine.blocks import DenseBlock, OuterBlock
 from ..engine.contraction import TileSum, add_to_each
 from ..engine.directions import Outputs, Probes, Spread
 from ..engine.expansion import squared_norms
-from ..engine.features import Features, Jacobian
+from ..engine.features import Features, Jacobian, check_fits
 from ..engine.methods import Method, choose_method
 from ..engine.narrow import EIGHT
 from ..errors import NonFiniteError, PerformanceWarning
@@ -74,8 +74,8 @@ class Empirical(Kernel):
         known = self.feature_map
         if not isinstance(known, Jacobian) or known.network.directions or MANY in known.said:
             return
+        known.said.add(MANY)
         if (c := known.plan(x).c) > MANY:
-            known.said.add(MANY)
             warnings.warn(
                 f"the kernel is of {c:,} outputs: {c:,} backward passes for every sample. Less costs: "
                 "tg.trace_ntk(model, probes=16), an estimate of the trace by 16 (tg.probe_error measures its error); "
@@ -83,6 +83,22 @@ class Empirical(Kernel):
                 PerformanceWarning,
                 stacklevel=5,
             )
+
+    def check_room(self, x1: Inputs, x2: Inputs) -> None:
+        """As `Kernel.check_room`."""
+        n, m, first = tree.size(x1), tree.size(x2), next(self.feature_map.network.model.parameters())
+        c, d = (1, 1) if self.trace else (self._count(x1), self._count(x2))
+        check_fits(
+            n * c * m * d * max(4, first.element_size()),
+            self.device,
+            f"the kernel of {n} by {m} samples" + (f", full between {c} outputs," if c > 1 else "") + " takes",
+            "Keep it on disk: tg.compute(kernel, x, store=…)"
+            + ("; a trace, or a head of fewer outputs, takes less: tg.trace_ntk, tg.head_ntk." if c > 1 else "."),
+        )
+
+    def _count(self, x: Inputs) -> int:
+        """How many outputs a sample of x has."""
+        return self.feature_map.plan(x).c if isinstance(self.feature_map, Jacobian) else 1
 
     def brief(self, x: Inputs) -> Kernel:
         """As `Kernel.brief`: a trace over many outputs by a few directions, in which all of them take part."""
@@ -130,22 +146,28 @@ class Empirical(Kernel):
 
     def pair(self, a: Side, b: Side, workspace: int | None = None) -> Tensor:
         """As `Kernel.pair`: the parameters' products, summed. Differentiable if the features are."""
-        return self.pairs([a], b, workspace)[0]
+        if isinstance(a, Grouped) or isinstance(b, Grouped):
+            return self._of_groups([a], b, workspace)[0]
+        return self._tiles([a], b, workspace)[0]
 
     def pairs(self, rows: Sequence[Side], b: Side, workspace: int | None = None) -> list[Tensor]:
         """As `Kernel.pairs`: gradients of b that must be formed are formed once for all rows."""
+        blocks = [a for a in rows if not isinstance(a, Grouped)]
+        if isinstance(b, Grouped) or len(blocks) < len(rows):
+            return [self.pair(rows[0], b, workspace)] if len(rows) == 1 else self._of_groups(rows, b, workspace)
+        # A tile is a sum in the order of its parameters: together go only those whose parameters are the same.
+        if len(rows) == 1 or any(a is b or a.keys() != blocks[0].keys() for a in blocks):
+            return [self.pair(a, b, workspace) for a in blocks]
+        return self._tiles(blocks, b, workspace)
+
+    def _of_groups(self, rows: Sequence[Side], b: Side, workspace: int | None) -> list[Tensor]:
+        """The tiles of each of the rows with b, some of which are captured a group of outputs at a time."""
 
         def tile(left: Blocks, right: Blocks) -> dict[str, Tensor]:
             """Of one group of outputs with another."""
             return {"": self._tiles([left], right, workspace)[0]}
 
-        blocks = [a for a in rows if not isinstance(a, Grouped)]
-        if isinstance(b, Grouped) or len(blocks) < len(rows):
-            return [tiles[""] for tiles in self._by_outputs(rows, b, tile)]
-        # A tile is a sum in the order of its parameters: together go only those whose parameters are the same.
-        if len(rows) == 1 or any(a is b or a.keys() != blocks[0].keys() for a in blocks):
-            return [self._tiles([a], b, workspace)[0] for a in blocks]
-        return self._tiles(blocks, b, workspace)
+        return [tiles[""] for tiles in self._by_outputs(rows, b, tile)]
 
     def _by_outputs(
         self, rows: Sequence[Side], b: Side, tile: Callable[[Blocks, Blocks], dict[str, Tensor]]
@@ -215,6 +237,12 @@ class Empirical(Kernel):
         """Φ with Φ Φᵀ = k(x, x): [n, p] (traced: outputs side by side), or [n, c, p] if full. Takes n·c·p numbers."""
         x = self.ready(x)
         self._say_outputs(x)
+        if isinstance(self.feature_map, Jacobian):
+            chosen = [self.feature_map.network.model.get_parameter(k) for k in self.feature_map.network.trainable]
+            # And once more, where the parts are put together.
+            size = 2 * tree.size(x) * self._count(x) * sum(p.numel() * max(4, p.element_size()) for p in chosen)
+            fix = "Project them: tg.projected(kernel).features(x); tg.compute(kernel, x) never holds them all."
+            check_fits(size, self.device, f"the gradients of {tree.size(x)} samples, all formed, take", fix)
         parts = []
         for outputs in self.feature_map.groups(x) or (None,):
             blocks = self.feature_map(x, None, self._form, outputs)

@@ -90,6 +90,10 @@ class Kernel(ABC):
         """Bytes per sample of x: (kept in a prepared batch, transient while preparing)."""
         return sum(v[0].numel() * v.element_size() for _, v in tree.leaves(x)), 0
 
+    def check_room(self, x1: Inputs, x2: Inputs) -> None:
+        """Refuse a tile, all at once, of two batches that are ready, for which no memory has room."""
+        return None
+
     def brief(self, x: Inputs) -> "Kernel":
         """A kernel on the same inputs that changes when this one does, and costs a few passes: stores look at it to see
         whether they are still of the same model. Itself, unless it costs many."""
@@ -197,10 +201,13 @@ class Kernel(ABC):
         """Both sides, checked before either is prepared; one and the same if x2 is left out."""
         # The very same object twice is how `pair` knows that a tile is symmetric.
         if x2 is None:
-            a = self.prepare(self.ready(x1))
+            x1 = self.ready(x1)
+            self.check_room(x1, x1)
+            a = self.prepare(x1)
             return a, a
         x1, x2 = self.ready(x1, "x1"), self.ready(x2, "x2")
         self.alike(x1, x2)
+        self.check_room(x1, x2)
         return self.prepare(x1), self.prepare(x2)
 
     def __sklearn_clone__(self) -> "Kernel":
@@ -250,6 +257,11 @@ class Combined(Kernel):
         """Those of all networks in it, side by side."""
         outputs = [out.flatten(1) for k in self.inner if (out := k.outputs(self._own(k, x))) is not None]
         return torch.cat(outputs, 1) if outputs else None
+
+    def check_room(self, x1: Inputs, x2: Inputs) -> None:
+        """As the kernels inside have it."""
+        for kernel in self.inner:
+            kernel.check_room(self._own(kernel, x1), self._own(kernel, x2))
 
     def brief(self, x: Inputs) -> Kernel:
         """The same of what its kernels have for that."""
