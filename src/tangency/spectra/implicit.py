@@ -252,8 +252,9 @@ def jacobian_gram(kernel: Empirical, x: Inputs, *, batch: int | None = None, mem
     if batch is not None:
         checks.positive(batch, "batch", "samples at a time")
     budget = checks.memory(memory)
-    x = kernel.ready(x)
     features = kernel.feature_map
+    # As `compute` takes them: from wherever they lie.
+    x = kernel.ready(tree.to(tree.given(x, "x"), next(features.network.model.parameters()).device))
     # Refuses models that are random or mix samples. What it says of rules is of no concern: none are used here.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PerformanceWarning)
