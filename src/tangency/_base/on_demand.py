@@ -45,7 +45,7 @@ class _Package(ModuleType):
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
-        """By its name: cloudpickle, which sends users' functions and the `tg` in them to workers, knows plain modules."""
+        """By its name: cloudpickle, which sends users' functions and their `tg` to workers, knows plain modules."""
         return import_module, (self.__name__,)
 
     def __dir__(self) -> list[str]:
