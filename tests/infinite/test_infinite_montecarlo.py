@@ -201,7 +201,14 @@ def test_batch_norm_over_a_batch() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
-@pytest.mark.parametrize("name", ["rnn, last", "softmax attention", "grouped conv", "ResNet18, pre-activation", "gate"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rnn, last", "gate",
+        *(pytest.param(k, marks=pytest.mark.slow)
+          for k in ("softmax attention", "grouped conv", "ResNet18, pre-activation")),
+    ],
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*groups of .* channels")
 def test_slope_in_width(name: str) -> None:
     """‖Θ_m − Θ‖ ~ m^-½."""
