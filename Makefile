@@ -30,7 +30,7 @@ test: lint
 test-all: lint
 	TANGENCY_CHECK_TYPES=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
 
-# What depends on the processor's last digits, under the settings of other processors (two, with a C compiler three).
+# What depends on the processor's last digits, under the settings of two other processors: under two minutes on two cores.
 test-processors: .venv/installed
 	$(BIN)/python -m benchmarks.robustness.processors tests --tender
 

@@ -192,6 +192,16 @@ def test_a_package_on_demand(toy: Any) -> None:
     assert toy.same == 3
 
 
+@pytest.mark.parametrize("pickler", ["pickle", "cloudpickle"])
+def test_functions_travel_that_name_a_package(pickler: str, toy: Any) -> None:
+    """A user's function in a script goes to workers with what it names: `lambda x: tg.trace_ntk(model)(x)`."""
+    pickling = pytest.importorskip(pickler)
+    assert pickling.loads(pickling.dumps(toy)) is toy
+    assert pickling.loads(pickling.dumps(tg)) is tg
+    if pickler == "cloudpickle":
+        assert pickling.loads(pickling.dumps(lambda: toy.same))() is toy.same
+
+
 @pytest.mark.parametrize("asked_before", [True, False])
 def test_a_module_does_not_take_the_name_of_a_function(asked_before: bool, toy: Any) -> None:
     """Python's import puts `toy.same`, the module, into the package, where the function is public."""

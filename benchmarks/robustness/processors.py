@@ -273,7 +273,8 @@ def _kept(path: Path, what: str, rows: Sequence[Mapping[str, object]]) -> None:
 def _tests(args: argparse.Namespace) -> list[dict[str, object]]:
     """A row for each setting that is asked for and can be had."""
     options, rows = ["-q", "-n", args.workers, "--dist", "worksteal", "-m", "not slow and not gpu"], []
-    for name in args.settings:
+    quick = ["old", "avx2" if environment(COMBINED["intel"]) is None else "intel"]  # two of them: under two minutes
+    for name in args.settings or (quick if args.tender else COMBINED):
         print(f"---- {name}: {_written(COMBINED.get(name, {}))}", flush=True)
         row = run_tests(name, [*options, *(TENDER if args.tender else ())])
         if row is None:
@@ -288,7 +289,9 @@ def main() -> int:
     """What the command line asks for; 1 if a test failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=["hashes", "digits", "tests", "fingerprints", "kernels"])
-    parser.add_argument("--settings", nargs="+", choices=["bare", *COMBINED], default=list(COMBINED))
+    parser.add_argument(
+        "--settings", nargs="+", choices=["bare", *COMBINED], help="default: all; of the tender part two"
+    )
     parser.add_argument("--tender", action="store_true", help="only the part that is known to be tender")
     parser.add_argument("--workers", default="2", help="processes of pytest")
     parser.add_argument("--json", type=Path, help="a file for the results, such as benchmarks/results/processors.json")

@@ -5,6 +5,7 @@ there; here they are read when a name is first asked for, so that no list of nam
 """
 
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -42,6 +43,10 @@ class _Package(ModuleType):
             if attribute and value.__name__ == f"{self.__name__}.{name}":
                 return
         super().__setattr__(name, value)
+
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        """By its name: cloudpickle, which sends users' functions and their `tg` to workers, knows plain modules."""
+        return import_module, (self.__name__,)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *vars(self).get("__all__", ())})

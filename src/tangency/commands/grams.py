@@ -29,7 +29,9 @@ def add(commands: "Commands") -> None:
     )
     gram.add_argument("function", metavar="MODULE:FUNCTION", help=_FUNCTION)
     gram.add_argument("--store", required=True, help="the folder (or zarr URL) for the matrix")
-    gram.add_argument("--memory", help="what may be allocated, e.g. 8GiB (default: 4GiB; on a GPU, what is free)")
+    gram.add_argument(
+        "--memory", help="what may be allocated, e.g. 8GiB (default: 70%% of what is free; on a GPU, all)"
+    )
     gram.add_argument("--tile", type=positive, help="samples on a side of a tile (default: from the memory)")
     where = gram.add_mutually_exclusive_group()
     where.add_argument("--gpus", action="store_true", help="a worker on every visible GPU")

@@ -54,7 +54,8 @@ def add_output(command: argparse.ArgumentParser) -> None:
 def add_memory(command: argparse.ArgumentParser) -> None:
     """What Grams may take, and where they are kept."""
     command.add_argument("--store", help="a folder for the Grams: they need not fit in memory, and are kept")
-    command.add_argument("--memory", help="what Gram tiles may take, e.g. 8GiB (default: 4GiB; on a GPU, what is free)")
+    free = "default: 70%% of what is free; on a GPU, all"
+    command.add_argument("--memory", help=f"what Gram tiles may take, e.g. 8GiB ({free})")
 
 
 def add_outputs_are(command: argparse.ArgumentParser) -> None:

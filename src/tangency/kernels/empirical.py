@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -47,6 +48,16 @@ class Empirical(Kernel):
         """As `Kernel.footprint`, from a probe of two samples."""
         self._say_outputs(x)
         return self.feature_map.footprint(x, self._form)
+
+    def entry(self, x: Inputs) -> Tensor:
+        """As `Kernel.entry`; a tangent kernel's is known from the probe, without gradients of a sample."""
+        if not isinstance(self.feature_map, Jacobian):
+            return super().entry(x)
+        network, c = self.feature_map.network, self.feature_map.plan(x).c
+        state, wide = network.state(), torch.float32
+        if not network.half:  # as `capture` widens all blocks
+            wide = reduce(torch.promote_types, [state[k].dtype for k in network.trainable])
+        return torch.zeros((1, 1) if self.trace else (1, c, 1, c), dtype=wide, device=self.device)
 
     @property
     def device(self) -> torch.device:
@@ -281,8 +292,22 @@ class Empirical(Kernel):
             if isinstance(block, OuterBlock) and block.scale is None and cost.method != "expand":
                 along.add(block.bias)
             rows.append(CostRow(name, rule, cost.method, sizes, cost))
-        first = next(iter(a.values()))
-        return Costs(self.name, first.n, next(iter(b.values())).n, tuple(rows), first.c if plan else 0)
+        first, x = next(iter(a.values())), tree.take(self.ready(x1), slice(0, 1))
+        kept, transient = self.footprint(x)
+        entry = self.entry(x)
+        return Costs(
+            self.name,
+            first.n,
+            next(iter(b.values())).n,
+            tuple(rows),
+            passes=first.c if plan else 0,
+            symmetric=a is b,
+            kept=kept,
+            transient=transient,
+            device=self.device.type,
+            half=self.feature_map.network.half,
+            entry=entry.numel() * entry.element_size(),
+        )
 
     def form(self) -> Spec:
         """All that `spec` says but for the values of weights and buffers: what stays the same while a model trains."""
