@@ -91,14 +91,15 @@ class Minimal:
         return Later(pickle.dumps((f, args)))
 
 
-def spawned() -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
+def processes(count: int, start: str) -> ProcessPoolExecutor:
+    """With one thread each: forks of a process whose OpenMP threads have run would wait for them for ever."""
+    context = multiprocessing.get_context(start)
+    return ProcessPoolExecutor(count, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
 
 
 EXECUTORS: dict[str, Callable[[], Any]] = {
-    "a spawned process": spawned,  # slow: no newer than the workers are
-    "forked processes": lambda: ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")),
+    "a spawned process": lambda: processes(1, "spawn"),  # slow: no newer than the workers are
+    "forked processes": lambda: processes(2, "fork"),
     "three threads": lambda: ThreadPoolExecutor(3),
     "minimal": lambda: contextlib.nullcontext(Minimal()),
 }

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import pickle
+import shlex
 import shutil
 import subprocess
 import sys
@@ -634,7 +635,7 @@ def test_an_ascii_terminal_and_a_closed_pipe(whole: Path) -> None:
     assert done.returncode == 2
     assert b"\\u03c4" in done.stderr
     assert b"Traceback" not in done.stderr
-    command = f"{sys.executable} -m tangency status {whole} --json | true"
+    command = f"{shlex.quote(sys.executable)} -m tangency status {shlex.quote(str(whole))} --json | true"
     done = subprocess.run(command, shell=True, capture_output=True, check=False)
     assert done.stderr == b""
 

@@ -268,7 +268,8 @@ def test_costs_print_as_a_table_and_go_into_json() -> None:
     lines = costs.table().splitlines()
     assert str(costs) == costs.table()
     assert lines[0].startswith("trace ntk, 5 x 2 samples")
-    assert len(lines) == 3 + len(costs.rows)  # a title, a header, a rule
+    assert len(lines) == 3 + len(costs.rows) + 2  # a title, a header, a rule; a line of what a sample takes
+    assert lines[-1].endswith("while it is captured: all fit into the budget")
     assert len(repr(costs)) < 200
     record = json.loads(json.dumps(costs.to_dict()))
     assert [row["parameter"] for row in record["rows"]] == [row.parameter for row in costs.rows]

@@ -411,12 +411,12 @@ def remembering(kernel: tg.Kernel) -> tg.Kernel:
     """The kernel, which computes the gradients of a batch once, however many random matrices they are projected by."""
     blocks, known = kernel.feature_map._blocks, {}
 
-    def once(x: Tensor, plan: Any, memory: int | None, form: Any) -> dict[str, Any]:
+    def once(x: Tensor, plan: Any, memory: int | None, form: Any, outputs: Any) -> dict[str, Any]:
         if form is not never:  # not asked for by a projection
-            return blocks(x, plan, memory, form)
-        key = x.numpy().tobytes()
+            return blocks(x, plan, memory, form, outputs)
+        key = x.numpy().tobytes(), outputs
         if key not in known:
-            known[key] = blocks(x, plan, memory, form)
+            known[key] = blocks(x, plan, memory, form, outputs)
         return dict(known[key])
 
     object.__setattr__(kernel.feature_map, "_blocks", once)

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -109,18 +110,22 @@ class JacobianGram:
         weights[here, :, output] = v[vector]
         out.index_add_(0, vector, self.push(self.pull(weights))[here, :, output])
 
+    @torch.inference_mode(False)  # in which forward mode gives zero, without a word, before torch 2.12
     def pull(self, v: Float[Tensor, "q n c"]) -> Point:
         """Jᵀ v = Σ_i Σ_c v_ic ∂f_c(x_i)/∂θ of each v, by parameter [q, …]: one backward pass over all samples."""
         point, rest = self._point()
+        v = cast(Tensor, tree.normal(v))
         total = {k: p.new_zeros(len(v), *p.shape) for k, p in point.items()}
         for part, f in self._batches(rest):
             for k, rows in self._all("pull", part.start, _pullback(f, point), {"": v[:, part]}).items():
                 total[k] += rows
         return total
 
+    @torch.inference_mode(False)
     def push(self, w: Point) -> Float[Tensor, "q n c"]:
         """J w = Σ_p ∂f_c(x_i)/∂θ_p w_p of each w, by parameter [q, …]: one forward-mode pass over all samples."""
         point, rest = self._point()
+        w = cast(Point, tree.normal(w))
         rows = []
         for part, f in self._batches(rest):
             # Each batch once: samples may take different ways (a padded word, an expert).
@@ -247,8 +252,9 @@ def jacobian_gram(kernel: Empirical, x: Inputs, *, batch: int | None = None, mem
     if batch is not None:
         checks.positive(batch, "batch", "samples at a time")
     budget = checks.memory(memory)
-    x = kernel.ready(x)
     features = kernel.feature_map
+    # As `compute` takes them: from wherever they lie.
+    x = kernel.ready(tree.to(tree.given(x, "x"), next(features.network.model.parameters()).device))
     # Refuses models that are random or mix samples. What it says of rules is of no concern: none are used here.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PerformanceWarning)
