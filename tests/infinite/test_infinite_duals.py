@@ -173,6 +173,7 @@ def test_zero_variance_and_rounding(dual: Dual) -> None:
 
 
 @pytest.mark.parametrize("dual", EVERY, ids=repr)
+@pytest.mark.every(2)
 def test_gradients(dual: Dual) -> None:
     inputs = (tensor([[0.3, -0.4]]), tensor([[1.1]]), tensor([[0.9, 0.6]]))
     inputs = tuple(each.requires_grad_() for each in inputs)
