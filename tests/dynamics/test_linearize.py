@@ -178,6 +178,8 @@ def test_without_a_graph() -> None:
         assert torch.equal(got, want)
         with torch.inference_mode():
             assert torch.equal(value(net, x), want)
+            made = tg.linearize(model)
+        torch.testing.assert_close(value(made, x), model(x))
     model, x = small()
     with torch.no_grad():
         assert not tg.linearize(model)(x.requires_grad_()).requires_grad
