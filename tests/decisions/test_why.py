@@ -59,9 +59,7 @@ def test_the_most_faithful_kernel_is_asked(made: tuple[torch.nn.Module, tg.decis
     assert decisions.why(sample) == decisions.why(sample, kernel=best.name)
 
 
-def test_a_tau_that_is_no_number_is_of_no_faithful_kernel(
-    made: tuple[torch.nn.Module, tg.decisions.Decisions],
-) -> None:
+def test_a_tau_that_is_no_number_is_of_no_faithful_kernel(made: tuple[torch.nn.Module, tg.decisions.Decisions]) -> None:
     """Of a surrogate that says the same of every sample: it comes after one that orders them the wrong way round."""
     first, second = made[1].explanations
 
@@ -76,12 +74,11 @@ def test_a_tau_that_is_no_number_is_of_no_faithful_kernel(
 
 def test_chance_does_not_depend_on_the_kernels_scale(made: tuple[torch.nn.Module, tg.decisions.Decisions]) -> None:
     """reg is a factor times the default, which grows with the kernel."""
-    net, decisions = made
     train, test = (X[:60] @ X[:60].T).double(), (X[60:] @ X[:60].T).double()
 
     def chance(scale: float, **options: float) -> tg.surrogate.Interval:
         K, cross = (between(scale * part) for part in (train, test))
-        return shuffled(K, cross, decisions.logits, Y[:60], Y[60:], **options)
+        return shuffled(K, cross, made[1].logits, Y[:60], Y[60:], **options)
 
     once = chance(1.0)
     assert chance(64.0) == once

@@ -1289,6 +1289,11 @@ def test_predictions_refuse_what_does_not_fit() -> None:
             fit.predict(cross)
     with pytest.raises(tg.InputError, match=r"cross has shape \(5, 2, 3\)"):
         fit.predict(torch.ones(5, 2, 3))
+    full = some(8, c=2)
+    by_features = least_squares(full.phi, full.targets()[0], reg=0.1)
+    for phi in (full.phi_z[..., 1:], full.phi_z[:, 0], full.phi_z.mT):
+        with pytest.raises(tg.InputError, match="cross has shape .*needed: new samples by training samples"):
+            by_features.predict(phi)
     with pytest.raises(tg.InputError, match="cross is a list; needed: a Gram"):
         fit.predict([[1.0] * 8])
     with pytest.raises(tg.InputError, match="cross is on meta, the model on cpu"):

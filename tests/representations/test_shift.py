@@ -506,6 +506,16 @@ def test_what_is_refused(source: Tensor, target: Tensor, options: dict[str, Any]
         found(source, target, **options)
 
 
+def test_of_several_layers_all_are_compared(net: nn.Module) -> None:
+    names = ["0", "2"]
+    result = shift(net, X, Z, layers=names, draws=39, progress=False)
+    assert result.facts["layers"] == "0, 2"
+    assert result.facts["features"] == 50
+    a, b = (torch.cat([*tg.representations.layer_outputs(net, v, names, progress=False).values()], 1) for v in (X, Z))
+    assert found(a, b, draws=39).facts["explained"] == pytest.approx(result.facts["explained"], rel=1e-6)
+    assert shift(net, X, Z, draws=39, progress=False).facts["layers"] != "0, 2"
+
+
 def test_what_is_refused_of_models(net: nn.Module) -> None:
     with pytest.raises(InputError, match="model is a str; needed: a torch.nn.Module, or None"):
         shift("net", X, Z)  # type: ignore[arg-type]
