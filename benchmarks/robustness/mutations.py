@@ -367,6 +367,7 @@ def pytest_there(tree: Path, files: Iterable[str], suite: Suite) -> int:
     sys.path[:] = [str(tree / "src"), str(tree), *(p for p in sys.path if p not in ("", str(ROOT)))]
     for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
         del sys.modules[name]
+    sys.modules["__main__"] = types.ModuleType("__main__")  # processes that tests start would import this file
     import pytest
 
     options = ["-q", "-p", "no:cacheprovider", "-m", MARKS, f"--basetemp={suite.said}.tmp"]

@@ -488,6 +488,7 @@ def test_gaussian_processes_are_scikit_learns(kernel: Any, q: int | None) -> Non
     near(ours.model.coefficients, ridge(kernel(x), y, reg=0.2).coefficients, 1e-11)
     near(ours.factor @ ours.factor.T, kernel(x) + 0.2 * np.eye(15), 1e-12)
     assert ours.model.residual < 1e-12
+    assert gaussian_process(kernel(x), 1e6 * y, noise=0.2).model.residual < 1e-12  # relative to the targets
     assert ours.noise == 0.2
 
 
