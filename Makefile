@@ -3,8 +3,12 @@ PYTHON ?= python3
 # By `python -m`: scripts in a venv begin with its path, which no system reads that has a space in it or 128 letters.
 BIN := .venv/bin
 
-.PHONY: demo test test-all test-gpu lint bench docs docs-serve dist bump clean
+.PHONY: demo test test-all test-gpu test-processors lint bench docs docs-serve dist bump clean
 .DEFAULT_GOAL := test
+
+# Compiled files are kept, whatever the shell says (images of Python often forbid it): without them every worker and every
+# process that a test starts compiles the package and the tests again, a minute in all.
+export PYTHONDONTWRITEBYTECODE :=
 
 .venv/installed: pyproject.toml constraints.txt
 	@echo "installing into .venv: some minutes and 2 GB, once"
@@ -21,10 +25,14 @@ lint: .venv/installed
 	$(BIN)/python -m mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
 test-all: lint
-	TANGENCY_CHECK_TYPES=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not gpu"
+	TANGENCY_CHECK_TYPES=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
+
+# What depends on the processor's last digits, under the settings of two other processors: under two minutes on two cores.
+test-processors: .venv/installed
+	$(BIN)/python -m benchmarks.robustness.processors tests --tender
 
 # Without a GPU all are skipped; TANGENCY_GPU_ON_CPU=1 runs them on the CPU. Without a network: benchmarks/robustness/gpu_tests.py.
 test-gpu: .venv/installed

@@ -1,8 +1,10 @@
-"""Shapes in annotations are checked at run time under pytest; one thread, since two workers share two cores."""
+"""Shapes in annotations are checked at run time under pytest; one thread: two workers share two cores."""
 
+import gc
 import os
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -38,9 +40,11 @@ INSIDE = [
 INSIDE = [f"engine.{name}" for name in INSIDE] + ["gram.gram", "models"]
 wholly = [f"tangency.{room}" for room in INSIDE] if os.environ.get("TANGENCY_CHECK_TYPES") else []
 shape_checks.install(wholly)
-import tangency as tg  # noqa: E402, F401
+import tangency as tg  # noqa: E402
 
-torch.set_num_threads(1)
+# benchmarks/robustness/processors.py asks for others: sums cut among threads have other last digits.
+torch.set_num_threads(int(os.environ.get("TANGENCY_TEST_THREADS", "1")))
+pytest_plugins = ["spent"]
 settings.register_profile("tangency", deadline=None, max_examples=30, derandomize=True)
 settings.load_profile("tangency")
 
@@ -48,6 +52,25 @@ settings.load_profile("tangency")
 def pytest_configure(config: pytest.Config) -> None:
     # Not in pyproject.toml: naming the class there would import tangency before the hook above.
     config.addinivalue_line("filterwarnings", "error::tangency.errors.TangencyWarning")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test's many cases of one kind each k-th runs under `make test`, as its mark `every` says."""
+    met: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("every")) is not None:
+            k, first = (*mark.args, 0)[:2]
+            name = item.nodeid.partition("[")[0]
+            if met[name] % k != first:
+                item.add_marker(pytest.mark.slow)
+            met[name] += 1
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: Python need not look through a million objects for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -63,6 +86,22 @@ def job_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     return write
 
 
+@pytest.fixture(scope="module")
+def few_shuffles() -> Iterator[None]:
+    """What chance gives, of two orders of the labels: nine took more than half of the time of `explain`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tangency.decisions.chance.SHUFFLES", 2)
+        yield
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[tg.Workers]:
+    """Two processes, for all tests that do no harm to them."""
+    with tg.Workers(2) as found:
+        yield found
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(0)
+    # Not torch.manual_seed where there is no GPU: it writes down for three kinds of them where it was called.
+    torch.manual_seed(0) if torch.cuda.is_available() else torch.default_generator.manual_seed(0)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import FORK
 
 import tangency as tg
 from tangency._base.extras import EXTRA_OF, is_installed, needed
@@ -12,7 +13,8 @@ from tangency._base.triton import load_kernels
 
 BLOCKED = """
 import sys
-for name in [{names}, "jaxtyping", "beartype", "transformers", "triton", "pandas", "threadpoolctl"]:
+for name in [{names}, "jaxtyping", "beartype", "transformers", "triton", "pandas", "threadpoolctl",
+             "pytorch_lightning"]:
     sys.modules[name] = None
 import inspect, tempfile
 import torch
@@ -111,13 +113,16 @@ def test_without_any_of_them(tmp_path: Path) -> None:
 
 
 def test_estimators_are_imported_when_they_are_asked_for() -> None:
-    code = """
-import sys, tangency as tg
-assert "sklearn" not in sys.modules and "estimators" in dir(tg)
-assert tg.estimators.KernelRegressor is sys.modules["tangency.estimators"].KernelRegressor
-assert "sklearn" in sys.modules and not hasattr(tg, "estimator")
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
+    with FORK.Pool(1) as pool:
+        pool.apply(_import_estimators)
+
+
+def _import_estimators() -> None:
+    assert "sklearn" not in sys.modules
+    assert "estimators" in dir(tg)
+    assert tg.estimators.KernelRegressor is sys.modules["tangency.estimators"].KernelRegressor
+    assert "sklearn" in sys.modules
+    assert not hasattr(tg, "estimator")
 
 
 def test_a_library_that_fails_keeps_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

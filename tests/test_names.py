@@ -59,11 +59,11 @@ def reached(thing: object, parts: tuple[str, ...]) -> bool:
 def exists(name: str) -> bool:
     """Of `tg.a.b`, by attributes, or `tangency.a.b`, through files: a function may have its file's name."""
     parts = tuple(name.split(".")[1:])
-    if parts == ("__main__",) or reached(tg, parts):
+    if is_module(parts) or reached(tg, parts):  # a module is not imported: some need what is not here
         return True
     inside = max(k for k in range(len(parts) + 1) if k == 0 or is_module(parts[:k]))
-    if inside == len(parts) or inside == 0:  # not imported: some need what is not here
-        return inside > 0
+    if inside == 0:
+        return False
     return reached(importlib.import_module(".".join(["tangency", *parts[:inside]])), parts[inside:])
 
 

@@ -6,35 +6,10 @@
 torch.Size([5, 5])
 """
 
-from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from . import (
-    active,
-    auditing,
-    datasets,
-    decisions,
-    distributions,
-    dynamics,
-    infinite,
-    linalg,
-    models,
-    plots,
-    projection,
-    regress,
-    report,
-    representations,
-    spectra,
-    studies,
-    surrogate,
-    testing,
-    watch,
-)
+from ._base.on_demand import import_on_demand
 from ._version import __version__
-from .decisions import audit, explain
-from .doctor import doctor
-from .dynamics.linearized import Linearized, linearize
 from .errors import (
     DamagedTile,
     DidNotConverge,
@@ -55,19 +30,49 @@ from .errors import (
     UnsupportedModule,
     WorkerLost,
 )
-from .gram.compute import compute
-from .gram.executors import Workers
-from .gram.gram import Gram
-from .gram.ray import RayExecutor
-from .gram.source import from_dataset
-from .gram.store import open_gram
-from .infinite import infinite_nngp, infinite_ntk
-from .kernels.combine import cosine, scale, sum
-from .kernels.gaussian import gaussian
-from .kernels.kernel import Kernel
-from .kernels.ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
-from .projection import projected, projection_error
-from .representations import refit_last_layer, shift
+
+# Read by editors and mypy, and by `import_on_demand`: a room is imported when one of its names is first asked for.
+if TYPE_CHECKING:
+    from . import (
+        active,
+        auditing,
+        datasets,
+        decisions,
+        distributions,
+        dynamics,
+        infinite,
+        linalg,
+        models,
+        plots,
+        projection,
+        regress,
+        report,
+        representations,
+        spectra,
+        studies,
+        surrogate,
+        testing,
+        watch,
+    )
+    from . import estimators as estimators
+    from .decisions import audit, explain
+    from .doctor import doctor
+    from .dynamics.linearized import Linearized, linearize
+    from .gram.compute import compute
+    from .gram.executors import Workers
+    from .gram.gram import Gram
+    from .gram.ray import RayExecutor
+    from .gram.source import from_dataset
+    from .gram.store import open_gram
+    from .infinite import infinite_nngp, infinite_ntk
+    from .kernels.combine import cosine, scale, sum
+    from .kernels.estimate import probe_error
+    from .kernels.gaussian import gaussian
+    from .kernels.kernel import Kernel
+    from .kernels.ntk import conjugate_kernel, embedding_kernel, full_ntk, head_ntk, pseudo_ntk, trace_ntk
+    from .projection import projected, projection_error
+    from .representations.last_layer import refit_last_layer
+    from .representations.shift import shift  # not of the room: to mypy the name would be the module's, too
 
 __all__ = [
     "DamagedTile",
@@ -119,6 +124,7 @@ __all__ = [
     "models",
     "open_gram",
     "plots",
+    "probe_error",
     "projected",
     "projection",
     "projection_error",
@@ -144,12 +150,4 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "estimators"])
 
 
-if TYPE_CHECKING:
-    from . import estimators as estimators
-else:  # hidden from type checkers, to which it would allow every name
-
-    def __getattr__(name: str) -> ModuleType:
-        """`tg.estimators` is imported when it is first asked for: scikit-learn takes a second, and may be missing."""
-        if name == "estimators":
-            return import_module("tangency.estimators")
-        raise AttributeError(f"module 'tangency' has no attribute {name!r}")
+import_on_demand(__name__)

@@ -10,10 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 from . import job
-from ._base import machine
 from ._version import __version__
 from .commands import auditing, experiments, explaining, grams, health, probing, shifting, watching
 from .errors import InputError, ModelError, NonFiniteError, TangencyError
@@ -32,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _warnings_in_a_line():
             if getattr(args, "long", False):
-                machine.tell_if_busy(torch.get_num_threads())
+                _tell_if_busy()
             code = int(args.run(args))
         sys.stdout.flush()
         return code
@@ -49,6 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         traceback.print_exception(e.cause)
         return 2
+
+
+def _tell_if_busy() -> None:
+    import torch
+
+    from ._base import machine
+
+    machine.tell_if_busy(torch.get_num_threads())
 
 
 @contextlib.contextmanager
@@ -71,6 +76,9 @@ def _failed(e: Exception) -> int:
         return 2 if isinstance(e, (InputError, ModelError, NonFiniteError)) else 1
     if isinstance(e, OSError) and e.filename is not None:
         print(f"error: {e.filename}: {e.strerror}.", file=sys.stderr)
+        return 2
+    if isinstance(e, ModuleNotFoundError) and e.name == "torch":
+        print("error: tangency needs PyTorch, which is not installed here: pip install torch.", file=sys.stderr)
         return 2
     place = job.where(e)
     print(f"error: {type(e).__name__}: {e}" + (f"\n{place}" if place else ""), file=sys.stderr)

@@ -234,7 +234,7 @@ def by_autograd(network: Network, x: Inputs, trace: bool) -> Tensor:
         two = tree.transform(lambda v, i=i: v[[i, (i + 1) % n]].clone(), x)  # type: ignore[misc]
         args, kwargs = network.arguments(two)
         with torch.enable_grad(), network.modes(exact=True):
-            out = network.readout(model(*args, **kwargs), two)[0]
+            out = network.directed(network.readout(model(*args, **kwargs), two))[0]
             for value in out:
                 grads = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
                 rows.append(torch.cat([_flat_gradient(g, p) for g, p in zip(grads, parameters, strict=True)]))

@@ -199,12 +199,27 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(word in out for word in ("gram", "status", "verify"))
 
 
-def test_ctrl_c_while_torch_is_being_imported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["doctor"], ["demo"]])  # the second looks at torch's threads first
+def test_ctrl_c_while_torch_is_being_imported(words: list[str], tmp_path: Path) -> None:
     """A stand-in for torch that is interrupted as it is imported."""
-    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt\n", encoding="utf-8")
+    assert with_torch("raise KeyboardInterrupt", words, tmp_path) == (130, "stopped")
+
+
+def test_without_torch(tmp_path: Path) -> None:
+    """Help needs none; what computes says what is missing."""
+    absent = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"
+    assert with_torch(absent, ["gram", "--help"], tmp_path) == (0, "")
+    said = "error: tangency needs PyTorch, which is not installed here: pip install torch."
+    assert with_torch(absent, ["doctor"], tmp_path) == (2, said)
+
+
+def with_torch(text: str, words: list[str], folder: Path) -> tuple[int, str]:
+    """What a command returns and says on standard error where this file is torch."""
+    (folder / "torch.py").write_text(text + "\n", encoding="utf-8")
     code = "import sys, tangency_command; sys.exit(tangency_command.main())"
-    paths = os.pathsep.join([str(tmp_path), str(Path(tg.__file__).parents[1])])
+    paths = os.pathsep.join([str(folder), str(Path(tg.__file__).parents[1])])
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, check=False
-    )
-    assert (done.returncode, done.stderr.strip()) == (130, b"stopped")
+        [sys.executable, "-c", code, *words], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
+        encoding="utf-8", check=False, cwd=folder,
+    )  # fmt: skip
+    return done.returncode, done.stderr.strip()

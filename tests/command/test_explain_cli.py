@@ -12,10 +12,11 @@ import torch
 from tangency import InputError, demo
 from tangency.cli import main
 from tangency.datasets import TrainTest, digits
-from tangency.experiments import EXPERIMENTS, surrogate_table1, surrogate_table2, surrogate_table3, uci
+from tangency.experiments import EXPERIMENTS, shift, surrogate_table1, surrogate_table2, surrogate_table3, uci
 from tangency.experiments.bundled import images
 from tangency.experiments.table import Kept, Options, Table, mean
 
+pytestmark = pytest.mark.usefixtures("few_shuffles")
 JOB = """
 import torch, tangency as tg
 from torch import nn
@@ -182,13 +183,13 @@ def few_images(factor: int, channels: int = 3, **_: int) -> TrainTest:
     return images(factor, channels, 6, 5)
 
 
-# Each of these has tests of its own in tests/experiments; Figures 4 to 11 are 3 and 8 with other networks.
-LONG = {"spectra-table8", *(f"conjugate-fig{k}" for k in (4, 5, 6, 7, 9, 10, 11))}
+# All others are run small, kept and gone on with by tests of their own in tests/experiments.
+HERE = {"surrogate-table1", "surrogate-table2", "surrogate-table3", "energy-table1", "shift"}
 
 
 @pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in EXPERIMENTS]
+    "name", [name if name in HERE else pytest.param(name, marks=pytest.mark.slow) for name in EXPERIMENTS]
 )
 def test_each_experiment_runs_in_its_quick_form_and_is_not_repeated(
     name: str, few: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -199,6 +200,8 @@ def test_each_experiment_runs_in_its_quick_form_and_is_not_repeated(
             monkeypatch.setattr(module, "images", few_images)
         small = replace(uci.QUICK_PLAN, depths=(1,), costs=(1.0,), gammas=(0.1,), trees=5, layers=(1,), steps=20)
         monkeypatch.setattr(uci, "QUICK_PLAN", small)
+        monkeypatch.setattr(shift, "CORRUPTIONS", dict(list(shift.CORRUPTIONS.items())[:2]))
+        monkeypatch.setattr(shift, "QUICK_HALVINGS", 3)
     argv = ["reproduce", name, "--quick", "--seeds", "2", "--out", str(tmp_path), "--json"]
     if few and name in ("surrogate-table2", "surrogate-table3"):
         argv += ["--kernels", "trNTK,CK"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tangency as tg
-from tangency._base import machine
+from tangency._base import machine, memory
 from tangency.cli import main
 
 JOB = """
@@ -156,6 +156,7 @@ def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """Half the cores by affinity, then one and a half by a limit, of either version of control groups."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
     assert machine.cores() == 4
     free = machine.available_memory()
     assert free > 0

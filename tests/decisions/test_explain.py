@@ -22,13 +22,14 @@ from torch import Tensor, nn
 import tangency as tg
 from tangency import InputError, ModelError, TangencyWarning, decisions
 from tangency.datasets import Labelled
-from tangency.decisions import Decisions, Explanation, compared, explained, kernels
+from tangency.decisions import Decisions, Explanation, chance, compared, explained, kernels
 from tangency.decisions.attribution import Attribution, attributions
 from tangency.decisions.forensics import flag
 from tangency.engine import outputs as heads
 from tangency.models import initialized, mlp
-from tangency.surrogate import default_reg, faithfulness, fit, log_odds
+from tangency.surrogate import default_reg, faithfulness, fit, kendall, log_odds
 
+pytestmark = pytest.mark.usefixtures("few_shuffles")
 F64 = torch.float64
 FIVE = ["trNTK", "trNTK⁰", "pNTK", "Em", "CK"]
 N, M = 60, 40
@@ -1043,6 +1044,33 @@ def test_masks_of_poisoned_samples_flag_test_samples_by_their_neighbours() -> No
     assert torch.equal(alone.poisoned_test, test_mask)
 
 
+def test_chance_is_the_range_over_shuffled_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as is said, each time in another order; what did not converge counts with what it has."""
+    (x, y), (z, y_z) = data()
+    K, cross = (tg.linalg.matrix.between(v.double()) for v in (x @ x.T, z @ x.T))
+    network = torch.randn(M, 3, dtype=F64)
+    odds = log_odds(network, y_z, outputs_are="logits")
+    orders, taus = [], []
+
+    def counted(part: Tensor, labels: Tensor, **options: Any) -> Any:
+        orders.append(labels)
+        surrogate = fit(part, labels, **options)
+        taus.append(float(kendall(odds, log_odds(surrogate.logits(z @ x.T), y_z, outputs_are="logits"))))
+        if len(orders) == 2:
+            raise tg.DidNotConverge("enough", solution=surrogate)
+        return surrogate
+
+    monkeypatch.setattr(chance, "fit", counted)
+    for shuffles in (9, 3):
+        monkeypatch.setattr(chance, "SHUFFLES", shuffles)
+        orders.clear()
+        taus.clear()
+        found = chance.shuffled(K, cross, network, y, y_z)
+        assert len({tuple(order.tolist()) for order in orders}) == shuffles
+        assert all(torch.equal(order.bincount(), y.bincount()) for order in orders)
+        assert (found.low, found.high) == pytest.approx((min(taus), max(taus)))
+
+
 # What is left behind.
 
 
@@ -1061,16 +1089,11 @@ def test_a_kernel_and_its_cosine_share_one_gram_and_none_outlives_its_last_use(
         return gram
 
     monkeypatch.setattr(compared, "compute", counted)
+    got = explain(trained(), *data())
+    assert len(made) == 8  # two for each of four kernels; the trace's serve its cosine as well
+    assert max(alive) <= 1  # when the next begins, nothing but its own first half is there
     gc.collect()
-    gc.freeze()  # what is there already need not be looked at ten times
-    try:
-        got = explain(trained(), *data())
-        assert len(made) == 8  # two for each of four kernels; the trace's serve its cosine as well
-        assert max(alive) <= 1  # when the next begins, nothing but its own first half is there
-        gc.collect()
-        assert not any(r() is not None for r in made)
-    finally:
-        gc.unfreeze()
+    assert not any(r() is not None for r in made)
     alike(got, found)
 
 

@@ -72,6 +72,7 @@ def small() -> tuple[nn.Module, Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3, 1)
 def test_first_order_is_the_jacobian_product(name: str) -> None:
     model, x = build(CASES[name], 3)
     start, j = value(model, x).detach(), jacobians(model, x)
@@ -93,6 +94,7 @@ def test_first_order_is_the_jacobian_product(name: str) -> None:
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.every(2)
 def test_remainder_is_of_the_next_order(name: str, order: int) -> None:
     model, x = build(CASES[name], 2)
     net = tg.linearize(model, order)
@@ -113,6 +115,7 @@ def test_remainder_is_of_the_next_order(name: str, order: int) -> None:
 
 @pytest.mark.parametrize("order", [2, 3])
 @pytest.mark.parametrize("name", ["layer_norm", "encoder", "lstm", "weight_normed", "tied_linears"])
+@pytest.mark.every(3)
 def test_gradients_of_higher_orders(name: str, order: int) -> None:
     """The derivative of the value along a direction, by central differences."""
     model, x = build(CASES[name], 2)

@@ -168,6 +168,7 @@ def test_logs_that_cannot_be_written(tmp_path: Path) -> None:
 
 def until_killed(log: Path, at: int) -> None:
     """A training whose process dies in the middle of a line."""
+    torch.set_num_threads(1)  # a fork of a process whose OpenMP threads have run waits for them for ever
 
     def write(self: RunLog, line: dict) -> None:
         if line.get("step") == at:

@@ -103,6 +103,7 @@ def attention(m: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_weights_made_of_parameters(name: str) -> None:
     torch.manual_seed(0)
     check(CASES[name](), rows())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked import FORK
 from scipy.stats import friedmanchisquare, rankdata
 
 from tangency import InputError
@@ -337,6 +338,7 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
 def test_processes_find_what_one_alone_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "a", some(40))
     monkeypatch.setattr(uci, "PLAN", SMALL)
+    monkeypatch.setattr(uci, "get_context", {"spawn": FORK}.get)  # no less apart from this process, and sooner there
     options = Options(data=tmp_path, seeds=1, progress=False)
     found = []
     for cores in (1, 2):

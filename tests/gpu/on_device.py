@@ -13,7 +13,9 @@ import tangency as tg
 from tangency._base import tree as _tree
 from tangency.models import mlp
 
-CUDA = not os.environ.get("TANGENCY_GPU_ON_CPU")
+# Whether a GPU is to be tested, and whether that can be: else tests that are marked for a GPU are skipped.
+WANTED = not os.environ.get("TANGENCY_GPU_ON_CPU")
+CUDA = WANTED and torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 F64 = torch.float64
 CASES: dict[str, Case] = {case.name: case for case in ZOO}

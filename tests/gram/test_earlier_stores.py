@@ -1,6 +1,5 @@
 """Stores that an earlier tangency wrote (tests/fixtures/make_stores.py) open, are believed, and are gone on with."""
 
-import json
 import shutil
 import sys
 import warnings
@@ -25,11 +24,10 @@ import make_stores  # noqa: E402
 FINISHED = [name for name, made in make_stores.STORES.items() if made.kept is None]
 # `tangency verify` takes Gram matrices, of inputs that a function returns.
 VERIFIED = [name for name in FINISHED if "features" not in name]
-KNOWN = json.loads((make_stores.HERE / "environment.json").read_text(encoding="utf-8"))
-# Bits depend on torch and on the processor's instructions; elsewhere numbers may differ by rounding.
-ALIKE = make_stores.environment() == KNOWN
-# Then the upper half of a symmetric tile was computed and mirrored, today the lower one: alike up to rounding only.
-MIRRORED = {"full"}
+# Bits depend on torch, on the processor and on its libraries, and no name that a program can ask for says whether two
+# are alike. So numbers are compared up to rounding, beside the largest: 2.9 ε at worst were measured under the settings
+# of benchmarks/robustness/processors.py (AMD, Intel, without AVX2), and not quite three times that is allowed.
+ROUNDING = 8
 
 
 @pytest.fixture
@@ -62,12 +60,11 @@ def _opened(store: Path) -> Tensor:
     return tg.open_gram(str(store)).dense()
 
 
-def _same(a: Tensor, b: Tensor, bits: bool = ALIKE) -> None:
+def _same(a: Tensor, b: Tensor) -> None:
+    """Equal up to rounding, in every entry."""
     assert a.dtype == b.dtype
-    if bits:
-        assert torch.equal(a, b)
-    else:
-        torch.testing.assert_close(a, b)
+    within = ROUNDING * torch.finfo(a.dtype).eps * float(b.abs().max())
+    torch.testing.assert_close(a, b, rtol=0, atol=within)
 
 
 def _files(store: Path) -> dict[str, bytes]:
@@ -78,7 +75,7 @@ def _files(store: Path) -> dict[str, bytes]:
 def test_a_finished_store_holds_what_is_computed_today(stores: Path, name: str) -> None:
     today = make_stores.STORES[name].into(None)
     value = today if isinstance(today, Tensor) else today.dense()
-    _same(_opened(stores / name), value, ALIKE and name not in MIRRORED)
+    _same(_opened(stores / name), value)
 
 
 @pytest.mark.parametrize("name", FINISHED)
@@ -121,8 +118,6 @@ def test_the_command_accepts_them(
     said = capsys.readouterr().out
     assert f"{count} of {count} finished tiles match their checksums" in said
     assert f"{count} tiles computed again" in said
-    if ALIKE and name not in MIRRORED:
-        assert f"{count} equal bit for bit" in said
 
 
 def test_another_kernel_is_refused(stores: Path) -> None:
@@ -137,8 +132,10 @@ def test_another_kernel_is_refused(stores: Path) -> None:
 
 def test_a_function_that_moved_keeps_its_name_in_stores() -> None:
     """Else `explain(store=…)`, which finds its Grams by a hash of the spec, would compute them again."""
-    model = torch.nn.Linear(3, 2)
-    assert tg.pseudo_ntk(model).spec()["head"] == "tangency.ntk._mean_head:00eef8a5"
+    head = str(tg.pseudo_ntk(torch.nn.Linear(3, 2)).spec()["head"])
+    assert head.startswith("tangency.ntk._mean_head:")
+    if sys.version_info[:2] == (3, 11):  # which instructions a function is compiled to, each Python decides anew
+        assert head.endswith(":00eef8a5")
 
 
 def test_errors_that_a_rule_measured_of_itself_may_differ_in_their_last_digits() -> None:

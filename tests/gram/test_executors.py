@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import FORK
 from torch import Tensor, nn
 
 import tangency as tg
@@ -90,35 +91,33 @@ class Minimal:
         return Later(pickle.dumps((f, args)))
 
 
-def spawned() -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
+def processes(count: int, start: str) -> ProcessPoolExecutor:
+    """With one thread each: forks of a process whose OpenMP threads have run would wait for them for ever."""
+    context = multiprocessing.get_context(start)
+    return ProcessPoolExecutor(count, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
 
 
 EXECUTORS: dict[str, Callable[[], Any]] = {
-    "a spawned process": spawned,
-    "forked processes": lambda: ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")),
+    "a spawned process": lambda: processes(1, "spawn"),  # slow: no newer than the workers are
+    "forked processes": lambda: processes(2, "fork"),
     "three threads": lambda: ThreadPoolExecutor(3),
     "minimal": lambda: contextlib.nullcontext(Minimal()),
 }
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[tg.Workers]:
-    with tg.Workers(2) as found:
-        yield found
-
-
-@pytest.mark.parametrize("name", ["workers", *EXECUTORS])
+@pytest.mark.parametrize(
+    "name",
+    ["workers", *(pytest.param(k, marks=pytest.mark.slow) if k == "a spawned process" else k for k in EXECUTORS)],
+)
 def test_the_bits_are_those_of_a_single_process(
     name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One executor for several runs: nothing of a run may be left for the next, though only the inputs differ."""
     model = mlp([5, 8, 3], nn.Tanh).double()
-    x, y, z = (torch.randn(n, 5, dtype=F64) for n in (37, 11, 37))
+    x, y, z = (torch.randn(n, 5, dtype=F64) for n in (21, 11, 21))
     trace, full = tg.trace_ntk(model), tg.full_ntk(model)
     runs = [(trace, x, None), (trace, z, None), (tg.cosine(trace), x, y), (full, x, y)]
-    shared = name == "workers"  # those that this file has anyway
+    shared = name == "workers"  # those that are there anyway
     with contextlib.nullcontext(request.getfixturevalue(name)) if shared else EXECUTORS[name]() as executor:
         submitted, submit = [], executor.submit
         monkeypatch.setattr(executor, "submit", lambda *call: submitted.append(call) or submit(*call))
@@ -133,15 +132,15 @@ def test_the_bits_are_those_of_a_single_process(
                 folder = tmp_path / str(k)
                 got = tg.compute(kernel, a, b, tile=8, executor=executor, store=folder, progress=False).dense()
                 assert torch.equal(got, want), f"run {k} in a store"
-                assert tg.open_gram(folder).progress == ((15, 15) if b is None else (10, 10))
+                assert tg.open_gram(folder).progress == (6, 6)
                 assert submitted
                 submitted.clear()
 
 
-def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
+def test_a_killed_worker_is_replaced_and_they_end_with_their_context(tmp_path: Path) -> None:
+    """Left early by an error: what is queued is dropped, the processes are gone. They count threads as we do."""
     model, x = Noting(tmp_path, "wait for a kill"), torch.randn(12, 5, dtype=F64)
     kernel = tg.trace_ntk(model)
-    want = tg.compute(kernel, x, tile=4, progress=False).dense()
     killed: set[int] = set()
 
     def kill_one() -> None:
@@ -153,13 +152,32 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     assert not noted(tmp_path)
     killer = threading.Thread(target=kill_one, daemon=True)
     killer.start()
-    with tg.Workers(1) as executor:
-        got = tg.compute(kernel, x, tile=4, executor=executor, progress=False).dense()
-    killer.join()
-    assert torch.equal(got, want)
-    assert len(killed) == 1
-    assert len(noted(tmp_path) - killed) == 1, "nobody took its place"
-    assert not any(alive(pid) for pid in noted(tmp_path))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        want = tg.compute(kernel, x, tile=4, progress=False).dense()
+        with pytest.raises(KeyError, match="early"), tg.Workers(1) as executor:
+            got = tg.compute(kernel, x, tile=4, executor=executor, progress=False).dense()
+            killer.join()
+            assert torch.equal(got, want)
+            assert len(killed) == 1
+            pids = {f.result() for f in [executor.submit(_pid_after, 0.0) for _ in range(6)]}
+            assert noted(tmp_path) - killed == pids, "nobody took its place"
+            assert executor.submit(torch.get_num_threads).result() == 3
+            assert len(pids) == executor.workers == 1
+            assert os.getpid() not in pids
+            assert all(alive(pid) for pid in pids)
+            queued = [executor.submit(_pid_after, 1.0) for _ in range(1000)]
+            raise KeyError("early")
+    finally:
+        torch.set_num_threads(threads)
+    assert sum(f.cancelled() for f in queued) >= 900
+    assert not any(alive(pid) for pid in pids | killed)
+
+
+def _pid_after(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
 
 
 def test_a_task_that_is_always_lost_is_given_up() -> None:
@@ -252,7 +270,7 @@ def test_executors_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SCRIPT = """
-import os, pathlib, time
+import os, pathlib
 import torch, tangency as tg
 
 class Model(torch.nn.Module):
@@ -263,7 +281,6 @@ class Model(torch.nn.Module):
     def forward(self, x):
         if os.getpid() != self.home:
             pathlib.Path({folder!r}, str(os.getpid())).touch()
-            time.sleep({delay})
         return self.layer(x).tanh()
 
 torch.set_num_threads(1)
@@ -274,14 +291,14 @@ print("equal", torch.equal(got, want))
 """
 
 
-def script(folder: Path, delay: float = 0.0) -> subprocess.Popen[str]:
+def script(folder: Path) -> subprocess.Popen[str]:
     """A script that guards nothing and closes nothing, in a folder with a file that it does not mean to import."""
     (folder / "cwd").mkdir()
     (folder / "cwd" / "zarr.py").write_text("raise SystemExit('imported from the working directory')", encoding="utf-8")
     (folder / "cwd" / "torch.py").write_text(
         "raise SystemExit('imported from the working directory')", encoding="utf-8"
     )
-    code = textwrap.dedent(SCRIPT).format(folder=str(folder), delay=delay)
+    code = textwrap.dedent(SCRIPT).format(folder=str(folder))
     (folder / "script.py").write_text(code, encoding="utf-8")
     command = [sys.executable, str(folder / "script.py")]
     pipe = subprocess.PIPE
@@ -313,35 +330,17 @@ def test_a_script_without_cloudpickle_is_told_what_to_do(workers: tg.Workers, mo
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
-    process = script(tmp_path, delay=0.05)
+    process = FORK.Process(target=_compute_slowly, args=(tmp_path,))
+    process.start()
     assert eventually(lambda: len(noted(tmp_path)) == 1)
     process.kill()
-    process.communicate()
+    process.join()
     assert eventually(lambda: not any(alive(pid) for pid in noted(tmp_path))), "orphans"
 
 
-def _pid_after(seconds: float) -> int:
-    time.sleep(seconds)
-    return os.getpid()
-
-
-def test_workers_end_with_their_context() -> None:
-    """Left early by an error: what is queued is dropped, the processes are gone. They count threads as we do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        with pytest.raises(KeyError, match="early"), tg.Workers(1) as executor:
-            pids = {f.result() for f in [executor.submit(_pid_after, 0.0) for _ in range(6)]}
-            assert executor.submit(torch.get_num_threads).result() == 3
-            assert len(pids) == executor.workers == 1
-            assert os.getpid() not in pids
-            assert all(alive(pid) for pid in pids)
-            queued = [executor.submit(_pid_after, 1.0) for _ in range(1000)]
-            raise KeyError("early")
-    finally:
-        torch.set_num_threads(before)
-    assert sum(f.cancelled() for f in queued) >= 900
-    assert not any(alive(pid) for pid in pids)
+def _compute_slowly(folder: Path) -> None:
+    kernel, x = tg.trace_ntk(Noting(folder, delay=0.05)), torch.randn(200, 5, dtype=F64)
+    tg.compute(kernel, x, tile=4, executor=tg.Workers(1), progress=False)
 
 
 def test_only_so_many_calls_are_under_way() -> None:

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import pickle
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scaled_net
 import store_job
 import torch
 import torch.nn.functional as F
@@ -221,22 +223,13 @@ def test_code_that_computes_the_same_is_said(tmp_path: Path, monkeypatch: pytest
     assert torch.equal(got.dense(), want)
 
 
-def test_workers_that_import_something_else_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_import_something_else_are_refused(workers: tg.Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A class travels by its name; what the program set in its module does not."""
-    (tmp_path / "scaled_net.py").write_text(
-        "import torch\nSCALE = 1.0\nclass Net(torch.nn.Linear):\n"
-        "    def forward(self, x):\n        return super().forward(x) * SCALE\n",
-        encoding="utf-8",
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import scaled_net
-
     k = tg.trace_ntk(scaled_net.Net(3, 2))
-    with tg.Workers(1) as workers:
+    tg.compute(k, X, tile=5, executor=workers, progress=False)
+    monkeypatch.setattr(scaled_net, "SCALE", 2.0)
+    with pytest.raises(tg.ModelError, match=r"other numbers on a worker: k\(x1\[0\], x1\[0\]\)"):
         tg.compute(k, X, tile=5, executor=workers, progress=False)
-        scaled_net.SCALE = 2.0
-        with pytest.raises(tg.ModelError, match=r"other numbers on a worker: k\(x1\[0\], x1\[0\]\)"):
-            tg.compute(k, X, tile=5, executor=workers, progress=False)
 
 
 # Races
@@ -596,8 +589,8 @@ def test_data_sets_that_change_are_refused(tmp_path: Path) -> None:
         tg.compute(kernel, augmenting, tile=5, progress=False)
 
 
-@pytest.mark.parametrize("executor", [None, "workers"])
-def test_a_collate_that_gives_another_number(tmp_path: Path, executor: Any) -> None:
+@pytest.mark.parametrize("by_workers", [False, True])
+def test_a_collate_that_gives_another_number(tmp_path: Path, workers: tg.Workers, by_workers: bool) -> None:
     def doubled(some: list[Tensor]) -> Tensor:
         return torch.stack(some + some[:1] if len(some) > 2 else some)
 
@@ -605,7 +598,7 @@ def test_a_collate_that_gives_another_number(tmp_path: Path, executor: Any) -> N
     with pytest.raises(tg.InputError, match="x1: 5 samples were asked for, and 6 came. A collate function"):
         tg.compute(
             tg.trace_ntk(nn.Linear(3, 2)), given, store=tmp_path / "k", tile=5, progress=False,
-            executor=None if executor is None else tg.Workers(1),
+            executor=workers if by_workers else None,
         )  # fmt: skip
 
 
@@ -642,7 +635,7 @@ def test_an_ascii_terminal_and_a_closed_pipe(whole: Path) -> None:
     assert done.returncode == 2
     assert b"\\u03c4" in done.stderr
     assert b"Traceback" not in done.stderr
-    command = f"{sys.executable} -m tangency status {whole} --json | true"
+    command = f"{shlex.quote(sys.executable)} -m tangency status {shlex.quote(str(whole))} --json | true"
     done = subprocess.run(command, shell=True, capture_output=True, check=False)
     assert done.stderr == b""
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -15,11 +16,11 @@ from torch import nn
 
 import tangency as tg
 from tangency import cli
-from tangency.commands import grams
 from tangency.gram import ray as executors
 from tangency.models import mlp
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported; its nodes inherit it
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported; its nodes inherit both
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray would keep its own below HOME
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'tangency[ray]'")
 
 import cloudpickle
@@ -39,8 +40,10 @@ def descendants() -> set[int]:
         with contextlib.suppress(OSError):  # it may end while we look
             pid = int(entry.name)
             parents[pid] = int((entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-            # Its program, not its arguments: other processes are given a path of modules on which Ray lies as well.
-            names[pid] = b" ".join((entry / "cmdline").read_bytes().split(b"\0")[:3]).decode(errors="replace")
+            # Its program, not its arguments: other processes are given a path of modules on which Ray lies as well,
+            # Python's server of forked processes in what follows its -c.
+            command = (entry / "cmdline").read_bytes().split(b"\0")[:3]
+            names[pid] = b" ".join(command[: 1 + (b"-c" not in command) * 2]).decode(errors="replace")
     found = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
@@ -71,6 +74,22 @@ def cluster(seen: set[int]) -> Iterator[Any]:
         cloudpickle.unregister_pickle_by_value(test_executors)
     assert len(seen) > 6  # for each node a raylet and a worker at least
     assert eventually(lambda: not any(alive(pid) for pid in seen)), "Ray's processes outlive the tests"
+
+
+def test_a_home_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(**_: Any) -> None:
+        raise PermissionError(13, "Permission denied", "/home/a/.ray")
+
+    monkeypatch.setattr(ray, "init", start)
+    with pytest.raises(tg.InputError, match=r"does not start: /home/a/.ray: Permission denied.*: RAY_AUTH_TOKEN="):
+        tg.RayExecutor()
+
+    def deaf(**_: Any) -> None:
+        raise ConnectionError("nobody answers")
+
+    monkeypatch.setattr(ray, "init", deaf)
+    with pytest.raises(ConnectionError, match="nobody answers"):
+        tg.RayExecutor("10.0.0.1:6379")
 
 
 def test_one_node(tmp_path: Path) -> None:
@@ -245,7 +264,7 @@ def test_the_command_line_asks_for_the_cluster(
         def close(self) -> None:
             done.append("close")
 
-    monkeypatch.setattr(grams, "RayExecutor", Here)
+    monkeypatch.setattr("tangency.gram.ray.RayExecutor", Here)
     job = f"{job_module(JOB)}:make"
     assert cli.main(["gram", job, "--store", "k", "--tile", "16", "--ray", "ray://head:10001"]) == 0
     assert list(dict.fromkeys(done)) == ["connect to ray://head:10001", "work", "close"]

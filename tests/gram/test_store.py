@@ -203,6 +203,56 @@ def test_buffers_and_heads_are_told_apart(tmp_path: Path) -> None:
     assert set(e.value.fields) == {"kernel.buffers"}
 
 
+def test_code_that_another_python_compiled_is_compared_by_its_numbers(tmp_path: Path) -> None:
+    """The same function has other instructions there, and another torch may print the same module otherwise."""
+    model, x, path = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).eval(), torch.randn(20, 3), tmp_path / "gram"
+
+    def first(out: torch.Tensor) -> torch.Tensor:
+        return out.sum(1)
+
+    def begun_elsewhere(head: Any, **versions: str) -> str:
+        shutil.rmtree(path, ignore_errors=True)
+        tg.compute(tg.head_ntk(model, head), x, store=str(path), progress=False)
+        said = json.loads((path / "zarr.json").read_text(encoding="utf-8"))["attributes"]["tangency"]
+        name = said["kernel"]["head"].rpartition(":")[0]
+        said["kernel"] |= {"head": f"{name}:00000000", **({"model": "0" * 16} if "torch" in versions else {})}
+        said["versions"] |= versions
+        said["witness"]["code"] = {"python": versions.get("python", said["versions"]["python"])}
+        (path / "zarr.json").write_bytes(manifest_file(said))
+        return str(path)
+
+    def again(head: Any) -> tg.Gram:
+        return tg.compute(tg.head_ntk(model, head), x, store=str(path), progress=False)
+
+    begun_elsewhere(first, python="3.99.0")
+    with pytest.warns(
+        tg.StoreWarning, match=r"python 3.99.0 → .*By its numbers alone is known to be the same: kernel.head"
+    ):
+        gram = again(first)
+    with pytest.warns(tg.StoreWarning, match="was not written there"):  # the seals are those of the manifest before
+        assert torch.equal(gram.dense(), tg.head_ntk(model, first)(x))
+    begun_elsewhere(first, python="3.99.0", torch="1.0")
+    with pytest.warns(tg.StoreWarning, match=r"known to be the same: (?=.*kernel.head)(?=.*kernel.model)"):
+        again(first)
+    begun_elsewhere(
+        lambda out: out.prod(1), python="3.99.0"
+    )  # a function of another name, of the same one other numbers
+    with pytest.raises(tg.StoreMismatch, match="kernel.head"):
+        again(first)
+    numbers = {"out": 1.0}
+
+    def scaled(out: torch.Tensor) -> torch.Tensor:
+        return out.sum(1) * numbers["out"]
+
+    begun_elsewhere(scaled, python="3.99.0")
+    numbers["out"] = 2.0
+    with pytest.warns(tg.StoreWarning, match="numbers alone"), pytest.raises(tg.StoreMismatch, match=r"k\(x1\[0\]"):
+        again(scaled)
+    begun_elsewhere(first)
+    with pytest.raises(tg.StoreMismatch, match="kernel.head"):  # the same Python: the code itself is another
+        again(first)
+
+
 def test_other_versions_are_said(copy: Path) -> None:
     said = json.loads((copy / "zarr.json").read_text(encoding="utf-8"))["attributes"]["tangency"]
     said["versions"]["torch"] = "1.0"

@@ -70,19 +70,28 @@ def checked(thing: Any, wholly: bool = False) -> Any:
     """A function or dataclass whose shapes are checked at every call; `wholly`: all its annotations."""
     if inspect.isclass(thing):
         return _checked_class(thing, wholly) if dataclasses.is_dataclass(thing) else thing
-    plain = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, thing.__closure__)
-    plain.__kwdefaults__, plain.__annotations__ = thing.__kwdefaults__, dict(thing.__annotations__)
-    plain.__module__, plain.__qualname__ = thing.__module__, thing.__qualname__
-    inner = beartype(plain) if wholly else shapes_alone(plain)
+    inner: Callable[..., Any] | None = None
 
     @functools.wraps(thing)
     def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal inner
         if not enabled:
             return thing(*args, **kwargs)
+        if inner is None:  # not before: beartype writes a function for each, and most processes call few
+            inner = beartype(_copy(thing)) if wholly else shapes_alone(_copy(thing))
         with _ONE_CALL:
             return inner(*args, **kwargs)
 
     return call
+
+
+def _copy(function: Any) -> Any:
+    """The same function, whose annotations may be changed."""
+    code, defaults = function.__code__, function.__defaults__
+    plain = types.FunctionType(code, function.__globals__, function.__name__, defaults, function.__closure__)
+    plain.__kwdefaults__, plain.__annotations__ = function.__kwdefaults__, dict(function.__annotations__)
+    plain.__module__, plain.__qualname__ = function.__module__, function.__qualname__
+    return plain
 
 
 # What the alias `Json` is made of, which a module that names it need not import.
@@ -121,6 +130,10 @@ class _Decorate(ast.NodeTransformer):
     def __init__(self, wholly: bool) -> None:
         self.wholly = wholly
 
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Not into expressions, in which nothing is defined."""
+        return node if isinstance(node, ast.expr) else super().generic_visit(node)
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         return self._visit(node, [a.annotation for a in arguments] + [node.returns])
@@ -135,8 +148,7 @@ class _Decorate(ast.NodeTransformer):
             call = ast.parse(f"__import__('shape_checks').{name}", mode="eval").body
             # A class is decorated after @dataclass, a function before @staticmethod, @cached_property and the like.
             place = 0 if isinstance(node, ast.ClassDef) else len(node.decorator_list)
-            node.decorator_list.insert(place, ast.copy_location(call, node))
-            ast.fix_missing_locations(node)
+            node.decorator_list.insert(place, ast.fix_missing_locations(ast.copy_location(call, node)))
         return node
 
 
@@ -144,7 +156,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         wholly = any(fullname == name or fullname.startswith(name + ".") for name in WHOLLY)
-        tree = _Decorate(wholly).visit(ast.parse(self.get_data(path), path))
+        source = self.get_data(path)
+        if not wholly and not any(shape.encode() in source for shape in SHAPES):
+            code = super().get_code(fullname)  # which Python may have kept from the last time
+            assert code is not None
+            return code
+        tree = _Decorate(wholly).visit(ast.parse(source, path))
         return compile(tree, path, "exec", dont_inherit=True)
 
 

@@ -119,17 +119,28 @@ NETS = {
     "residual": Serial(Conv((3, 3), padding=1), block(1), block(2), block(1), Relu(), GlobalAvgPool(), Linear()),
     "head": Serial(stack(2), Relu(), Linear(), Relu(), Linear()),
 }  # fmt: skip
+# A program is compiled for each net; under `make test` one has what "leaky" to "linear" and the windows have singly.
+KINDS: tuple[tuple[Layer, int], ...] = (
+    (LeakyRelu(0.2), 3), (Abs(), 5), (Identity(), 1), (Erf(1.0, 0.7, 0.1), 3), (Gelu(), 3),
+)  # fmt: skip
+EACH = [layer for kind, size in KINDS for layer in (Conv((size, size), padding=size // 2), kind)]
+NETS["each kind"] = Serial(*EACH, GlobalSumPool(), Linear())
+FEW = ("each kind", "flat", "pooled", "pooled, flat", "pooled images", "strided gelu", "residual", "head")
+nets = pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in NETS]
+)
 
 
-@pytest.mark.parametrize("name", NETS)
+@nets
 def test_float64_is_the_plain_recursion(name: str) -> None:
     x, y = images(3), images(2, seed=1)
     for found in (errors(NETS[name], x, b_var=0.1), errors(NETS[name], x, y, b_var=0.1)):
         assert max(found.values()) < 1e-13, found
 
 
-@pytest.mark.parametrize("name", NETS)
+@nets
 @pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.every(2)
 def test_a_cuda_compiler_would_take_it(name: str, real: Real) -> None:
     """What runs on the CPU has vectors for lanes and a header of its own; this is the header that a card gets."""
     program = cuda.make_program(plan_of(NETS[name], images(3)), real, True)
@@ -138,7 +149,7 @@ def test_a_cuda_compiler_would_take_it(name: str, real: Real) -> None:
         check_types(text)
 
 
-@pytest.mark.parametrize("name", NETS)
+@nets
 def test_float32_is_near(name: str) -> None:
     x = images(3)
     x[1], x[2] = x[0], x[0] + 1e-4 * x[1]  # equal and nearly equal images are computed in float64

@@ -7,9 +7,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from forked import FORK
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -100,6 +98,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("net", "kind"), RUNS)
+@pytest.mark.every(3)
 def test_tiles_do_not_matter(net: Any, kind: str) -> None:
     kernel, x, phi = made(net, kind)
     assert phi.dtype == torch.float32
@@ -109,6 +108,7 @@ def test_tiles_do_not_matter(net: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("net", "kind"), [*RUNS, (small_perceptron, "sparse")])
+@pytest.mark.every(3, 2)
 def test_memory_does_not_matter(net: Any, kind: str) -> None:
     """Down to the least with which there is any answer."""
     kernel, x, phi = made(net, kind)
@@ -125,6 +125,7 @@ def memory_needed(kernel: tg.Kernel, x: Any) -> int:
 
 
 @pytest.mark.parametrize(("net", "kind"), RUNS)
+@pytest.mark.every(3, 1)
 def test_the_other_samples_do_not_matter(net: Any, kind: str) -> None:
     """Splitting by hand, another order, alone."""
     kernel, x, phi = made(net, kind)
@@ -144,32 +145,24 @@ def test_whole_batches_of_small_layers(kind: str) -> None:
     assert torch.equal(torch.cat([kernel.features(x[:16]), kernel.features(x[16:])]), phi)
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[tg.Workers]:
-    with tg.Workers(2) as found:
-        yield found
-
-
 def test_workers_do_not_matter(workers: tg.Workers) -> None:
     for net, kind in ((perceptron, "rademacher"), (convolutions, "random-mask")):
         kernel, x, phi = made(net, kind)
         assert torch.equal(kernel.features(x, tile=7 if net is perceptron else 16, executor=workers), phi)
 
 
+def _made_anew(path: Path) -> None:
+    torch.set_num_threads(1)
+    torch.save({(net.__name__, kind): made(net, kind)[2] for net, kind in RUNS}, path)
+
+
 def test_processes_do_not_matter(tmp_path: Path) -> None:
     """One that makes everything anew."""
-    script = textwrap.dedent("""
-        import sys
-        import torch
-        torch.set_num_threads(1)
-        sys.path[:0] = sys.argv[2:]
-        import test_projection_features as t
-        found = {(net.__name__, kind): t.made(net, kind)[2] for net, kind in t.RUNS}
-        torch.save(found, sys.argv[1])
-    """)
     path = tmp_path / "features.pt"
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
-    subprocess.run([sys.executable, "-c", script, str(path), *folders], check=True)
+    process = FORK.Process(target=_made_anew, args=(path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
     other = torch.load(path)
     for net, kind in RUNS:
         assert torch.equal(other[net.__name__, kind], made(net, kind)[2]), (net, kind)
@@ -326,6 +319,7 @@ def test_a_head_with_labels() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.every(2)
 def test_branches_that_depend_on_the_data(kind: str) -> None:
     """Batches that lack a parameter, or use it more often, beside batches that do not."""
 

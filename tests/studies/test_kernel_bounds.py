@@ -123,6 +123,9 @@ def test_theorem_4_1_where_what_it_assumes_is_true() -> None:
     assert found["(45) NTK"].says == found["(45) CK"].says == "holds"
     assert monotone(LINE, x)
     assert not monotone(LINE, torch.sin(20 * x))
+    noise = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    assert monotone(LINE, 1 + 1e-15 * noise)  # flat, up to rounding
+    assert not monotone(LINE, 1 + 1e-9 * noise)
 
 
 def test_what_a_pseudo_inverse_cuts_off_is_allowed_for() -> None:
@@ -221,6 +224,8 @@ def test_corners_of_cells() -> None:
     hump = torch.zeros(grids.test.shape, dtype=torch.float64)
     hump[1, 1] = 1.0
     assert not Corners.of(grids, hump.flatten(), labels).top
+    assert not Corners.of(grids, 1 + 1e-9 * hump.flatten(), labels).top
+    assert Corners.of(grids, 1 + 1e-15 * hump.flatten(), labels).top  # a tie, up to rounding
     alone = torch.zeros(grids.test.shape, dtype=torch.bool)
     alone[3, 3] = True
     assert not Corners.of(grids, hump.flatten(), alone.flatten()).matching

@@ -140,6 +140,7 @@ WIDE = {
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
 @pytest.mark.parametrize("kind", WIDE)
 @pytest.mark.parametrize("parametrization", ["ntk", "standard"])
+@pytest.mark.every(2)
 def test_wide_networks_come_near_their_limit(kind: str, parametrization: str) -> None:
     """With biases, in both parametrisations; averaged over seeds, so the tolerance is a few standard errors."""
     factory, inputs = WIDE[kind]

@@ -4,7 +4,9 @@ import os
 import sys
 from pathlib import Path
 
-from . import memory
+from .memory import available_memory
+
+__all__ = ["available_memory", "busy", "cores", "load", "tell_if_busy"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -21,21 +23,6 @@ def cores() -> int:
 def load() -> float | None:
     """Processes that want to compute, averaged over the last minute; None where the system does not say."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
-def available_memory() -> int:
-    """Bytes that may still be taken without swapping: what is free or can be freed, within a container's limit."""
-    words = _read(Path("/proc/meminfo")).split()
-    said = words[words.index("MemAvailable:") + 1] if "MemAvailable:" in words else ""
-    free = int(said) << 10 if said.isdigit() else memory.machine_memory()
-    for most, now in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        limits = [*_limit(most), *_limit(now)]
-        if len(limits) == 2 and all(part.isdigit() for part in limits):
-            free = min(free, int(limits[0]) - int(limits[1]))
-    return max(0, free)
 
 
 def busy(threads: int) -> str:

@@ -6,22 +6,14 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
-
-from .._base import checks, strict_json
-from .._base.types import Json
-from ..auditing import Audit
-from ..auditing.applied import audited, decided
-from ..datasets import Labelled
-from ..datasets.files import writable
-from ..decisions import TITLES, audit
-from ..decisions.audited import with_labels
-from ..decisions.compared import check_names
 from ..errors import InputError
-from ..report import page_path, write
+from ..kernels.names import TITLES
 from .options import add_memory, add_output, add_outputs_are, made_by, model_and_data, names, positive
 
 if TYPE_CHECKING:
+    from .._base.types import Json
+    from ..auditing import Audit
+    from ..datasets import Labelled
     from .options import Commands
 
 _JOB = (
@@ -69,6 +61,12 @@ def add(commands: "Commands") -> None:
 
 
 def _audit(args: argparse.Namespace) -> int:
+    from .._base import checks
+    from ..datasets.files import writable
+    from ..decisions import audit
+    from ..decisions.compared import check_names
+    from ..report import page_path
+
     # Before the work, and before a function that may change the working folder.
     args.out, store = args.out.absolute(), None if args.store is None else Path(args.store).absolute()
     page_path(args.out)  # refuses what cannot be written
@@ -81,8 +79,11 @@ def _audit(args: argparse.Namespace) -> int:
     return _tell(audit(**made, progress=not args.quiet), listed, args)
 
 
-def _tell(found: Audit, listed: Path | None, args: argparse.Namespace) -> int:
+def _tell(found: "Audit", listed: Path | None, args: argparse.Namespace) -> int:
     """Write the page, print what was found and where it is."""
+    from .._base import strict_json
+    from ..report import write
+
     page = write(found, args.out)
     if listed is not None:
         issues = found.issues()
@@ -101,6 +102,10 @@ def _tell(found: Audit, listed: Path | None, args: argparse.Namespace) -> int:
 
 
 def _apply(args: argparse.Namespace) -> int:
+    from .._base import strict_json
+    from ..auditing.applied import decided
+    from ..datasets.files import writable
+
     to, decisions = writable(args.out, "--out").absolute(), args.decisions.absolute()
     if to.suffix.lower() not in (".csv", ".json"):
         raise InputError(f"--out {args.out}; needed: a file that ends with .csv or .json.")
@@ -119,8 +124,13 @@ def _apply(args: argparse.Namespace) -> int:
     return 0
 
 
-def _training_set(args: argparse.Namespace) -> Labelled:
+def _training_set(args: argparse.Namespace) -> "Labelled":
     """With the labels that were audited."""
+    from torch import nn
+
+    from ..auditing.applied import audited
+    from ..decisions.audited import with_labels
+
     made = made_by(args, "what it returned for the audit, or the training set alone")
     if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
         return audited(made[1])
@@ -133,7 +143,7 @@ def _training_set(args: argparse.Namespace) -> Labelled:
     return data if labels is None else with_labels(data, labels)
 
 
-def _csv(rows: list[dict[str, Json]]) -> str:
+def _csv(rows: list[dict[str, "Json"]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -4,19 +4,15 @@ import argparse
 import shlex
 import sys
 import time
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._base import strict_json
 from ..errors import InputError
-from ..experiments import EXPERIMENTS
-from ..experiments.cntk import NETWORKS
-from ..experiments.learned import LEARNERS
-from ..experiments.table import Options, Regression, Trainings
-from .options import add_output, device, indices, names, positive
+from ..experiments.catalogue import EXPERIMENTS, LEARNERS, NETWORKS
+from .options import add_output, indices, names, positive
 
 if TYPE_CHECKING:
+    from ..experiments.table import Regression, Trainings
     from .options import Commands
 
 
@@ -47,20 +43,20 @@ def add(commands: "Commands") -> None:
     reproduce.add_argument("--samples", type=positive, help="training samples (cntk, and those below)")
     reproduce.add_argument("--test", type=positive, help="test samples (likewise)")
     reproduce.add_argument(
-        "--device", dest="where", type=device, help="cpu, cuda, cuda:1 (likewise; default: a GPU where there is one)"
+        "--device", dest="where", help="cpu, cuda, cuda:1 (likewise; default: a GPU where there is one)"
     )
     with_cases = ", ".join(e.name for e in EXPERIMENTS.values() if "cases" in e.takes)
     reproduce.add_argument("--cases", type=names, help=f"some of the rows, with commas ({with_cases})")
     _cntk_options(reproduce)
     _learned_options(reproduce)
     add_output(reproduce)
-    reproduce.set_defaults(run=_reproduce, long=True)
+    reproduce.set_defaults(run=_reproduce, long=True, refuse=reproduce.error)
 
 
 def _cntk_options(reproduce: argparse.ArgumentParser) -> None:
     """None where they are not given: for another experiment they are refused."""
     cntk = reproduce.add_argument_group("cntk alone")
-    cntk.add_argument("--network", choices=list(NETWORKS), help="(default: cntk, 11 convolutions and a global average)")
+    cntk.add_argument("--network", choices=NETWORKS, help="(default: cntk, 11 convolutions and a global average)")
     cntk.add_argument("--flips", action="store_true", default=None, help="add the mirror image of every training image")
     cntk.add_argument("--whiten", action="store_true", default=None, help="ZCA, by the training images (as for Myrtle)")
     cntk.add_argument("--dtype", choices=["float32", "float64"], help="(default: float32)")
@@ -76,8 +72,12 @@ def _learned_options(reproduce: argparse.ArgumentParser) -> None:
     learned.add_argument("--epochs", type=positive, help="(default: as published)")
 
 
-def _own_options(args: argparse.Namespace) -> tuple[Regression, Trainings]:
+def _own_options(args: argparse.Namespace) -> tuple["Regression", "Trainings"]:
     """Of this experiment; what it does not take is refused."""
+    from dataclasses import fields
+
+    from ..experiments.table import Regression, Trainings
+
     kinds = (Regression, Trainings)
     every = {f.name: None for kind in kinds for f in fields(kind)} | {"where": None, "cases": None}
     given = {name: value for name in every if (value := getattr(args, name)) is not None}
@@ -89,7 +89,22 @@ def _own_options(args: argparse.Namespace) -> tuple[Regression, Trainings]:
     return Regression(**regression), Trainings(**trainings)
 
 
+def _check_device(args: argparse.Namespace) -> None:
+    """Torch must have it here; the parser, which could not ask, refuses it as it does what is no number."""
+    import torch
+
+    try:
+        torch.zeros(1, device=args.where).item()  # "meta" is a device, too, and has no numbers
+    except (RuntimeError, AssertionError) as e:  # no such device, or a torch without it
+        args.refuse(f"argument --device: {args.where}: {str(e).partition(chr(10))[0]}")
+
+
 def _reproduce(args: argparse.Namespace) -> int:
+    from .._base import strict_json
+    from ..experiments.table import Options
+
+    if args.where is not None:
+        _check_device(args)
     regression, learned = _own_options(args)
     if args.quick and args.data is not None:
         raise InputError(f"--data {args.data} and --quick, which runs on bundled data; give one of the two.")

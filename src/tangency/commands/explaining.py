@@ -4,14 +4,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._base import checks, strict_json
-from ..decisions import TITLES, Decisions, explain
-from ..decisions.compared import check_names
-from ..demo import demo
-from ..report import page_path, write
+from ..kernels.names import TITLES
 from .options import add_memory, add_output, add_outputs_are, model_and_data, names, positive
 
 if TYPE_CHECKING:
+    from ..decisions import Decisions
     from .options import Commands
 
 
@@ -51,11 +48,19 @@ def add(commands: "Commands") -> None:
 
 
 def _demo(args: argparse.Namespace) -> int:
+    from ..demo import demo
+    from ..report import page_path
+
     page_path(args.out)  # before the work
     return _tell(demo(not args.quiet), args)
 
 
 def _explain(args: argparse.Namespace) -> int:
+    from .._base import checks
+    from ..decisions import explain
+    from ..decisions.compared import check_names
+    from ..report import page_path
+
     # Before the work, and before a function that may change the working folder.
     args.out, store = args.out.absolute(), None if args.store is None else Path(args.store).absolute()
     page_path(args.out)  # refuses what cannot be written
@@ -66,8 +71,11 @@ def _explain(args: argparse.Namespace) -> int:
     return _tell(explain(**made, progress=not args.quiet), args)
 
 
-def _tell(decisions: Decisions, args: argparse.Namespace) -> int:
+def _tell(decisions: "Decisions", args: argparse.Namespace) -> int:
     """Write the report, print the figures and where it is."""
+    from .._base import strict_json
+    from ..report import write
+
     page = write(decisions, args.out)
     if args.json:
         print(strict_json.text({**decisions.summary(), "report": str(page.resolve())}, 2))

@@ -5,20 +5,15 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from .. import job
-from .._base import checks, strict_json
 from ..errors import DamagedTile, InputError
-from ..gram.compute import Run
-from ..gram.ray import RayExecutor
-from ..gram.shelf import shelf
-from ..gram.store import Store, StoredGram, open_gram
-from ..gram.witness import tolerance
-from ..kernels.kernel import Kernel, all_finite
 from .options import plain, positive, quoted
 
 if TYPE_CHECKING:
+    import torch
+
+    from ..gram.store import StoredGram
+    from ..kernels.kernel import Kernel
     from .options import Commands
 
 _FUNCTION = "a function without arguments that returns (kernel, x) or (kernel, x1, x2); MODULE may be a file, job.py"
@@ -34,7 +29,9 @@ def add(commands: "Commands") -> None:
     )
     gram.add_argument("function", metavar="MODULE:FUNCTION", help=_FUNCTION)
     gram.add_argument("--store", required=True, help="the folder (or zarr URL) for the matrix")
-    gram.add_argument("--memory", help="what may be allocated, e.g. 8GiB (default: 4GiB; on a GPU, what is free)")
+    gram.add_argument(
+        "--memory", help="what may be allocated, e.g. 8GiB (default: 70%% of what is free; on a GPU, all)"
+    )
     gram.add_argument("--tile", type=positive, help="samples on a side of a tile (default: from the memory)")
     where = gram.add_mutually_exclusive_group()
     where.add_argument("--gpus", action="store_true", help="a worker on every visible GPU")
@@ -64,6 +61,12 @@ def add(commands: "Commands") -> None:
 
 
 def _gram(args: argparse.Namespace) -> int:
+    from .._base import checks
+    from ..gram.compute import Run
+    from ..gram.ray import RayExecutor
+    from ..gram.shelf import shelf
+    from ..gram.store import Store
+
     place = shelf(args.store)  # before the function, which may take hours, or change the working folder
     Store.find(place)
     checks.memory(args.memory)
@@ -82,6 +85,8 @@ def _gram(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
+    from .._base import strict_json
+
     gram = _opened(args.store)
     done, count = gram.progress
     report = {
@@ -132,8 +137,14 @@ def _verify(args: argparse.Namespace) -> int:
     return int(bool(damaged or wrong or len(finished) < count))
 
 
-def _again(gram: StoredGram, finished: list[tuple[int, int]], args: argparse.Namespace) -> int:
+def _again(gram: "StoredGram", finished: list[tuple[int, int]], args: argparse.Namespace) -> int:
     """Compute some tiles again; how many differ by more than rounding."""
+    import torch
+
+    from ..gram.compute import Run
+    from ..gram.witness import tolerance
+    from ..kernels.kernel import all_finite
+
     kernel, x1, x2 = _call(args.function)
     run = Run(kernel, x1, x2)
     run.require_same(gram.store)
@@ -157,8 +168,10 @@ def _again(gram: StoredGram, finished: list[tuple[int, int]], args: argparse.Nam
     return wrong
 
 
-def _call(name: str) -> tuple[Kernel, object, object]:
+def _call(name: str) -> tuple["Kernel", object, object]:
     """What MODULE:FUNCTION returns: kernel, x1, x2 or None."""
+    from ..kernels.kernel import Kernel
+
     made = job.call(name, "(kernel, x)")
     if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], Kernel)):
         kinds = [type(v).__name__ for v in made] if isinstance(made, tuple) else type(made).__name__
@@ -166,8 +179,10 @@ def _call(name: str) -> tuple[Kernel, object, object]:
     return made[0], made[1], made[2] if len(made) == 3 else None
 
 
-def _opened(store: str) -> StoredGram:
+def _opened(store: str) -> "StoredGram":
     """The store that is there: a path that is not is the user's mistake, not a store's."""
+    from ..gram.store import Store, open_gram
+
     if Store.find(store) is None:
         raise InputError(
             f"there is no Gram store at {plain(store)}. Make one: tangency gram MODULE:FUNCTION --store "
@@ -183,5 +198,5 @@ def _inner(spec: dict[str, Any]) -> list[dict[str, Any]]:
     return [k for one in inner for k in (one, *_inner(one))]
 
 
-def _size(shape: torch.Size) -> str:
+def _size(shape: "torch.Size") -> str:
     return " x ".join(f"{n:,}" for n in shape)

@@ -3,9 +3,6 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from .._base import strict_json
-from ..doctor import doctor
-
 if TYPE_CHECKING:
     from .options import Commands
 
@@ -23,6 +20,9 @@ def add(commands: "Commands") -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    from .._base import strict_json
+    from ..doctor import doctor
+
     found = doctor()
     print(strict_json.text(found.to_dict(), 2) if args.json else found.table())
     return int(not found.healthy)

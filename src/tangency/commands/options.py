@@ -2,17 +2,12 @@
 
 import argparse
 import contextlib
-import inspect
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
 from .. import job
-from .._base import checks
-from ..datasets import Labelled
 from ..errors import InputError
 
 if TYPE_CHECKING:
@@ -25,15 +20,6 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}; needed: at least 1")
     return value
-
-
-def device(text: str) -> str:
-    """A device that torch has here."""
-    try:
-        torch.zeros(1, device=text).item()  # "meta" is a device, too, and has no numbers
-    except (RuntimeError, AssertionError) as e:  # no such device, or a torch without it
-        raise argparse.ArgumentTypeError(f"{text}: {str(e).partition(chr(10))[0]}") from e
-    return text
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -68,7 +54,8 @@ def add_output(command: argparse.ArgumentParser) -> None:
 def add_memory(command: argparse.ArgumentParser) -> None:
     """What Grams may take, and where they are kept."""
     command.add_argument("--store", help="a folder for the Grams: they need not fit in memory, and are kept")
-    command.add_argument("--memory", help="what Gram tiles may take, e.g. 8GiB (default: 4GiB; on a GPU, what is free)")
+    free = "default: 70%% of what is free; on a GPU, all"
+    command.add_argument("--memory", help=f"what Gram tiles may take, e.g. 8GiB ({free})")
 
 
 def add_outputs_are(command: argparse.ArgumentParser) -> None:
@@ -93,6 +80,11 @@ def model_and_data(
     options: dict[str, object],
 ) -> dict[str, Any]:
     """Arguments for `function`: MODULE:FUNCTION's (a tuple of the first of `parts`, or a dict), and `options`."""
+    import inspect
+
+    from .._base import checks
+    from ..datasets import Labelled
+
     shapes = [f"({', '.join(parts[:k])})" for k in range(least, len(parts) + 1)]
     needed = " or ".join(shapes)
     made = made_by(args, needed)

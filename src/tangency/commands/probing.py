@@ -4,11 +4,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._base import checks, strict_json
-from .._base.extras import needed
-from ..datasets.files import writable
-from ..representations import probe
-from ..representations.probing import VIEWS
 from .options import add_output, indices, model_and_data, names, positive
 
 if TYPE_CHECKING:
@@ -40,6 +35,12 @@ def add(commands: "Commands") -> None:
 
 
 def _probe(args: argparse.Namespace) -> int:
+    from .._base import checks, strict_json
+    from .._base.extras import needed
+    from ..datasets.files import writable
+    from ..representations import probe
+    from ..representations.probing import VIEWS
+
     out = None if args.out is None else args.out.absolute()  # before a function that may change the working folder
     if out is not None:
         writable(out / "probing.json", "--out")

@@ -6,15 +6,12 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._base import checks, strict_json
-from .._base.types import Json
-from ..datasets.files import writable
 from ..errors import InputError
-from ..report import page_path, write
-from ..representations import Filtered, Shift, shift
 from .options import add_output, model_and_data, names, positive
 
 if TYPE_CHECKING:
+    from .._base.types import Json
+    from ..representations import Filtered, Shift
     from .options import Commands
 
 
@@ -58,6 +55,11 @@ def _keep(text: str) -> float | int:
 
 
 def _shift(args: argparse.Namespace) -> int:
+    from .._base import checks, strict_json
+    from ..datasets.files import writable
+    from ..report import page_path, write
+    from ..representations import shift
+
     # Before the work, and before a function that may change the working folder.
     args.out = args.out.absolute()
     page_path(args.out)  # refuses what cannot be written
@@ -87,8 +89,10 @@ def _shift(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write_kept(found: Shift, filtered: Filtered, to: Path) -> None:
+def _write_kept(found: "Shift", filtered: "Filtered", to: Path) -> None:
     """A line for each source sample that is kept: its number, its name where it has one, its weight."""
+    from .._base import strict_json
+
     ids = None if found.source is None else found.source.ids
     rows: list[dict[str, Json]] = [
         {"sample": i, **({"id": ids[i]} if ids else {}), "weight": round(w, 6)}

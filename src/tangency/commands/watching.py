@@ -5,11 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._base import strict_json
-from ..datasets.files import writable
-from ..dynamics import Evolution
 from ..errors import InputError
-from ..watch import write_page
 from .options import plain
 
 if TYPE_CHECKING:
@@ -47,6 +43,11 @@ def _seconds(text: str) -> float:
 
 
 def _watch(args: argparse.Namespace) -> int:
+    from .._base import strict_json
+    from ..datasets.files import writable
+    from ..dynamics import Evolution
+    from ..watch import write_page
+
     if args.json and not args.once:
         raise InputError("--json without --once; needed: both, for a record that goes on has no last word.")
     out = writable(args.out or args.log.with_suffix(".html"), "--out")

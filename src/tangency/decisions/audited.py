@@ -24,11 +24,12 @@ from ..engine.network import check_evaluation_mode, unwrapped
 from ..errors import InputError, MissingLibrary, ModelError
 from ..kernels.combine import CosineKernel
 from ..kernels.kernel import Kernel
+from ..kernels.names import TITLES
 from ..models import outputs
 from ..projection import Projected
 from ..regress.groups import GroupLabels, checked_groups
 from ..surrogate import Kind
-from .compared import TITLES, Grams, Names, choose_named, kernels, with_logits
+from .compared import Grams, Names, choose_named, kernels, with_logits
 from .data import checked_pair, checked_train, common_name, placed
 from .described import described
 from .layered import views

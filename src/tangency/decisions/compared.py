@@ -22,18 +22,10 @@ from ..gram.gram import DenseGram, Gram
 from ..gram.shelf import Folder, shelf
 from ..kernels.combine import CosineKernel, cosine
 from ..kernels.kernel import Kernel
+from ..kernels.names import TITLES
 from ..kernels.ntk import conjugate_kernel, embedding_kernel, pseudo_ntk, trace_ntk
 from ..projection import Projected, projected
 
-TITLES = {
-    "trNTK": "cosine of the tangent kernel's trace over outputs",
-    "trNTK⁰": "trace of the tangent kernel over outputs",
-    "pNTK": "cosine of the pseudo tangent kernel (of the outputs' sum)",
-    "Em": "cosine of the hidden layers' embeddings together",
-    "CK": "cosine of the last hidden layer (conjugate kernel)",
-    "proj-trNTK": "cosine of the tangent kernel's trace over outputs, projected to 10,240 dimensions",
-    "proj-pNTK": "cosine of the pseudo tangent kernel, projected to 10,240 dimensions",
-}
 # Of two classes, tangent kernels are those of the log-odds: what the decision is made of, however it is written.
 OF_TWO = {
     "trNTK": "cosine of the tangent kernel of the log-odds",

@@ -395,12 +395,6 @@ def formed(block: GradientBlock) -> GradientBlock:
     return DenseBlock(pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces), block.scale)
 
 
-def saved_by_forming(block: OuterBlock) -> int:
-    """Bytes per sample that the gradients take less than their factors."""
-    _, g, i, o = block.sizes()
-    return block.nbytes // block.n - block.c * g * o * i * block.uses[0].d.element_size()
-
-
 def gradient(a: Tensor, d: Tensor, out: Tensor | None = None) -> Tensor:
     """Σ_t δ_t ⊗ a_t from a [n, g, t, i] and δ [n, c, t, g, o]: [n, c, g·o·i], in the memory of `out` if it is given.
 

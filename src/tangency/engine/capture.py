@@ -17,6 +17,7 @@ from . import blocks
 from .agreement import FITS, check_independent, check_outputs
 from .blocks import DenseBlock, GradientBlock, OuterBlock
 from .capture_plan import CapturePlan, Unfamiliar
+from .directions import contracted
 from .fallback import autograd_reference, fallback, private
 from .halving import halved
 from .layout import Arrangement, Layout, MeasuredRows, as_rows, measure_layouts
@@ -374,7 +375,7 @@ def _check_new(network: Network, state: Params, x: Inputs, new: Mapping[str, Gra
     wrong = []
     for name, block in new.items():
         want = wanted[name]
-        got = torch.einsum("ncp,n,c->p", block.expand().to(want), s.to(want), v.to(want))
+        got = torch.einsum("np,n->p", contracted(block, v).to(want), s.to(want))
         bound = max(FITS.get(want.dtype, 2e-3), FITS.get(plan.narrowest, 2e-3))
         # Ten times the probe's bound, since terms of many samples cancel in the sum (heuristic). "Not ≤" refuses NaN.
         if not float((got - want).norm()) <= 10 * bound * (float(want.norm()) + 1e-3 * scale):

@@ -106,7 +106,8 @@ def fallback(network: Network, state: Params, x: Inputs, plan: CapturePlan) -> d
     looped, company = [k for k in plan.fallback if k in plan.looped], plan.company
     jacobians: dict[str, Tensor] = {}
     try:
-        jacobians = jacobian_vmap(network, state, x, mapped, plan.transient) if mapped else {}
+        size = plan.transient + plan.c * plan.unruled
+        jacobians = jacobian_vmap(network, state, x, mapped, size) if mapped else {}
     except (RuntimeError, NotImplementedError) as e:
         if isinstance(e, torch.OutOfMemoryError):
             raise

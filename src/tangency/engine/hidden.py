@@ -13,6 +13,7 @@ from .._base.types import Inputs, Params
 from ..errors import InputError, ModelError
 from . import blocks
 from .blocks import DenseBlock, GradientBlock
+from .directions import Outputs
 from .features import Features, Form, every_parameter
 from .network import Network
 from .recorder import Recorder
@@ -36,7 +37,9 @@ class Hidden(Features):
         # What a forward pass takes besides is not known: a few times what is kept, more of the inputs (heuristic).
         return kept, 8 * kept + 64 * sum(v[0].numel() * v.element_size() for _, v in tree.leaves(x))
 
-    def __call__(self, x: Inputs, memory: int | None = None, form: Form = every_parameter) -> dict[str, GradientBlock]:
+    def __call__(
+        self, x: Inputs, memory: int | None = None, form: Form = every_parameter, outputs: Outputs | None = None
+    ) -> dict[str, GradientBlock]:
         """As `Features.__call__`: the activations, in batches that fit into `memory` bytes."""
         first = next(self.network.model.parameters())
         with in_words(x, dtype=self.network.computes):

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from .._base import checks, tree
 from .._base.types import Float, Inputs, Params, PickedOutputs, Trainable
 from ..errors import InputError, ModelError
+from .directions import Directions
 from .heads import Head, Readout, head_arity
 from .modes import numerical_modes
 from .recorder import Recorder
@@ -54,6 +55,7 @@ class Network:
     caches: list[Cache] = field(default_factory=list, repr=False)
     seen: dict[int, ref[Tensor]] = field(default_factory=dict, repr=False)  # tensors that the model keeps elsewhere
     tidy: list[bool] = field(default_factory=list, repr=False)  # whether forward() leaves nothing behind, once examined
+    directions: tuple[Directions, ...] = ()  # what is made of the outputs last of all, one after the other
 
     def __getstate__(self) -> dict[str, object]:
         """What was found out about the model belongs to this process."""
@@ -213,7 +215,22 @@ class Network:
         with watch or nullcontext():
             with borrowed(self.model, values, self.caches):
                 returned = self.model(*args, **kwargs)
-            return self.readout(returned, x)
+            out = self.readout(returned, x)
+        return self.directed(out)  # unseen by the recorder: the model's calls are the same in every direction
+
+    def directed(self, out: Tensor) -> Tensor:
+        """The directions of the outputs [n, c] that count."""
+        for directions in self.directions:
+            out = directions(out)
+        return out
+
+    def through(self, directions: Directions) -> "Network":
+        """The network with these directions of its outputs for outputs."""
+        return replace(self, directions=(*self.directions, directions))
+
+    def whole(self) -> "Network":
+        """The network with all outputs."""
+        return replace(self, directions=())
 
     def observed(self, state: Params, x: Inputs) -> "Observation":
         """One run with copies of everything that forward() might change, which are there to be compared afterwards.
@@ -259,7 +276,7 @@ class Network:
             def call(x: Inputs) -> Tensor:
                 """f(x) at these values."""
                 args, kwargs = self.arguments(x)
-                return self.readout(self.model(*args, **kwargs), x)
+                return self.directed(self.readout(self.model(*args, **kwargs), x))
 
             yield call
 
@@ -272,7 +289,7 @@ class Network:
 
     def without_head(self, x: Inputs) -> tuple["Network", Inputs]:
         """The network whose outputs are those that the head gets, and its inputs."""
-        return replace(self, readout=Readout(self.outputs, None)), self.readout.split(x)[0]
+        return replace(self, readout=Readout(self.outputs, None), directions=()), self.readout.split(x)[0]
 
     @contextmanager
     def modes(self, *, differentiable: bool = False, exact: bool = False) -> Iterator[None]:

@@ -27,10 +27,7 @@ from .fallback import private
 from .layout import Layout
 from .network import Network
 from .recorder import Key, Recorder, Tap
-from .verify import ROUNDINGS, in_float64, verified
-
-# By so much at least a difference that is rounding shrinks from float32 to float64 (heuristic; ε shrinks by 2e-9).
-SHRINKS = 1e-6
+from .verify import ROUNDINGS, SHRINKS, in_float64, verified
 
 
 def probe(network: Network, x: Inputs) -> tuple[CapturePlan, bool]:

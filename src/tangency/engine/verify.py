@@ -11,15 +11,18 @@ from .._base import tree
 from .._base.types import Inputs, Params
 from ..errors import ModelError
 from .agreement import FITS
-from .blocks import DenseBlock, GradientBlock, OuterBlock, saved_by_forming
+from .blocks import DenseBlock, GradientBlock
 from .capture import by_rules, record
-from .capture_plan import CapturePlan, Unfamiliar
+from .capture_plan import CapturePlan, Sizes, Unfamiliar
+from .directions import Spread, contracted
 from .fallback import autograd_reference, jacobian_loop, jacobian_vmap
 from .network import Network
 from .rules import NoRule
 
 # So many roundings a number may differ by that others cancelled in (heuristic; sums of some million terms).
 ROUNDINGS = 1000
+# By so much at least a difference that is rounding shrinks from float32 to float64 (heuristic; ε shrinks by 2e-9).
+SHRINKS = 1e-6
 
 
 def verified(
@@ -27,9 +30,12 @@ def verified(
 ) -> CapturePlan:
     """The plan after a comparison of Jᵀv with autograd: what differs goes to the fallback, which is compared too.
 
-    `saved`: bytes that the forward pass of both samples keeps. `size`: the norm of the outputs, whose rounding reaches
-    every gradient. `reaches`: data decide the way, so that other samples may reach parameters that these two do not.
+    Of many outputs a few are compared, and a few sums of all: gradients are linear in the outputs, and rules do not
+    know which they are at. `saved`: bytes that the forward pass of both samples keeps. `size`: the norm of the outputs,
+    whose rounding reaches every gradient. `reaches`: data decide the way, so that other samples may reach parameters
+    that these two do not.
     """
+    network = network.through(Spread())
     reference = _Reference.of(network, state, pair, plan.shield, size)
     if reference.total == 0 and len(reference.unused) == len(network.trainable) and not reaches:
         raise ModelError(
@@ -93,7 +99,7 @@ def _checked_fallback(
 
     def wrong(gradients: Mapping[str, Tensor], names: list[str], against: _Reference) -> set[str]:
         """The names whose gradients differ from the reference."""
-        return set(against.disagree({k: DenseBlock(g) for k, g in gradients.items()}, names, plan.narrowest))
+        return set(against.disagree(_dense(gradients), names, plan.narrowest))
 
     names = list(plan.fallback)
     try:
@@ -109,6 +115,8 @@ def _checked_fallback(
             gradients = jacobian_loop(network, state, pair, rest, company=company, shield=plan.shield)
             if not wrong(gradients, rest, against):
                 return replace(plan, looped=frozenset(rest), company=company)
+    if _both_rounded(network, pair, plan, rest):
+        return replace(plan, looped=frozenset(rest), company=True)
     raise ModelError(
         f"two ways to take the gradient of {', '.join(rest)} by autograd disagree: the model is not a deterministic "
         "function of one sample."
@@ -116,32 +124,19 @@ def _checked_fallback(
 
 
 def _weighed(network: Network, blocks: Mapping[str, GradientBlock], plan: CapturePlan, saved: int) -> CapturePlan:
-    """The plan with the bytes that a sample takes, from the blocks of two."""
-    # In 16 bits factors take half of what these blocks, which were captured in 32 bits, take.
-    half = 2 if network.half else 1
-    entries = sum(p.numel() * p.element_size() for k, p in network.model.named_parameters() if k in plan.fallback)
-    total, largest, formed = 0, list[float](), dict[str, int]()
-    for name, block in blocks.items():
-        total += block.nbytes
+    """The plan with the bytes that a sample takes, from the blocks of two in some directions."""
+    top = 0.0
+    for block in blocks.values():
         # Blocks list activations and cotangents in turn; the cotangents decide the range of 16 bits.
         for cotangents in block.tensors()[1::2]:
-            largest.append(float(cotangents.abs().max()))
-        if isinstance(block, OuterBlock) and not block.indexed and block.slot is None:
-            less = saved_by_forming(block)
-            if less > 0:
-                formed[name] = less // half
-    kept = total // 2 + plan.c * entries
-    top = max(largest, default=1.0)
+            top = max(top, float(cotangents.abs().max()))
     # 16 bits reach up to 2^16: the largest cotangent is put at 2^8, so there is room for 256 times larger ones.
-    seed = 2.0 ** round(8 - float(torch.log2(torch.tensor(max(top, 1e-30)))))
-    return replace(
-        plan,
-        kept=max(kept // half, 1),
-        # Besides what is saved: the outputs of the layer at work, and one set of cotangents on its way (heuristic).
-        transient=max(saved + total // plan.c, 1),  # both passes keep 32 bits
-        saved=formed,
-        seed=min(max(seed, 2.0**-14), 2.0**14),
-    )
+    seed = 2.0 ** round(8 - float(torch.log2(torch.tensor(max(top or 1.0, 1e-30)))))
+    entries = sum(p.numel() * p.element_size() for k, p in network.model.named_parameters() if k in plan.fallback)
+    sizes = {name: Sizes.of(block) for name, block in blocks.items()}
+    # In 16 bits factors take half of what these blocks, which were captured in 32 bits, take.
+    plan = replace(plan, sizes=sizes, passes=saved, unruled=entries, half=network.half)
+    return replace(plan.for_outputs(plan.c), seed=min(max(seed, 2.0**-14), 2.0**14))
 
 
 @dataclass(frozen=True)
@@ -179,6 +174,19 @@ class _Reference:
         room = {k: ROUNDINGS * torch.finfo(g.dtype).eps * float(g.norm()) for k, g in gradients.items()}
         return replace(self, rounding={k: max(v, room[k]) for k, v in self.rounding.items()})
 
+    def gaps(self, blocks: Mapping[str, GradientBlock], names: Collection[str]) -> dict[str, float]:
+        """How far the blocks of these parameters are from what autograd says; of factors that do not fit, NaN."""
+        return {k: self._gap(blocks.get(k), self.gradients[k]) for k in names}
+
+    def _gap(self, block: GradientBlock | None, want: Tensor) -> float:
+        try:
+            got = torch.zeros_like(want) if block is None else contracted(block, self.v).to(want)
+        except RuntimeError as e:
+            if isinstance(e, torch.OutOfMemoryError):
+                raise
+            return float("nan")
+        return float((got - want).norm())
+
     def disagree(
         self, blocks: Mapping[str, GradientBlock], names: Collection[str], narrowest: torch.dtype
     ) -> list[str]:
@@ -187,38 +195,69 @@ class _Reference:
         for name, want in self.gradients.items():
             if name in self.unused or name not in names:
                 continue
-            block = blocks.get(name)
             tolerance = max(FITS.get(want.dtype, 2e-3), FITS.get(narrowest, 2e-3))
-            try:
-                g = None if block is None else block.expand()
-            except RuntimeError as e:
-                if isinstance(e, torch.OutOfMemoryError):
-                    raise
-                # Factors that do not fit each other.
-                wrong.append(name)
-                continue
-            got = torch.zeros_like(want) if g is None else torch.einsum("ncp,c->np", g.to(want), self.v.to(want))
             room = tolerance * (float(want.norm()) + 1e-3 * self.total) + self.rounding[name]
             # Not "> room": a difference that is NaN is one.
-            if not float((got - want).norm()) <= room:
+            if not self._gap(blocks.get(name), want) <= room:
                 wrong.append(name)
         return wrong
 
 
 def _only_rounding(network: Network, pair: Inputs, plan: CapturePlan) -> bool:
     """Whether the plan fits in float64. In fewer bits a ReLU whose input is almost 0 may open for one run and stay shut
-    for another, which no tolerance covers. Gradients that cancel in the head differ by roundings of those before it."""
-    if in_float64(network) and network.head is None:
-        return False
-    exact = replace(network, precision="float64")
+    for another, which no tolerance covers. Gradients that cancel in the head differ by roundings of those before it.
+
+    Where all terms of a gradient cancel (the bias of attention's keys), what is left is rounding in float64 too, and it
+    is known by its size: a difference that is more than rounding does not shrink with ε.
+    """
+
+    def compared(precision: str) -> tuple[_Reference, dict[str, GradientBlock], torch.dtype]:
+        """What autograd says in this precision, what the rules make, and the fewest bits in it."""
+        other, x = _in(precision, network, pair)
+        state = other.state()
+        reference = _Reference.of(other, state, x, plan.shield, 0.0).cancelling(other, state, x, plan.shield)
+        narrowest = record(other, state, x, plan, differentiable=False, half=False)[1].narrowest
+        return reference, by_rules(other, state, x, plan, exact=True), narrowest
+
     try:
-        state, wide = exact.state(), tree.cast(pair, torch.float64)
-        reference = _Reference.of(exact, state, wide, plan.shield, 0.0).cancelling(exact, state, wide, plan.shield)
-        narrowest = record(exact, state, wide, plan, differentiable=False, half=False)[1].narrowest
-        blocks = by_rules(exact, state, wide, plan, exact=True)
-        return not reference.disagree(blocks, reference.gradients.keys() - plan.fallback.keys(), narrowest)
+        reference, blocks, narrowest = compared("float64")
+        wrong = reference.disagree(blocks, reference.gradients.keys() - plan.fallback.keys(), narrowest)
+        if not wrong:
+            return True
+        coarse, coarse_blocks, _ = compared("float32")
+        return _shrinks(coarse.gaps(coarse_blocks, wrong), reference.gaps(blocks, wrong))
     except (RuntimeError, TypeError, NoRule, Unfamiliar):  # a model that insists on its own type
         return False
+
+
+def _both_rounded(network: Network, pair: Inputs, plan: CapturePlan, names: list[str]) -> bool:
+    """Whether two ways to take gradients by autograd differ as roundings do: less in float64, by as much as its ε."""
+
+    def gaps(precision: str) -> dict[str, float]:
+        """How far apart they are in this precision."""
+        other, x = _in(precision, network, pair)
+        state = other.state()
+        gradients = jacobian_loop(other, state, x, names, company=True, shield=plan.shield)
+        return _Reference.of(other, state, x, plan.shield, 0.0).gaps(_dense(gradients), names)
+
+    try:
+        return _shrinks(gaps("float32"), gaps("float64"))
+    except (RuntimeError, TypeError):  # a model that insists on its own type
+        return False
+
+
+def _shrinks(coarse: Mapping[str, float], fine: Mapping[str, float]) -> bool:
+    """Whether differences found in float32 are so much smaller in float64 that they are rounding."""
+    return all(fine[k] <= SHRINKS * coarse[k] for k in fine)
+
+
+def _in(precision: str, network: Network, pair: Inputs) -> tuple[Network, Inputs]:
+    """The network and its samples in another precision."""
+    return replace(network, precision=precision), tree.cast(pair, getattr(torch, precision))
+
+
+def _dense(gradients: Mapping[str, Tensor]) -> dict[str, GradientBlock]:
+    return {k: DenseBlock(g) for k, g in gradients.items()}
 
 
 def in_float64(network: Network) -> bool:

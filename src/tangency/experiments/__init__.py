@@ -1,26 +1,13 @@
 """Published tables and figures, each by one command: `tangency reproduce NAME`."""
 
-from .anisotropy import ANISOTROPY
-from .cntk import CNTK
-from .conjugate import CONJUGATE
-from .eigenfunctions import EIGENFUNCTIONS
-from .energy_table1 import ENERGY_TABLE1
-from .last_layer import LAST_LAYER
-from .probing import PROBING
-from .shift import SHIFT
-from .single_relu import SINGLE_RELU
-from .spectra_table8 import SPECTRA_TABLE8
-from .spectra_transition import SPECTRA_TRANSITION
-from .surrogate_table1 import SURROGATE_TABLE1
-from .surrogate_table2 import SURROGATE_TABLE2
-from .surrogate_table3 import SURROGATE_TABLE3
-from .table import Experiment, Table
-from .uci import UCI
+from typing import TYPE_CHECKING
 
-_ALL = (
-    SURROGATE_TABLE1, SURROGATE_TABLE2, SURROGATE_TABLE3, UCI, CNTK, SPECTRA_TABLE8, SPECTRA_TRANSITION, EIGENFUNCTIONS,
-    ENERGY_TABLE1, ANISOTROPY, *CONJUGATE, SINGLE_RELU, PROBING, LAST_LAYER, SHIFT,
-)  # fmt: skip
-EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in _ALL}
+from .._base.on_demand import import_on_demand
+from .catalogue import EXPERIMENTS, Experiment
+
+if TYPE_CHECKING:  # tables hold what torch computes, the catalogue is for --help
+    from .table import Table
 
 __all__ = ["EXPERIMENTS", "Experiment", "Table"]
+
+import_on_demand(__name__)

@@ -12,8 +12,8 @@ from ..errors import InputError
 from ..studies.anisotropy import Anisotropy, anisotropy
 from ..studies.learning import SCHEDULE, Trial, attempt
 from .eigenfunctions import published_schedule
-from .learned import TITLES, TRAININGS, Shape, affordable, chosen, learner
-from .table import Experiment, Kept, Options, Row, Table
+from .learned import TITLES, Shape, affordable, chosen, learner
+from .table import Kept, Options, Row, Table
 
 SHAPES: dict[str, Shape] = {"mlp": (1, 32, 32), "lenet": (1, 32, 32), "resnet18": (3, 32, 32), "narrow": (3, 32, 32)}
 QUICK_SHAPE = (1, 8, 8)
@@ -88,12 +88,3 @@ def direction_row(name: str, index: int, kept: Kept) -> Row:
         "train %": f"{100 * trial.train_accuracy:.1f}", "steps": f"{trial.iterations:.0f}",
         "ℓ2": f"{trial.distance:.2f}",
     }  # fmt: skip
-
-
-ANISOTROPY = Experiment(
-    "anisotropy",
-    "Ortiz-Jiménez et al. 2021: neural anisotropy directions of LeNet and ResNet18, and networks trained along them",
-    "no data; --samples 3000 for a CPU (published: 10,000)",
-    reproduce_anisotropy,
-    TRAININGS,
-)

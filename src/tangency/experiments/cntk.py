@@ -7,7 +7,7 @@ Grams that are computed tile by tile into a store, so that a run can be stopped 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -26,7 +26,7 @@ from ..infinite import Infinite, infinite_nngp, infinite_ntk
 from ..models import conv_stack, myrtle
 from ..regress import KernelModel, ridge
 from .bundled import images
-from .table import Experiment, Kept, Options, Regression, Row, Table, run_environment
+from .table import Kept, Options, Row, Table, run_environment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -294,12 +294,3 @@ def _cost(name: str, cost: Row | None) -> str:
         f"{cost['seconds']:.3g} s, {run_environment()['device']}).\n  Extrapolated from that, not measured: "
         f"{each * every / 3600:.3g} hours for {ALL_IMAGES:,} images of this size ({every:,} pairs)."
     )
-
-
-CNTK = Experiment(
-    "cntk",
-    "Arora et al. 2019, Shankar et al. 2020: regression on CIFAR-10 with exact convolutional kernels of infinite width",
-    "--data: a folder with cifar-10-batches-bin/ (the binary version); --store keeps the Grams (hours on one GPU)",
-    reproduce_cntk,
-    (*(f.name for f in fields(Regression)), "where"),
-)

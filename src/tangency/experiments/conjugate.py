@@ -19,9 +19,8 @@ from ..models import initialized, mlp
 from ..studies.conjugate import UNTIL, ConjugateStudy, Moment, conjugate_classification, conjugate_regression
 from ..studies.conjugate_pictures import draw_courses, draw_runs
 from ..studies.grids import BOUNDARIES, FUNCTIONS, INTERVAL, Function, Grid, Grids
-from .table import Experiment, Kept, Options, Row, Table
+from .table import Kept, Options, Row, Table
 
-TAKES = ("cases", "where", "epochs")
 AT = (0, 50, 100, 200, 300, 400, 600, 800, 1000, 1300, 1600, 2000)
 QUICK_WIDTH, QUICK_EPOCHS, QUICK_GRIDS = 24, 60, Grids(Grid((40,)), (3,))
 
@@ -64,14 +63,6 @@ class Figure:
     course: bool
     published: str
 
-    def experiment(self) -> Experiment:
-        """The command."""
-        name = f"conjugate-fig{self.number}"
-        runs = 10 if self.course else 100
-        needs = f"no files; published: {runs} networks (--seeds {runs}); half a minute each on one core"
-        title = f"Qadeer et al. 2023, Figure {self.number}: {self.title}, width {self.networks.width}"
-        return Experiment(name, title, needs, lambda options: reproduce_figure(self, options), TAKES)
-
 
 @dataclass(frozen=True)
 class Seen:
@@ -86,8 +77,9 @@ class Seen:
 Runs = dict[str, list[list[Seen]]]  # by task; of each run its moments
 
 
-def reproduce_figure(figure: Figure, options: Options) -> Table:
+def reproduce_figure(number: int, options: Options) -> Table:
     """Every network of every task, as rows; the picture in --out."""
+    figure = next(f for f in FIGURES if f.number == number)
     kept = measured(figure, options)
     runs = {task: [[seen(row) for row in run["moments"]] for run in rows] for task, rows in kept.items()}
     if options.out is not None:
@@ -221,4 +213,3 @@ FIGURES = (
     Figure(11, "classes over the training, tanh", ON, True,
            "kernels far better than NN throughout, and at the start better than NN at its end; CK close to NTK."),
 )  # fmt: skip
-CONJUGATE = tuple(figure.experiment() for figure in FIGURES)

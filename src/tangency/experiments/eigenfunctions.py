@@ -16,8 +16,8 @@ from ..kernels.ntk import trace_ntk
 from ..models import Recipe
 from ..studies.eigenfunctions import Eigenfunctions, eigenfunctions
 from ..studies.learning import SCHEDULE, UNTIL, Trial, attempt
-from .learned import TITLES, TRAININGS, chosen, halves, learner, room, some_images
-from .table import Experiment, Kept, Options, Row, Table
+from .learned import TITLES, chosen, halves, learner, room, some_images
+from .table import Kept, Options, Row, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,12 +145,3 @@ def eigen_row(where: str, name: str, task: str, kept: Kept) -> Row:
         "ℓ2": f"{net['distance']:.2f}", "linear ℓ2": f"{linear['distance']:.2f}", "cos": f"{net['angle']:.3f}",
         "overlap": f"{facts['overlap']:.3f}",
     }  # fmt: skip
-
-
-EIGENFUNCTIONS = Experiment(
-    "eigenfunctions",
-    "Ortiz-Jiménez et al. 2021: networks and their linearisations, trained on eigenfunctions of the NTK",
-    "--data: a folder with mnist/ and cifar-10-batches-bin/; --samples 2000 for a CPU (published: 60,000 on GPUs)",
-    reproduce_eigenfunctions,
-    TRAININGS,
-)

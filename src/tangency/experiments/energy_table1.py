@@ -14,8 +14,8 @@ from ..linalg import top
 from ..models import accuracy, fit
 from ..spectra import energy
 from .eigenfunctions import published_schedule
-from .learned import TITLES, TRAININGS, affordable, chosen, halves, learner, room, some_images
-from .table import Experiment, Kept, Options, Row, Table, mean
+from .learned import TITLES, affordable, chosen, halves, learner, room, some_images
+from .table import Kept, Options, Row, Table, mean
 
 SAMPLES, TEST, MEASURED = 50_000, 10_000, 12_000
 QUICK_SAMPLES, QUICK_TEST = 300, 100
@@ -95,12 +95,3 @@ def energy_row(name: str, runs: list[Row], options: Options) -> Row:
         "random %": f"{100 * (K / n) ** 0.5:.1f}",
         "test %": found["accuracy"], "test % paper": published[2],
     }  # fmt: skip
-
-
-ENERGY_TABLE1 = Experiment(
-    "energy-table1",
-    "Ortiz-Jiménez et al. 2021, Table 1: energy of CIFAR2's labels on the NTK's first 50 eigenvectors",
-    "--data: a folder with cifar-10-batches-bin/; on a CPU: --networks mlp,lenet --samples 4000 --seeds 1 (minutes)",
-    reproduce_energy,
-    TRAININGS,
-)

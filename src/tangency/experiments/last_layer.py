@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..models import Recipe, fit
 from ..representations import Refit, refit_last_layer
 from .sentences import Texts, embedded, read_pairs, read_tweets, sentences, tokens, with_lora
-from .table import Experiment, Kept, Options, Row, Table, mean
+from .table import Kept, Options, Row, Table, mean
 
 SETS = {"tweets": "359 tweets", "cola": "CoLA", "sst2": "SST-2"}
 METHODS = {
@@ -243,12 +243,3 @@ def matthews(said: Tensor, y: Tensor) -> float:
     a, b = said.double() - said.double().mean(), y.double() - y.double().mean()
     size = float(a.norm() * b.norm())
     return float(a @ b) / size if size else 0.0
-
-
-LAST_LAYER = Experiment(
-    "last-layer",
-    "Qadeer et al. 2023, Table 5: random features, linear probe, LoRA and fine-tuning on tweets; CoLA, SST-2",
-    "--data: a folder with minilm/, sentiment140/, cola/, sst2/; on a CPU: --cases random,probe (minutes)",
-    reproduce_last,
-    ("cases", "where"),
-)

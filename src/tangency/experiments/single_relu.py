@@ -4,7 +4,7 @@ from statistics import median
 
 from ..studies.conjugate_pictures import draw_unit
 from ..studies.single_unit import single_unit
-from .table import Experiment, Kept, Options, Row, Table
+from .table import Kept, Options, Row, Table
 
 DIMS, QUICK_DIMS = (2, 4, 8, 16, 32, 64), (2, 8, 16)
 SAMPLES, QUICK_SAMPLES = 1000, 200
@@ -34,12 +34,3 @@ def reproduce_unit(options: Options) -> Table:
     )
     facts = {"samples": n, "runs": dict(kept.rows)}
     return Table("One ReLU unit, ‖w*‖ = d³", tuple(rows[0]), tuple(rows), notes, facts)
-
-
-SINGLE_RELU = Experiment(
-    "single-relu",
-    "Yehudai & Shamir 2019: one large ReLU unit, by gradient descent and by tangent kernels, over the dimension",
-    "no files (a minute on one core)",
-    reproduce_unit,
-    ("samples", "test"),
-)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import DidNotConverge, InputError
 from ..spectra import classify
 from ..studies import Learned, Optimizer, Taught, TwoLayer, alignments, lazy, teacher, train_two_layer, two_layer
-from .table import Experiment, Kept, Options, Row, Table, mean
+from .table import Kept, Options, Row, Table, mean
 
 MATRICES = ("weights", "ck", "ntk")
 NOTES = (
@@ -196,12 +196,3 @@ def table8_row(name: str, case: Case, runs: Sequence[Row]) -> Row:
     row["epochs"] = (str(low) if low == high else f"{low}–{high}") + short
     row["|βᵀu₁|"] = mean([run["feature"] for run in runs])
     return row
-
-
-SPECTRA_TABLE8 = Experiment(
-    "spectra-table8",
-    "Two-layer networks on a teacher: invariant, spiked and heavy-tailed spectra (about an hour a seed on one core)",
-    "no files; --cases chooses rows: " + ", ".join([*CASES, *EXTRA]),
-    reproduce_table8,
-    ("cases",),
-)

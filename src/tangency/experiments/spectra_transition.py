@@ -12,7 +12,7 @@ import torch
 
 from ..studies import Learned, Optimizer, Taught, TwoLayer, draw_students, follow, teacher, train_two_layer, two_layer
 from ..studies.aligned import gathered, rate_row
-from .table import Experiment, Kept, Options, Row, Table
+from .table import Kept, Options, Row, Table
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,3 @@ def _end(run: Learned) -> str:
     angles = ", ".join(f"{v:.2f}" for key, v in last.items() if key.startswith("angle"))
     kta = f"KTA {run.seen[0]['kta']:.3f} → {last['kta']:.3f}"
     return f"{last['epoch']:.0f} epochs, R² {run.r2:.3f}, {kta}, angles {angles}"
-
-
-SPECTRA_TRANSITION = Experiment(
-    "spectra-transition",
-    "Where spikes of two-layer networks begin over SGD's learning rate, and what is learned when (minutes on one core)",
-    "no files",
-    reproduce_transition,
-)

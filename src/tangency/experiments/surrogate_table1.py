@@ -23,7 +23,7 @@ from ..models.dense import Parametrization
 from ..regress.newton import FeatureDesign, Objective
 from ..surrogate import Surrogate, faithfulness, fit, kendall
 from .bundled import images
-from .table import Experiment, Kept, Options, Row, Table, mean
+from .table import Kept, Options, Row, Table, mean
 
 TABLE1_NOTES = (
     "τ_K: of the probability of the correct class, as the paper defines it.",
@@ -176,11 +176,3 @@ def table1_row(case: Case, kind: str, by_seed: list[Row]) -> Row:
         "R²": mean(values["r2"]),
         "gradient": f"{max(values['gradient']):.0e}",
     }
-
-
-SURROGATE_TABLE1 = Experiment(
-    "surrogate-table1",
-    "Table 1: small networks on two classes of MNIST and Fashion-MNIST (minutes a seed on two cores)",
-    "--data: a folder with mnist/ and fashion-mnist/ in their official IDX files",
-    reproduce_table1,
-)

@@ -18,7 +18,7 @@ from ..models import Recipe, accuracy, initialized, outputs, resnet18
 from ..models import fit as train
 from ..surrogate import default_reg, faithfulness, fit
 from .bundled import images
-from .table import Experiment, Kept, Options, Row, Table
+from .table import Kept, Options, Row, Table
 
 TABLE2_PUBLISHED = {
     "trNTK": ("0.776", "-0.30"),
@@ -137,11 +137,3 @@ def table2_row(name: str, alpha: float, facts: Row, published: tuple[str, str]) 
         "R²": facts["r2"],
         "gradient": f"{facts['gradient']:.0e}",
     }
-
-
-SURROGATE_TABLE2 = Experiment(
-    "surrogate-table2",
-    "Table 2: seven kernels of a ResNet18 on CIFAR-10 (one large GPU, minutes)",
-    "--data: a folder with cifar-10-batches-bin/ (the binary version)",
-    reproduce_table2,
-)

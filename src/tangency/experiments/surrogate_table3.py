@@ -15,7 +15,7 @@ from ..models import Recipe, accuracy, forensics_cnn, initialized, outputs
 from ..models import fit as train
 from ..surrogate import default_reg, faithfulness, fit
 from .bundled import images
-from .table import Experiment, Kept, Options, Row, Table
+from .table import Kept, Options, Row, Table
 
 TABLE3_PUBLISHED = {
     "trNTK": ("99.99", "99.98", "0.585", "+0.10", "0.441", "-1.08"),
@@ -122,11 +122,3 @@ def table3_row(name: str, facts: Row, published: tuple[str, ...]) -> Row:
     names = ("precision %", "recall %", "τ_K", "TAD %", "poisoned τ_K", "poisoned TAD %")
     beside = {"paper" + " " * k: value for k, value in enumerate(published)}
     return {"kernel": name, **dict(zip(names, ours, strict=True)), **beside}
-
-
-SURROGATE_TABLE3 = Experiment(
-    "surrogate-table3",
-    "Table 3: finding a back door's test images through their neighbours, on CIFAR-10 (one large GPU, minutes)",
-    "--data: a folder with cifar-10-batches-bin/ (the binary version)",
-    reproduce_table3,
-)

@@ -102,17 +102,6 @@ class Table(Result):
         }
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """`run(options)` gives the table; `needs` says which files it reads, `takes` which options are not for all."""
-
-    name: str
-    title: str
-    needs: str
-    run: Callable[[Options], Table]
-    takes: tuple[str, ...] = ()  # fields of `Options`, `Regression` or `Trainings`
-
-
 def run_environment() -> Row:
     """The versions and the machine that the rows were made with."""
     known = environment()

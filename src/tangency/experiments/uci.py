@@ -21,7 +21,7 @@ from .._base.progress import bar
 from ..datasets.table import fields, is_missing, number
 from ..errors import InputError
 from .classifiers import CLASSIFIERS, Array, ClassifierJob, Plan, TableSplit
-from .table import Experiment, Kept, Options, Row, Table
+from .table import Kept, Options, Row, Table
 
 MOST = 5000  # rows of a set, as published
 SEED = 0
@@ -296,11 +296,3 @@ def comparison(accuracies: Array, published: bool) -> tuple[Row, ...]:
             row[f"{measure} paper"] = paper if published else None
         rows.append(row)
     return tuple(rows)
-
-
-UCI = Experiment(
-    "uci",
-    "Arora et al. 2020, Table 1: NTK, two networks, random forest, two kernels on small sets (minutes on 16 cores)",
-    "--data: a folder of UCI sets, one CSV file each (no header, the class in the last column, ? where missing)",
-    reproduce_uci,
-)

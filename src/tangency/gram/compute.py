@@ -2,8 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -11,28 +11,21 @@ import torch
 from torch import Tensor
 
 from .._base import checks, tree
-from .._base.memory import gram_budget
+from .._base.memory import gram_budget, ran_out
 from .._base.progress import bar
 from .._base.types import Executor, Inputs, Memory, Spec, StorePlace
-from ..errors import (
-    InputError,
-    MemoryBudgetError,
-    PerformanceWarning,
-    StoreError,
-    StoreMismatch,
-    StoreWarning,
-    WorkerLost,
-)
+from ..errors import InputError, MemoryBudgetError, PerformanceWarning, StoreError, StoreWarning, WorkerLost
 from ..kernels.kernel import Kernel, all_finite, check_tile
-from .executors import check_executor, connect, results
+from .executors import check_executor, connect, results, workers_here
 from .gram import Gram
-from .manifest import MOST_TILES, Witness, differences, manifest
-from .plan import Footprint, TilePlan, grouped, plan
+from .manifest import MOST_TILES, Witness, manifest
+from .plan import Footprint, TilePlan, grouped, held_by, plan
 from .rows import NO_COLUMNS, RowMap
 from .shelf import Shelf, shelf
 from .source import Watched, batch, source
+from .spill import disks
 from .store import Store
-from .sweep import TileTask, sweep_of, tile_tasks
+from .sweep import RowSweep, Sweep, TileTask, sweep_of, tile_tasks
 from .target import InMemory, Stored, Target
 from .witness import Sample, require_witness, some_samples, witness
 from .work import CPU, Blocks, TileJob, perform
@@ -57,7 +50,8 @@ def compute(
 
     Inputs: a tensor, NumPy array or memmap, zarr array, a tuple or dict of these, a `Dataset` (`tg.from_dataset`); only
     the blocks at work are loaded. `memory` bounds what is allocated on the way, on the kernel's device and by each
-    worker, beyond the model (default: 4GiB on a CPU, what is free on a GPU). The symmetric half is computed once.
+    worker, beyond the model (default: what is free on a GPU; on a CPU 70 % of it, shared by the workers on this
+    machine). The symmetric half is computed once.
 
     `store`: a folder or zarr URL. Tiles are written there as they are finished; calling again with the same arguments
     goes on where it stopped, and returns at once when all is there. `tile`: samples on a side of a tile (default: from
@@ -80,6 +74,24 @@ class Facts:
     dtype: torch.dtype
     memory: int
     size: Footprint
+
+
+class _Larger(Exception):
+    """Blocks take more than the budget has room for: a signal of a run to itself, never shown to users."""
+
+
+@contextmanager
+def _told(when: str) -> Iterator[None]:
+    """No raw exception where memory runs out: there is no smaller block than one sample to go on with."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as e:
+        if not ran_out(e):
+            raise
+        raise MemoryBudgetError(
+            f"memory ran out {when} ({str(e).splitlines()[0][:200] if str(e) else type(e).__name__}). Free some, use a "
+            "machine with more, or leave parameters out: trainable=…"
+        ) from e
 
 
 class Run:
@@ -112,26 +124,41 @@ class Run:
         self.symmetric = self.y is None and not isinstance(kernel, RowMap)
 
     def compute(self, store: StorePlace | Shelf | None, tile: int | None, progress: bool) -> Gram:
-        """The Gram matrix, in memory or in the store; blocks get smaller if a GPU runs out of memory."""
+        """The Gram matrix, in memory or in the store; blocks get smaller where memory runs out all the same."""
         if tile is not None:
             checks.positive(tile, "tile", "a number of samples")
             tile = min(tile, max(self.n, self.m))
         with torch.no_grad():
             while True:
-                target = self.in_memory(tile) if store is None else self.stored(store, tile)
+                with _told("while two samples were looked at, to find out what one takes"):
+                    target = self.in_memory(tile) if store is None else self.stored(store, tile)
+                    missing = target.missing()
                 try:
-                    if missing := target.missing():
+                    if missing:
                         self._fill(target, missing, progress)
                     return target.gram()
-                except torch.cuda.OutOfMemoryError:
-                    # A footprint is an estimate, and other processes may use the GPU too.
+                except (_Larger, MemoryError, RuntimeError) as e:
+                    # A footprint is an estimate, and other processes use the memory too.
+                    if not isinstance(e, _Larger) and not ran_out(e):
+                        raise
+                    cuda = isinstance(e, torch.OutOfMemoryError)
+                    why = str(e) if isinstance(e, _Larger) else f"{'CUDA' if cuda else 'the CPU'} ran out of memory"
+                # Not in the except clause: the exception's frames hold tensors.
+                if torch.cuda.is_available():
                     torch.cuda.empty_cache()
-                    tile = target.smaller()
-                    warnings.warn(
-                        f"CUDA ran out of memory; going on with blocks of {tile} samples.",
-                        PerformanceWarning,
-                        stacklevel=3,
-                    )
+                tile = self._smaller(target, why)
+                warnings.warn(f"{why}; going on with blocks of {tile} samples.", PerformanceWarning, stacklevel=3)
+
+    def _smaller(self, target: Target, why: str) -> int:
+        """Samples on a side of a smaller tile; where there is none, what was needed."""
+        if target.cut.rows > 1:
+            return target.smaller()
+        size, taken = self.facts.size, self.facts.memory
+        raise MemoryBudgetError(
+            f"{why} with blocks of a single sample, which takes {size.kept} bytes and {size.transient} more while it "
+            f"is captured; the budget was {taken}. Use a machine with more memory free, leave parameters out "
+            "(trainable=), or halve what is kept: dtype='float16'."
+        )
 
     def in_memory(self, tile: int | None) -> Target:
         """One tensor, to be filled."""
@@ -180,10 +207,7 @@ class Run:
     def _require_unchanged(self, store: Store) -> None:
         """Refuse to make a tile with a model that was changed since the store was opened."""
         # The hash of the weights tells at once; what no hash sees, the numbers tell.
-        spec = self.kernel.spec()
-        different = differences(store.manifest["kernel"], spec)
-        if different:
-            raise StoreMismatch(store.url, {f"kernel.{k}": pair for k, pair in different.items()})
+        store.require_kernel(self.kernel.spec())
         require_witness(store.url, store.manifest, witness(self.kernel, self.samples))
 
     @cached_property
@@ -210,18 +234,18 @@ class Run:
         for x in few:
             held, besides = self.kernel.footprint(x)
             kept, transient = max(kept, held), max(transient, besides)
-        # One sample is enough to see the shape and the type of an entry.
         first = tree.take(few[0], slice(0, 1))
         if isinstance(self.kernel, RowMap):
             cell, by_rows = self.kernel.values(first)[:, :, None], self.kernel.together
         else:
-            prepared = self.kernel.prepare(first)
-            cell, by_rows = self.kernel.pair(prepared, prepared), 0
+            cell, by_rows = self.kernel.entry(first), 0
             check_tile(cell, 1, 1)
         entry = cell.numel() * cell.element_size()
         size = Footprint(self.n * self.m * entry, kept, transient, entry, cell.device.type, self.m, by_rows)
         shape = [self.n, self.m] if cell.dim() == 2 else [self.n, cell.shape[1], self.m, cell.shape[3]]
-        memory = gram_budget(cell.device) if self._memory is None else self._memory
+        memory = self._memory
+        if memory is None:
+            memory = gram_budget(cell.device, workers_here(self.executor))
         return Facts(torch.Size(shape), cell.dtype, memory, size)
 
     def _largest(self, side: int, n: int) -> Inputs:
@@ -252,7 +276,14 @@ class Run:
 
     def _here(self, target: Target, missing: set[tuple[int, int]], step: Callable[[int], object]) -> None:
         sweep = sweep_of(self.kernel, self._load, target.cut)
-        for planned in tile_tasks(target.cut, missing, LOOK * target.cut.group, target.first):
+        with closing(sweep):
+            self._sweep(sweep, target, missing, step)
+
+    def _sweep(
+        self, sweep: Sweep | RowSweep, target: Target, missing: set[tuple[int, int]], step: Callable[[int], object]
+    ) -> None:
+        cut = self._held(sweep, target, missing) if isinstance(sweep, Sweep) else target.cut
+        for planned in tile_tasks(cut, missing, LOOK * cut.group, target.first):
             task = planned.without(target.finished() & missing)
             if planned.count > task.count:  # another process was quicker
                 step(planned.count - task.count)
@@ -267,6 +298,25 @@ class Run:
         # Only now, since a GPU works on while we look: the tile that was bad may be some tiles back.
         if target.bad is not None:
             raise sweep.diagnose(*target.bad)
+
+    def _held(self, sweep: Sweep, target: Target, missing: set[tuple[int, int]]) -> TilePlan:
+        """The plan with as many blocks held as the budget has room for, by what the first one really takes."""
+        cut, size = target.cut, self.facts.size
+        size = replace(size, result=size.result if isinstance(target, InMemory) else 0)
+        begun = sweep.begin(next(tile_tasks(cut, missing, None, target.first)).rows[0])
+        # Other blocks may have longer samples, to which the guess still applies: it is right or wrong in proportion.
+        kept = -(-size.kept * begun.kept // max(1, begun.guessed))
+        room, measured = size.room(self.facts.memory), replace(size, kept=kept)
+        held = held_by(cut, room, measured)
+        if held.group == 0 and cut.rows > 1:
+            raise _Larger(f"a sample takes {begun.kept} bytes, where {begun.guessed} were expected")
+        if begun.transient > cut.capture:
+            held = held_by(replace(cut, capture=begun.transient), room, measured)
+        # What decides the bits of a tile is as it was.
+        sweep.disks = disks(target.folder)
+        held = replace(cut, group=max(1, held.group), columns=held.columns)
+        sweep.hold(held)
+        return held
 
     def _there(
         self, target: Target, missing: set[tuple[int, int]], step: Callable[[int], object], executor: Executor | str

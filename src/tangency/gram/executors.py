@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, NamedTuple, TypeAlias
@@ -68,14 +68,9 @@ def connect(executor: Executor | str) -> Iterator[tuple[Submit, Callable[[], int
     else:
         given = contextlib.nullcontext(executor)
 
-    def workers() -> int:
-        """How many tasks are worth sending at a time."""
-        # `_max_workers` is what Python's own pools have; 8 where nothing is said (heuristic).
-        return int(getattr(live, "workers", 0) or getattr(live, "_max_workers", 0) or 8)
-
     with given as live:
         try:
-            yield live.submit, workers
+            yield live.submit, lambda: _workers(live)
         except RuntimeError as e:  # a pool of processes does not outlive one of them
             if not isinstance(e, BrokenExecutor) and "after shutdown" not in str(e):
                 raise
@@ -83,6 +78,19 @@ def connect(executor: Executor | str) -> Iterator[tuple[Submit, Callable[[], int
                 f"the executor is broken ({e}). What was finished is safe in the store, if there is one: make a new "
                 "executor and call again. tg.Workers replaces processes that die."
             ) from e
+
+
+def _workers(executor: Executor) -> int:
+    """How many tasks are worth sending at a time."""
+    # `_max_workers` is what Python's own pools have; 8 where nothing is said (heuristic).
+    return int(getattr(executor, "workers", 0) or getattr(executor, "_max_workers", 0) or 8)
+
+
+def workers_here(executor: Executor | str | None) -> int:
+    """How many share this machine's memory; 0 if they may be on others."""
+    if executor is None or isinstance(executor, str):  # "gpus": one for each
+        return 1
+    return _workers(executor) if isinstance(executor, (Workers, ProcessPoolExecutor, ThreadPoolExecutor)) else 0
 
 
 def results(submit: Submit, calls: Iterable[Call], workers: Callable[[], int]) -> Iterator[object]:

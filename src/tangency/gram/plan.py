@@ -41,6 +41,7 @@ class TilePlan:
     capture: int
     workspace: int
     group: int = 1  # row blocks that are held prepared at once
+    columns: bool = False  # all column blocks are held, and the row blocks pass by
 
     def block(self, k: int, side: int = 0) -> slice:
         """The samples of row (side 0) or column (side 1) block k."""
@@ -61,6 +62,11 @@ class TilePlan:
         """How many `tiles` there are."""
         high, wide = self.grid
         return high * (high + 1) // 2 if self.symmetric else high * wide
+
+    @property
+    def once(self) -> bool:
+        """Whether every sample is prepared only once."""
+        return self.columns or self.group >= self.grid[0]
 
     def halved(self) -> "TilePlan":
         """Half the block, for when a device ran out of memory all the same."""
@@ -96,17 +102,30 @@ class Footprint:
         """The budget that leaves so much room."""
         return int((room + self.result) / USABLE[self.device]) + 1
 
+    def besides(self, rows: int, capture: int, workspace: int) -> int:
+        """What a plan takes besides the result and the blocks that it holds."""
+        return TILES * rows * min(rows, self.m) * self.cell + capture + BUFFERS[self.device] * workspace
+
     def least(self, rows: int, capture: int, workspace: int, held: int = 1) -> int:
-        """What a plan that holds so many row blocks takes besides the result."""
-        blocks, buffers = (held + self.columns) * rows * self.kept, BUFFERS[self.device] * workspace
-        return blocks + TILES * rows * min(rows, self.m) * self.cell + capture + buffers
+        """What a plan that holds so many row blocks, and lets columns pass by, takes besides the result."""
+        return (held + self.columns) * rows * self.kept + self.besides(rows, capture, workspace)
+
+    def making(self, room: int, part: int = 1) -> tuple[int, int]:
+        """What of the room the making of a block and a temporary of a contraction may take; a `part`-th of the usual
+        where that is all that is wanted to hold every block."""
+        # Powers of two: what is free may differ a little from run to run, and these decide the bits of a tile.
+        workspace = _floor(room // (32 * part), TILE_WORKSPACE[self.device])
+        capture = _floor(room // (4 * part), TILE_CAPTURE[self.device])
+        # Of one sample alone two are captured, so that no plan of fewer would take less.
+        return max(min(2, part) * (self.kept + self.transient), capture), max(self.cell, workspace)
 
 
 def plan(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: int | None = None) -> TilePlan:
     """Cut the budget: the result, the blocks, the making of a block, the contraction's temporaries."""
+    if not size.by_rows and (cut := _at_once(n, m, symmetric, memory, size, tile)) is not None:
+        return cut
     room = size.room(memory)
-    workspace = max(size.cell, min(room // 32, TILE_WORKSPACE[size.device]))
-    capture = max(size.kept + size.transient, min(room // 4, TILE_CAPTURE))
+    capture, workspace = size.making(room)
     fewest = tile or max(1, min(n, size.by_rows))
     least = size.least(fewest, capture if room > 0 else 0, workspace if room > 0 else 0)
     if room < least:
@@ -129,21 +148,56 @@ def plan(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: in
         rows -= rows % size.by_rows
     elif tile is None:
         rows = _even(max(n, m), rows)
-    cut = TilePlan(n, m, symmetric, rows, capture, workspace)
-    return grouped(cut, memory, size)
+    return grouped(TilePlan(n, m, symmetric, rows, capture, workspace), memory, size)
+
+
+def _at_once(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: int | None) -> TilePlan | None:
+    """A plan by which every sample is prepared only once, if the budget has room for one.
+
+    To prepare samples again costs more than anything that is gained by large tiles or large temporaries.
+    """
+    room = size.room(memory)
+    for part in (1, 2, 4):
+        capture, workspace = size.making(room, part)
+        rows = tile or min(max(n, m), LARGEST[size.device])
+        while True:
+            cut = TilePlan(n, m, symmetric, tile or _even(max(n, m), rows), capture, workspace)
+            if (held := held_by(cut, room, size)).once:
+                return held
+            if tile or rows == 1:
+                break
+            rows //= 2
+    return None
 
 
 def grouped(cut: TilePlan, memory: int, size: Footprint) -> TilePlan:
-    """The plan with as many row blocks held at once as the budget has room for."""
-    least = size.least(cut.rows, cut.capture, cut.workspace)
-    free = size.room(memory) - least
-    if free < 0:
+    """The plan with as many blocks held at once as the budget has room for."""
+    held = held_by(cut, size.room(memory), size)
+    if held.group == 0:
+        least = size.least(cut.rows, cut.capture, cut.workspace)
         raise MemoryBudgetError(
             f"memory={memory} bytes is too small for tiles of {cut.rows} samples a side, with which this was begun. "
             f"Give at least memory={size.memory(least)}."
         )
-    held = 1 if size.by_rows else 1 + free // max(1, cut.rows * size.kept)
-    return replace(cut, group=max(1, min(cut.grid[0], held)))
+    return held
+
+
+def held_by(cut: TilePlan, room: int, size: Footprint) -> TilePlan:
+    """The plan with as many row blocks held as there is room for: none, if not even one fits; or with all columns."""
+    free = room - size.besides(cut.rows, cut.capture, cut.workspace)
+    if size.by_rows:
+        return replace(cut, group=int(free >= (1 + size.columns) * cut.rows * size.kept))
+    if cut.symmetric and cut.n * size.kept <= free:  # rows are their own columns: nothing passes by
+        return replace(cut, group=cut.grid[0], columns=False)
+    if not cut.symmetric and cut.m < cut.n and (cut.m + min(cut.n, cut.rows)) * size.kept <= free:
+        return replace(cut, group=1, columns=True)
+    block = max(1, cut.rows * size.kept)
+    return replace(cut, group=max(0, min(cut.grid[0], free // block - size.columns)), columns=False)
+
+
+def _floor(v: int, most: int) -> int:
+    """The largest power of two that is at most v, or `most`."""
+    return most if v >= most else 1 << max(0, max(0, v).bit_length() - 1)
 
 
 def _even(count: int, most: int) -> int:

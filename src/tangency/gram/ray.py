@@ -46,7 +46,15 @@ class RayExecutor:
         # What the user connected to stays connected when this is closed.
         self._started = not ray.is_initialized()
         if self._started:
-            ray.init(address=address, log_to_driver=False, configure_logging=False)
+            try:
+                ray.init(address=address, log_to_driver=False, configure_logging=False)
+            except OSError as e:
+                if e.filename is None:  # no file: a cluster that does not answer
+                    raise
+                raise InputError(
+                    f"Ray does not start: {e.filename}: {e.strerror}. It keeps a secret below HOME; where that "
+                    "cannot be written to, give it one before Python starts: RAY_AUTH_TOKEN=$(openssl rand -hex 32)."
+                ) from e
         self._gpus = (1.0 if ray.cluster_resources().get("GPU", 0) else 0.0) if gpus is None else gpus
         self._need = {kind: amount for kind, amount in (("GPU", self._gpus), ("CPU", cpus)) if amount}
         # Not restarted by Ray: a task must hear that its worker is gone, to be done again elsewhere.

@@ -32,6 +32,7 @@ from .manifest import (
     differences,
     manifest_digest,
     manifest_file,
+    only_looks,
     plan_fields,
     plan_of,
     read_manifest,
@@ -131,16 +132,28 @@ class Store:
         was = {name: said[name] for name in now}
         if tile is not None:
             was["tile"], now["tile"] = self.plan.rows, tile
-        if different := differences(was, now):
-            raise StoreMismatch(self.url, different)
+        looks = self._require_alike(was, now)
         if others := differences(self.manifest["versions"], VERSIONS):
             changed = ", ".join(f"{k} {then} → {here}" for k, (then, here) in others.items())
+            by_numbers = f" By its numbers alone is known to be the same: {', '.join(looks)}." if looks else ""
             warnings.warn(
                 f"{self.url} was begun with other versions ({changed}): new tiles may differ from the old ones in "
-                "their last bits.",
+                f"their last bits.{by_numbers}",
                 StoreWarning,
                 stacklevel=6,
             )
+
+    def require_kernel(self, spec: Spec) -> None:
+        """Refuse a kernel whose spec is not ours."""
+        self._require_alike({"kernel": self.manifest["kernel"]}, {"kernel": spec})
+
+    def _require_alike(self, was: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+        """Refuse what differs; the fields that only look otherwise because Python or torch is another."""
+        others, different = differences(self.manifest["versions"], VERSIONS), differences(was, now)
+        looks = [field for field, pair in different.items() if only_looks(field, *pair, others)]
+        if len(looks) < len(different):
+            raise StoreMismatch(self.url, different)
+        return looks
 
     def finished(self) -> set[At]:
         """The tiles of the plan whose chunks are there, with a seal."""

@@ -1,24 +1,31 @@
 """Making tiles: prepare a group of row blocks once, let the column blocks pass by.
 
-On a GPU a column block that is slow to make and quick to copy is kept in pinned host memory for the next sweep, and the
-next one can be prepared on a stream of its own while the present one is contracted (`plan.AHEAD`).
+A column block that is slow to make is kept for the next sweep: on a GPU in pinned host memory, if it is quickly copied,
+on a CPU on disk (`spill.py`), if it is quickly read. On a GPU the next one can be prepared on a stream of its own while
+the present one is contracted (`plan.AHEAD`).
 """
 
-import os
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._base import tree
+from .._base.memory import available_memory, peak_memory
 from .._base.types import Inputs, T
 from ..errors import NonFiniteError
 from ..kernels.kernel import Kernel, Prepared, check_tile
 from . import plan
 from .indices import length
 from .plan import TilePlan
+from .prepared import moved, size_of
 from .rows import RowMap
+from .spill import Spill
 
 Load = Callable[[int, slice], Inputs]  # (side, samples) → inputs as the kernel takes them
 # Bytes per second from pinned host memory to a GPU, and for a first copy into memory that must be pinned (heuristics).
@@ -85,6 +92,10 @@ class RowSweep:
         for i in task.rows:
             yield i, 0, self._values(i)[:, :, None]
 
+    def close(self) -> None:
+        """Nothing was put aside."""
+        return None
+
     def diagnose(self, i: int, j: int) -> NonFiniteError:
         """What made tile (i, 0) not finite. Cost: makes it again."""
         values = self._values(i)
@@ -103,32 +114,65 @@ class RowSweep:
             raise e.shifted(block.start) from None
 
 
+class Begun(NamedTuple):
+    """What the first block of a run took, where it was known only from two samples before."""
+
+    kept: int  # bytes per sample that it holds
+    guessed: int  # and what was thought of samples like these
+    transient: int  # bytes that were held at the peak besides, as far as that shows; else 0
+
+
 class Sweep:
     """The tiles of pairs of samples, a task at a time."""
 
     def __init__(self, kernel: Kernel, load: Load, cut: TilePlan) -> None:
         self.maker, self.load, self.cut = kernel, load, cut
+        self.disks: Sequence[Path] = ()  # folders where prepared blocks may be put aside
         self.rows: dict[int, Prepared] = {}
+        self._passed: dict[int, Prepared] = {}  # columns, where all are held
         self._columns_side = 0 if cut.symmetric else 1
         cuda = kernel.device is not None and kernel.device.type == "cuda"
         self._side = SideStream(kernel.device) if cuda and plan.AHEAD else None
         self._together = plan.TOGETHER["cuda" if cuda else "cpu"]
-        sweeps = -(-cut.grid[0] // cut.group)
-        # A block on the host pays off only if several sweeps will meet it.
-        self._host = Host(kernel.device, uses=sweeps // 2) if cuda and sweeps > 2 else None
+        self._aside: Host | Spill | None = None  # blocks that later sweeps meet again
+        self._later = 0  # the first row block of the sweeps to come
+        self.hold(cut)
+
+    def hold(self, cut: TilePlan) -> None:
+        """Go by a plan with the same tiles that holds more or fewer of them."""
+        self.cut = cut
+        cuda = self.maker.device is not None and self.maker.device.type == "cuda"
+        high, wide = cut.grid
+        sweeps = -(-high // cut.group)
+        self.close()
+        if cut.columns or sweeps == 1:
+            self._aside = None
+        elif cuda:
+            # A block on the host pays off only if several sweeps will meet it.
+            self._aside = Host(self.maker.device, uses=sweeps // 2) if sweeps > 2 else None
+        elif self.disks:
+            # Of a symmetric matrix those of the first sweep are met no more, the last ones in every sweep to come.
+            blocks, uses = (high - cut.group, sweeps / 2) if cut.symmetric else (wide, sweeps - 1)
+            self._aside = Spill(self.disks, blocks, uses)
+
+    def close(self) -> None:
+        """Give back what was put aside."""
+        if isinstance(self._aside, Spill):
+            self._aside.close()
 
     def tiles(self, task: TileTask) -> Iterator[tuple[int, int, Tensor]]:
         """(i, j, tile) of every tile of the task. A GPU may still be at work on a tile, and nobody has looked at it."""
         self.rows = {i: a for i, a in self.rows.items() if i in task.rows}
         held = set(task.rows) if self.cut.symmetric else set()  # columns that are rows of this sweep as well
+        self._later = (min(task.rows) // self.cut.group + 1) * self.cut.group
         passing = self._columns([j for j, _ in task.columns if j not in held])
         if self._side is not None:
             self._side.follow()
         for i in task.rows:
             if i not in self.rows:
                 self.rows[i] = self._block(0, i)
-        if self._host is not None and self.cut.symmetric:
-            self._host.forget_below(min(task.rows) + self.cut.group)
+        if self._aside is not None and self.cut.symmetric:
+            self._aside.forget_below(self._later)
         for j, rows in task.columns:
             b = self.rows[j] if j in held else next(passing)
             for k in range(0, len(rows), self._together):
@@ -140,6 +184,19 @@ class Sweep:
                     yield i, j, tile
             del b  # the next one is made in its place
         passing.close()
+
+    def begin(self, i: int) -> Begun:
+        """Make row block i, which is held for the first task, and say what it took."""
+        device = torch.device("cpu") if self.maker.device is None else self.maker.device
+        inputs = self.load(0, self.cut.block(i))
+        guessed = self.maker.footprint(inputs)[0]
+        self._later = (i // self.cut.group + 1) * self.cut.group
+        before = peak_memory(device)
+        block = self.rows[i] = self._block(0, i, inputs)
+        size, after = size_of(block), peak_memory(device)
+        # The peak of a process only grows: where it did, it was this block's.
+        transient = after[1] - before[0] - size if after[1] > before[1] else 0
+        return Begun(-(-size // tree.size(inputs)), guessed, max(0, transient))
 
     def diagnose(self, i: int, j: int) -> NonFiniteError:
         """What made tile (i, j) not finite. Cost: prepares both sides again."""
@@ -168,10 +225,18 @@ class Sweep:
             self._side.wait(contracted)
             del b
 
-    def _block(self, side: int, k: int) -> Prepared:
-        if self._host is None:
-            return self._prepare(side, k)
-        return self._host.get((side, k), lambda: self._known(side, k), lambda x: self._prepare(side, k, x))
+    def _block(self, side: int, k: int, inputs: Inputs | None = None) -> Prepared:
+        if self.cut.columns and side == 1:
+            if k not in self._passed:
+                self._passed[k] = self._prepare(side, k)
+            return self._passed[k]
+        # On a disk goes only what will be met again; what is in pinned memory is dropped when it no longer is.
+        known = isinstance(self._aside, Spill) and (side, k) in self._aside
+        again = k >= self._later if self.cut.symmetric else side == 1 and self._later < self.cut.grid[0]
+        if self._aside is None or (isinstance(self._aside, Spill) and not (known or again)):
+            return self._prepare(side, k, inputs)
+        load = partial(self._known, side, k) if inputs is None else lambda: inputs
+        return self._aside.get((side, k), load, lambda x: self._prepare(side, k, x))
 
     def _known(self, side: int, k: int) -> Inputs:
         """The block's samples, of which the kernel knows all it must find out first: what follows can be timed."""
@@ -233,7 +298,7 @@ class Host:
 
     def __init__(self, device: torch.device | None, uses: int, room: int | None = None) -> None:
         self.device, self.uses = device, uses
-        self.room = int(HOST_SHARE * _available()) if room is None else room
+        self.room = int(HOST_SHARE * available_memory()) if room is None else room
         self.kept: dict[tuple[int, int], Prepared] = {}
         self.worth: bool | None = None  # not known yet
         self._made = 0
@@ -250,7 +315,7 @@ class Host:
         start = time.perf_counter()
         made = prepare(inputs)
         _synchronize()
-        seconds, size = time.perf_counter() - start, _bytes(made)
+        seconds, size = time.perf_counter() - start, size_of(made)
         self._made += 1
         if self.worth is None and self._made > 1:
             self.worth = self.uses * (seconds - size / HOST_BANDWIDTH) > size / PINNING
@@ -262,34 +327,7 @@ class Host:
     def forget_below(self, block: int) -> None:
         """Drop blocks that no later sweep will meet."""
         for key in [key for key in self.kept if key[1] < block]:
-            self.room += _bytes(self.kept.pop(key))
-
-
-def moved(prepared: Prepared, f: Callable[[Tensor], Tensor]) -> Prepared:
-    """A prepared batch with every tensor in it replaced."""
-    if isinstance(prepared, Tensor):
-        return f(prepared)
-    if isinstance(prepared, dict):
-        return {k: moved(v, f) for k, v in prepared.items()}
-    if isinstance(prepared, tuple) and hasattr(prepared, "_fields"):  # a named tuple
-        return type(prepared)(*(moved(v, f) for v in prepared))
-    if isinstance(prepared, (tuple, list)):
-        return type(prepared)(moved(v, f) for v in prepared)
-    if is_dataclass(prepared) and not isinstance(prepared, type):
-        return replace(prepared, **{k.name: moved(getattr(prepared, k.name), f) for k in fields(prepared) if k.init})
-    return prepared
-
-
-def _bytes(prepared: Prepared) -> int:
-    sizes: list[int] = []
-
-    def count(t: Tensor) -> Tensor:
-        """t itself; its size is noted."""
-        sizes.append(t.numel() * t.element_size())
-        return t
-
-    moved(prepared, count)
-    return sum(sizes)
+            self.room += size_of(self.kept.pop(key))
 
 
 def _pinned(t: Tensor) -> Tensor:
@@ -299,7 +337,3 @@ def _pinned(t: Tensor) -> Tensor:
 def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()
-
-
-def _available() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

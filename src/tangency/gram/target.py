@@ -6,15 +6,18 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from .._base.memory import ran_out
 from ..errors import IncompleteGram, MemoryBudgetError, StoreMismatch, StoreWarning, TangencyError, WorkerLost
 from ..kernels.kernel import all_finite
 from .gram import DenseGram, Gram
 from .indices import mirror_tile, place_tile
 from .plan import TilePlan
+from .shelf import Folder
 from .store import Heal, Store, StoredGram
 
 # Tiles on their way to the disk, at most (they are counted in plan.TILES), and who writes them.
@@ -28,6 +31,7 @@ class Target(ABC):
 
     cut: TilePlan
     first: int = 0  # the row block to begin with
+    folder: Path | None = None  # on a disk of this machine, where the tiles go
     bad: At | None = None  # a tile that was taken and is not finite
 
     @abstractmethod
@@ -93,7 +97,15 @@ class InMemory(Target):
     def put(self, i: int, j: int, tile: Tensor) -> None:
         """Copy a tile, and its mirror image, to their places."""
         if self._out is None:
-            self._out = tile.new_empty(self.shape)
+            try:
+                self._out = tile.new_empty(self.shape)
+            except (MemoryError, RuntimeError) as e:
+                if not ran_out(e):
+                    raise
+                size = self.shape.numel() * tile.element_size()
+                raise MemoryBudgetError(
+                    f"the result takes {size} bytes, and there is no memory for it. Keep it on disk: store='folder'."
+                ) from e
         rows, columns = self.cut.block(i), self.cut.block(j, 1)
         place_tile(self._out, rows, columns, tile)
         if self.cut.symmetric and i != j:
@@ -143,6 +155,7 @@ class Stored(Target):
 
     def __init__(self, store: Store, cut: TilePlan, heal: Heal, still: Callable[[Store], None]) -> None:
         self.store, self.cut, self.heal, self.still = store, cut, heal, still
+        self.folder = store.shelf.path.parent if isinstance(store.shelf, Folder) else None
         self._copies: deque[tuple[At, Tensor, torch.cuda.Event | None]] = deque()
         self._writing: deque[Future[None]] = deque()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="tangency-writer")  # threads start when needed
@@ -217,7 +230,7 @@ class Stored(Target):
         """Half of what it was, which the store must know; one that holds tiles already cannot change."""
         if self.finished():
             raise MemoryBudgetError(
-                f"CUDA ran out of memory with tiles of {self.cut.rows} samples a side, with which {self.store.url} "
+                f"memory ran out with tiles of {self.cut.rows} samples a side, with which {self.store.url} "
                 f"was begun. Give it more room, or begin another store with tile={max(1, self.cut.rows // 2)}."
             )
         half = self.cut.halved()

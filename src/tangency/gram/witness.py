@@ -55,20 +55,21 @@ def some_samples(*sides: Source | None) -> list[Sample]:
 
 def witness(kernel: Kernel | RowMap, samples: list[Sample]) -> Witness:
     """Outputs and entries of the kernel at some samples, and what its code and its model's attributes look like."""
-    before = code_looks(kernel)
+    before, whole = code_looks(kernel), kernel
     with torch.no_grad():
         ready = [(s, batch(kernel, s.x, f"x{s.side + 1}", 1)) for s in samples]
         if isinstance(kernel, RowMap):
             # Where there are no columns, earlier versions had one sample: the name keeps their stores comparable.
             entries = {f"k({s}, x2[0])": _numbers(kernel.values(x)) for s, x in ready}
         else:
+            kernel = kernel.brief(ready[0][1])
             prepared = [(s, kernel.prepare(x)) for s, x in ready]
             left, right = ([(s, a) for s, a in prepared if s.side == side] for side in (0, 1))
             pairs = product(left, right) if right else combinations_with_replacement(left, 2)
             entries = {f"k({s}, {t})": _numbers(kernel.pair(a, b)) for (s, a), (t, b) in pairs}
-        outputs = {f"f({s})": _numbers(out) for s, x in ready if (out := kernel.outputs(x)) is not None}
+        outputs = {f"f({s})": _numbers(out) for s, x in ready if (out := whole.outputs(x)) is not None}
     # What a run itself changes, counters and caches, says nothing of the model.
-    after = code_looks(kernel)
+    after = code_looks(whole)
     lasting = {name: look if after.get(name) == look else CHANGES for name, look in before.items()}
     return {"entries": entries, "outputs": outputs, "code": lasting}
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -89,6 +89,20 @@ class Kernel(ABC):
     def footprint(self, x: Inputs) -> tuple[int, int]:
         """Bytes per sample of x: (kept in a prepared batch, transient while preparing)."""
         return sum(v[0].numel() * v.element_size() for _, v in tree.leaves(x)), 0
+
+    def entry(self, x: Inputs) -> Tensor:
+        """A tile [1, 1], or [1, c, 1, c], of one sample, for its shape and type: what stands in it does not matter."""
+        prepared = self.prepare(x)
+        return self.pair(prepared, prepared)
+
+    def check_room(self, x1: Inputs, x2: Inputs) -> None:
+        """Refuse a tile, all at once, of two batches that are ready, for which no memory has room."""
+        return None
+
+    def brief(self, x: Inputs) -> "Kernel":
+        """A kernel on the same inputs that changes when this one does, and costs a few passes: stores look at it to see
+        whether they are still of the same model. Itself, unless it costs many."""
+        return self
 
     @property
     def device(self) -> torch.device | None:
@@ -192,10 +206,13 @@ class Kernel(ABC):
         """Both sides, checked before either is prepared; one and the same if x2 is left out."""
         # The very same object twice is how `pair` knows that a tile is symmetric.
         if x2 is None:
-            a = self.prepare(self.ready(x1))
+            x1 = self.ready(x1)
+            self.check_room(x1, x1)
+            a = self.prepare(x1)
             return a, a
         x1, x2 = self.ready(x1, "x1"), self.ready(x2, "x2")
         self.alike(x1, x2)
+        self.check_room(x1, x2)
         return self.prepare(x1), self.prepare(x2)
 
     def __sklearn_clone__(self) -> "Kernel":
@@ -246,6 +263,23 @@ class Combined(Kernel):
         outputs = [out.flatten(1) for k in self.inner if (out := k.outputs(self._own(k, x))) is not None]
         return torch.cat(outputs, 1) if outputs else None
 
+    def entry(self, x: Inputs) -> Tensor:
+        """As `Kernel.entry`: like that of its first kernel."""
+        return self.inner[0].entry(self._own(self.inner[0], x))
+
+    def check_room(self, x1: Inputs, x2: Inputs) -> None:
+        """As the kernels inside have it."""
+        for kernel in self.inner:
+            kernel.check_room(self._own(kernel, x1), self._own(kernel, x2))
+
+    def brief(self, x: Inputs) -> Kernel:
+        """The same of what its kernels have for that."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        made: dict[str, Any] = {k: v.brief(self._own(v, x)) for k, v in values.items() if isinstance(v, Kernel)}
+        several = {k: v for k, v in values.items() if isinstance(v, tuple) and v == self.inner}
+        made |= {k: tuple(one.brief(self._own(one, x)) for one in v) for k, v in several.items()}
+        return replace(self, **made)
+
     def footprint(self, x: Inputs) -> tuple[int, int]:
         """What all kernels keep, and what the one at work needs besides."""
         # 8 bytes for what a combination keeps itself: a norm.
@@ -278,6 +312,10 @@ class SumKernel(Combined):
         kinds = {tuple(v.dtype for _, v in tree.leaves(own)) for own in made}
         return made[0] if len(kinds) == 1 else given
 
+    def entry(self, x: Inputs) -> Tensor:
+        """As `Kernel.entry`: in the widest type of the summands; those of different shapes are refused."""
+        return _summed([k.entry(self._own(k, x)) for k in self.kernels])
+
     def _own(self, kernel: Kernel, x: Inputs) -> Inputs:
         # Features are nobody's to cast, and to ask where they come from again would hash the weights again.
         return x if isinstance(x, FeatureBatch) else kernel.ready(x)
@@ -288,16 +326,12 @@ class SumKernel(Combined):
 
     def pair(self, a: Prepared, b: Prepared, workspace: int | None = None) -> Tensor:
         """As `Kernel.pair`: the sum of the summands' tiles."""
-        parts = [
-            k.pair(left, left if a is b else right, workspace)
-            for k, left, right in zip(self.kernels, a, b, strict=True)
-        ]
-        # Else torch would say no more than that it cannot stack them.
-        if len({p.shape for p in parts}) > 1:
-            raise InputError(
-                f"kernels of different shapes cannot be added: {[tuple(p.shape) for p in parts]}. Add traces to traces."
-            )
-        return torch.stack(parts).sum(0)
+        return _summed(
+            [
+                k.pair(left, left if a is b else right, workspace)
+                for k, left, right in zip(self.kernels, a, b, strict=True)
+            ]
+        )
 
     def diagnose(self, a: Prepared) -> None:
         """As `Kernel.diagnose`, summand by summand."""
@@ -372,6 +406,16 @@ class ScaleKernel(Combined):
     def spec(self) -> Spec:
         """As `Kernel.spec`: what it does, and the spec of what it is made of."""
         return {"kernel": "scale", "factor": self.factor, "of": self.kernel.spec()}
+
+
+def _summed(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of the summands' tiles."""
+    # Else torch would say no more than that it cannot stack them.
+    if len({p.shape for p in parts}) > 1:
+        raise InputError(
+            f"kernels of different shapes cannot be added: {[tuple(p.shape) for p in parts]}. Add traces to traces."
+        )
+    return torch.stack(list(parts)).sum(0)
 
 
 def times(kernel: Kernel, factor: object) -> ScaleKernel:

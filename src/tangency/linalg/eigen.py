@@ -188,6 +188,21 @@ def top_of(
     return asked.run(_Checked(product), torch.Size((size, size)), torch.finfo(dtype).eps)
 
 
+def signed(vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    """The same eigenvectors, each with the first of its largest entries positive.
+
+    Which sign `eigh` gives is up to the processor. Entries within √ε of the largest count as equal to it: of a tie, as
+    in (1, −1)/√2, rounding would else choose the entry.
+
+    >>> signed(torch.tensor([[-0.5, 0.1], [0.5, -0.9]]))
+    tensor([[ 0.5000, -0.1000],
+            [-0.5000,  0.9000]])
+    """
+    size = vectors.abs()
+    largest = size >= size.amax(0) * (1 - torch.finfo(vectors.dtype).eps ** 0.5)
+    return vectors * vectors.gather(0, largest.int().argmax(0, keepdim=True)).sign()
+
+
 class _Checked:
     """A user's product: numbers of the shape that they were asked in, and those of a symmetric matrix."""
 

@@ -11,6 +11,7 @@ from .._base import tree
 from .._base.memory import batch_budget
 from .._base.types import Inputs
 from ..engine.blocks import GradientBlock
+from ..engine.directions import Outputs
 from ..engine.features import Features, Jacobian
 from ..errors import InputError, NonFiniteError
 from .sketches.kinds import Place, Sketch
@@ -76,13 +77,13 @@ class Projector:
         """Bytes: (per sample, of the features in 32 bits or more; while they are made)."""
         item = next(self.feature_map.network.model.parameters()).element_size()
         outputs = self.feature_map.plan(x).c if isinstance(self.feature_map, Jacobian) and not self.joint else 1
-        captured = sum(self.feature_map.footprint(x, _never))
+        captured = self._captured(x)
         together = _power(BYTES // captured, BATCH) if self._on_cpu else 1
         return outputs * self.dim * max(4, item), together * captured
 
     def _batches(self, x: Inputs, memory: int | None) -> tuple[int, int]:
         """Samples in a batch, and in those that are projected together."""
-        captured = sum(self.feature_map.footprint(x, _never))  # bytes per sample
+        captured = self._captured(x)
         if not self._on_cpu:
             device = next(self.feature_map.network.model.parameters()).device
             size = _power((memory or batch_budget(device)) // captured, CUDA_BATCH)
@@ -92,17 +93,37 @@ class Projector:
             return size, size
         return size, size * max(1, min(TOGETHER, (memory or 4 * BYTES) // (size * captured)))
 
+    def _captured(self, x: Inputs) -> int:
+        """Bytes per sample of the gradients that are held at once."""
+        if self.joint and isinstance(self.feature_map, Jacobian) and self.feature_map.groups(x):
+            plan = self.feature_map.plan(x)
+            return plan.kept + plan.transient
+        return sum(self.feature_map.footprint(x, _never))
+
     @property
     def _on_cpu(self) -> bool:
         return next(self.feature_map.network.model.parameters()).device.type == "cpu"
 
     def _project(self, batches: list[Inputs], start: int, groups: dict[str, Group], places: dict[str, Place]) -> Tensor:
         """The features [n, c, k] of batches, the first of which begins with sample `start`."""
+        # Each output is projected by itself, so that those of a group need no others; unless their sum is projected.
+        parts = () if self.joint else self.feature_map.groups(batches[0])
+        return torch.cat([self._some(batches, start, groups, places, outputs) for outputs in parts or (None,)], 1)
+
+    def _some(
+        self,
+        batches: list[Inputs],
+        start: int,
+        groups: dict[str, Group],
+        places: dict[str, Place],
+        outputs: Outputs | None,
+    ) -> Tensor:
+        """The features of some of the outputs, or of all."""
         captured: list[dict[str, GradientBlock]] = []  # gradients by parameter, of each batch
         outs, sizes = [], []
         for x in batches:
             try:
-                captured.append(self.feature_map(x, None, _never))
+                captured.append(self.feature_map(x, None, _never, outputs))
             except NonFiniteError as e:
                 raise e.shifted(start) from None
             sizes.append(tree.size(x))

@@ -13,6 +13,7 @@ from .._base.types import Float
 from ..errors import InputError, NonFiniteError
 from ..gram.source import Source
 from ..linalg.decompose import eigh
+from ..linalg.eigen import signed
 from .layers import Layers
 
 # Components by default: at most so many, and at most one for so many samples (heuristics). Those of little variance
@@ -195,9 +196,7 @@ def _leading(found: Principal, count: int | None, n: int, noise: float) -> Princ
     checks.positive(count, "components", "the number of components")
     if count > rank:
         raise InputError(f"components={count}; needed: at most {rank}, as the features vary in no more directions.")
-    vectors = found.vectors[:, :count]
-    sign = vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()
-    return Principal(found.mean, vectors * sign, found.values[:count], found.total)
+    return Principal(found.mean, signed(found.vectors[:, :count]), found.values[:count], found.total)
 
 
 def _projected(found: Principal, embedded: Embedded) -> Tensor:

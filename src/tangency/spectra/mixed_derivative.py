@@ -191,14 +191,14 @@ def _along(slopes: Tensor | list[Tensor], direction: Tensor | list[Tensor], by: 
 
 
 def _samples(at: Array | Sequence[int], network: Network) -> Tensor:
-    """Samples as a tensor; zeros for the shape of one."""
+    """Samples as a tensor, where the network is; zeros for the shape of one."""
+    first = next(network.model.parameters())
     if isinstance(at, np.ndarray):
         at = tree.from_array(at, "at")
     if isinstance(at, Tensor):
-        return at
+        return at.to(first.device)
     if not isinstance(at, (tuple, list)) or not at or not all(isinstance(k, int) and k > 0 for k in at):
         raise InputError(f"at={at!r}; needed: samples [n, …], or the shape of one for the origin, such as (1, 28, 28).")
-    first = next(network.model.parameters())
     return torch.zeros(1, *at, dtype=network.computes or first.dtype, device=first.device)
 
 

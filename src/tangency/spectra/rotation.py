@@ -61,7 +61,7 @@ def rotation(
 
     >>> import tangency as tg
     >>> a, b = torch.diag(torch.tensor([3.0, 1.0, 0.0])), torch.diag(torch.tensor([1.0, 3.0, 0.0]))
-    >>> tg.spectra.rotation([a, b], count=1, progress=False).angles[:, 0]
+    >>> tg.spectra.rotation([a, b], count=1, progress=False).angles[:, 0].round(decimals=4)  # radian
     tensor([0.0000, 1.5708], dtype=torch.float64)
     """
     if isinstance(grams, Tensor) or not isinstance(grams, Sequence) or len(grams) < 2:

@@ -5,6 +5,7 @@ generalization?": Lemma 1 and Theorem 1.
 """
 
 import math
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -17,12 +18,13 @@ from .implicit import JacobianGram, Point, jacobian_gram
 from .mixed_derivative import MixedDerivative
 
 
-def jacobian_alignment(kernel: Empirical, x: Inputs, f: Numbers, *, batch: int = 256) -> float:
+def jacobian_alignment(kernel: Empirical, x: Inputs, f: Numbers, *, batch: int | None = None) -> float:
     """α(f) = ‖E_x[f(x) ∇_θ f_θ(x)]‖² = fᵀ Θ f / n², from one weighted average of the Jacobian.
 
     `f`: the target at the samples: [n] for a kernel with one output (a head, `tg.pseudo_ntk`) or traced over its
     outputs, [n, c] for `tg.full_ntk`. Cost: one backward pass over all samples (c of them if traced), `batch` at a
-    time, and as much memory as the parameters; no Gram is formed. Ortiz-Jiménez et al. 2021, Lemma 1.
+    time (as for `jacobian_gram`), and some times the memory of the parameters; no Gram is formed. Ortiz-Jiménez et al.
+    2021, Lemma 1.
 
     >>> import tangency as tg
     >>> net, x = tg.models.mlp([3, 16, 1]).double(), torch.randn(50, 3).double()
@@ -35,9 +37,10 @@ def jacobian_alignment(kernel: Empirical, x: Inputs, f: Numbers, *, batch: int =
     weights = _target(f, gram)
     n, c = weights.shape[0], gram.outputs
     if not gram.trace:
-        return _squared(gram.pull(weights)) / n**2
-    eye = torch.eye(c, dtype=weights.dtype, device=weights.device)
-    return math.fsum(_squared(gram.pull(weights * e)) for e in eye) / n**2
+        return _squared(gram.pull(weights[None])) / n**2
+    every = (weights * e for e in torch.eye(c, dtype=weights.dtype, device=weights.device))
+    parts = iter(lambda: list(islice(every, gram.chunk)), [])
+    return math.fsum(_squared(gram.pull(torch.stack(part))) for part in parts) / n**2
 
 
 def norm_bound(alpha: float, f: Numbers) -> float:

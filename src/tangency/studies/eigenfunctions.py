@@ -16,7 +16,7 @@ from .._base.results import Result, text_table
 from .._base.types import Float, Inputs, Int
 from ..datasets import Labelled, TrainTest
 from ..errors import InputError
-from ..linalg.eigen import Spectrum, spectrum, top
+from ..linalg.eigen import Spectrum, signed, spectrum, top
 from ..linalg.matrix import Matrix, between
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Cut = Literal["sign", "median"]
 CLASSES = ("−1", "+1")
+# Entries of an eigenvector that are this many √n·ε of the largest one apart are equal (heuristic).
+ROUNDING = 30
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,16 +49,19 @@ class Eigenfunctions(Result):
     def binary(self, index: int, *, cut: Cut = "sign") -> Int[Tensor, " n"]:
         """The class of each sample: 1 where φ_j is above 0 (or, with "median", above its median), else 0.
 
-        "sign" is what is published, sign(φ_j). "median" makes the classes equally large.
+        "sign" is what is published, sign(φ_j). "median" makes the classes equally large. Above is more than rounding
+        above, 30·√n·ε of the largest entry: which side rounding falls on is up to the processor.
         """
         checks.choice(cut, "cut", get_args(Cut))
         v = self._vector(index)
-        classes = (v > (0 if cut == "sign" else v.median())).long()
+        rounding = ROUNDING * len(v) ** 0.5 * torch.finfo(v.dtype).eps * v.abs().max()
+        halves = v > v.median() + rounding
+        classes = (halves if cut == "median" else v > rounding).long()
         counts = torch.bincount(classes, minlength=2).tolist()
         if 0 in counts:
             # A kernel with positive entries has an eigenvector of one sign, its first (Perron).
             fix = "Begin with index 1" if index == 0 else "Leave it out"
-            fix += ", or cut='median' for equal halves" if cut == "sign" and float(v.max()) > float(v.min()) else ""
+            fix += ", or cut='median' for equal halves" if cut == "sign" and bool(halves.any()) else ""
             raise InputError(
                 f"eigenfunction {index} is on one side of its {'sign' if cut == 'sign' else 'median'} on all {len(v)} "
                 f"samples, so it makes one class; needed: two. {fix}."
@@ -130,8 +135,8 @@ def eigenfunctions(
 
     `K`: a Gram [n, n] (`tg.compute(tg.trace_ntk(model), x)`), or its `Spectrum`. `count`: how many (default: all that
     lie above rounding). `tol`: ‖K v − λ v‖ / λ_0 up to which a few are sought (`tg.linalg.top`); neighbours closer than
-    that are mixed. Signs are fixed: the entry of largest size is positive. Cost: of all, about 9 n³ operations; of
-    some, n²·count for each of a few passes over K, which may lie on disk.
+    that are mixed. Signs are fixed: the first of the largest entries is positive. Cost: of all, about 9 n³ operations;
+    of some, n²·count for each of a few passes over K, which may lie on disk.
 
     >>> import tangency as tg
     >>> x = torch.randn(50, 3)
@@ -154,8 +159,7 @@ def eigenfunctions(
         )
     kept = pairs.kept()
     values, vectors = kept.values[:count], kept.vectors[:, :count]
-    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
-    return Eigenfunctions(values, vectors * largest.sign(), pairs.residual)
+    return Eigenfunctions(values, signed(vectors), pairs.residual)
 
 
 def _check_count(count: int | None, most: int, what: str) -> None:

@@ -150,10 +150,11 @@ def regression_bounds(
 
 
 def monotone(grids: Grids, g: Float[Tensor, " m"]) -> bool:
-    """Whether g [m] only rises, or only falls, between each two neighbours of the training grid."""
+    """Whether g [m] only rises, or only falls, up to rounding, between each two neighbours of the training grid."""
     tau = grids.ratio[0]
     moves = g.diff().reshape(-1, tau)
-    return bool(((moves >= 0).all(1) | (moves <= 0).all(1)).all())
+    flat = ROUNDING * float(g.abs().max())  # neighbours that are equal but for rounding neither rise nor fall
+    return bool(((moves >= -flat).all(1) | (moves <= flat).all(1)).all())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -213,7 +214,7 @@ class Corners:
     """What the nodes of the test grid have to do with the corners of the training cells that they lie in.
 
     `rise`: h·L, with L the Lipschitz constant between nodes and those corners. `top`: no node is above all corners of
-    a cell that it lies in. `matching`: every node has the label of a corner of such a cell.
+    a cell that it lies in, by more than rounding. `matching`: every node has the label of a corner of such a cell.
     """
 
     rise: float
@@ -227,7 +228,7 @@ class Corners:
         v, eta, at = (
             u.reshape(*grids.test.shape, -1) for u in (values, labels.bool(), grids.test.nodes(values.device))
         )
-        rise, top = 0.0, True
+        rise, top, tied = 0.0, True, ROUNDING * float(v.abs().max())
         matched = torch.zeros(grids.test.shape, dtype=torch.bool, device=values.device)
         for i, j in itertools.product(*(range(n) for n in grids.train.cells)):
             block = (slice(i * t1, (i + 1) * t1 + 1), slice(j * t2, (j + 1) * t2 + 1))
@@ -236,6 +237,6 @@ class Corners:
             far = torch.cdist(places, places[ends])
             steep = (inside[:, None] - inside[ends]).abs() / far.where(far > 0, torch.inf)
             rise = max(rise, float(steep.max()))
-            top = top and float(inside.max()) <= float(inside[ends].max())
+            top = top and float(inside.max()) <= float(inside[ends].max()) + tied
             matched[block] |= (classes[:, None] == classes[ends]).any(1).reshape(t1 + 1, t2 + 1)
         return Corners(math.hypot(*grids.train.steps) * rise, top, bool(matched.all()))

@@ -187,7 +187,7 @@ def _newton(
     gram: Gram, labels: Tensor, w: Tensor, reg: float, tol: float, max_steps: int, rank: int, progress: bool
 ) -> Surrogate:
     """By Newton's method, led by the Gram's largest eigenvectors."""
-    vectors, values = _basis(gram, rank, progress)
+    vectors, values = _basis(gram, rank, labels.device, progress)
     # Where λ² w/4, the most that the losses bend, is below reg, the Hessian is reg to a factor of two.
     count = int((values.clamp_min(0).square() * float(w.max()) / 4 > reg).sum())
     design = GramDesign(gram, vectors[:, :count].contiguous(), values[:count])
@@ -195,20 +195,19 @@ def _newton(
     return _surrogate(objective.newton(tol, max_steps, progress), objective.reg, "newton")
 
 
-def _basis(gram: Gram, rank: int, progress: bool) -> tuple[Tensor, Tensor]:
-    """The largest eigenpairs, vectors [n, r] and values [r], good enough to lead a search."""
+def _basis(gram: Gram, rank: int, where: torch.device, progress: bool) -> tuple[Tensor, Tensor]:
+    """The largest eigenpairs, vectors [n, r] and values [r], good enough to lead a search; `where` the labels lie."""
     n = gram.shape[0]
     if rank < 0:
         raise InputError(f"rank={rank}; needed: how many eigenvectors lead the search, at least 0.")
     if n <= max(2 * rank, 16):  # then all of them cost no more than some
-        pairs = spectrum(gram, dtype=torch.float64)
+        pairs = spectrum(gram, dtype=torch.float64, device=where)
         count = min(n, max(rank, 1)) if n > 2 * rank else n
         return pairs.vectors[:, :count], pairs.values[:count]
-    where = gram.device or torch.device("cpu")
     if rank == 0:
         return torch.zeros(n, 0, dtype=torch.float64, device=where), torch.zeros(0, dtype=torch.float64, device=where)
     try:
-        pairs = top(gram, rank, tol=1e-3, progress=progress)
+        pairs = top(gram, rank, tol=1e-3, device=where, progress=progress)
     except DidNotConverge as e:  # what was found leads, too
         if not isinstance(e.solution, Spectrum):
             raise
@@ -267,7 +266,8 @@ def _descend(gram: Gram, objective: Objective, tol: float, epochs: int, seed: in
     with bar(epochs, "surrogate", "epoch", show=progress) as step:
         for epoch in range(epochs):
             loss = 0.0
-            for rows, k in _batches(gram, height, seed + epoch):
+            for rows, band in _batches(gram, height, seed + epoch):
+                k = band.to(theta)  # of one on disk: where the labels lie
                 z = k @ theta + b
                 loss += float(logistic_loss(z, labels[rows], w[rows]))
                 g = w[rows] * Chances.of(z).less(labels[rows]) / len(rows)

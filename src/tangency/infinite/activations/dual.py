@@ -252,7 +252,8 @@ class Rectifier(Dual):
 
     def __call__(self, x: Tensor) -> Tensor:
         negative, positive = self.sides
-        return negative * x.clamp(max=0.0) + positive * x.clamp(min=0.0)
+        # At 0 the slope is the left one, as torch's relu and leaky_relu have it; of two clamps it would be the sum.
+        return torch.where(x > 0, positive * x, negative * x) if negative else positive * torch.relu(x)
 
     def gap(self, g: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """From 1 − cos θ, which the gap gives without cancellation."""
@@ -320,6 +321,9 @@ class Abs(Rectifier):
     def sides(self) -> tuple[float, float]:
         """−1 and 1."""
         return -1.0, 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.abs()
 
 
 class Jump(Dual):

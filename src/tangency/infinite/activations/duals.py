@@ -166,7 +166,7 @@ class RectifiedMonomial(Dual):
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.where(x >= 0, x.clamp(min=0.0) ** self.degree, 0.0)
+        return torch.where(x >= 0, torch.relu(x) ** self.degree, 0.0)  # clamp's slope at 0 would be 1, torch's is 0
 
 
 def _check_whole(dual: "RectifiedMonomial | Monomial | Hermite") -> None:

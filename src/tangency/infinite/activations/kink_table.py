@@ -97,7 +97,8 @@ def _table(fn: Function, nodes: int, level: float) -> tuple[Tensor, Tensor]:
     for k, moment in enumerate((value, slope)):
         assert moment is not None
         full[k][:, i, j] = full[k][:, j, i] = moment
-    table = torch.einsum("mt,ia,jb,ktab->kmij", to_turn, to_side, to_side, full)
+    # Side by side, not in one einsum, which makes the outer product of the three matrices first.
+    table = to_side @ torch.einsum("mt,ktab->kmab", to_turn, full) @ to_side.T
     side, to_side = _chebyshev(_SQUARED)
     p = ((side + 1) / 2) ** 2 * level
     x, w = line((0.0,), p, 2 * nodes)

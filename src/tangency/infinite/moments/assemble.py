@@ -21,9 +21,10 @@ ALIVE = 8
 NARROW = 8
 # Pairs of samples whose inputs' cosine is within this of ±1 are computed again in float64, from their difference where
 # the network allows. A rounding ε of the cosine is one of ε/θ in the angle θ, which is at least √(2·NEAR) for the
-# others. In float64 that is 1e-13. In float32 it is 3e-6 with ε about 1e-7, and the slope of ReLU, 1 − θ/π, is off by
-# 1e-6: of a tangent kernel through 20 layers 4e-6 of the largest entry at worst were measured (goal: 1e-5).
-NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}
+# others. In float64 that is 1e-13. In float32 it is 7e-7 with ε about 1e-7, and the slope of ReLU, 1 − θ/π, is off by
+# 2e-7 in each layer: of a tangent kernel through 20 layers 5e-6 of the largest entry at worst were measured, over four
+# draws of near copies on three processors (goal: 1e-5; 1.1e-5 with 5e-3 here, 2e-5 with 1e-3).
+NEAR = {torch.float64: 1e-6, torch.float32: 1e-2}
 
 
 @dataclass

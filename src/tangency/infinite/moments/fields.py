@@ -444,4 +444,11 @@ def _scale_derivative(dual: Dual) -> Dual:
     """x φ'(x): what a scale before φ changes."""
     if dual.homogeneous:
         return dual  # x φ'(x) = φ(x)
-    return Quadrature(lambda x: torch.func.jvp(dual, (x,), (x,))[1], name=f"x·{type(dual).__name__}'")
+
+    @torch.inference_mode(False)  # in which forward mode gives zero, without a word, before torch 2.12
+    def scaled(x: Tensor) -> Tensor:
+        """x φ'(x)."""
+        x = x.clone() if x.is_inference() else x
+        return torch.func.jvp(dual, (x,), (x,))[1]
+
+    return Quadrature(scaled, name=f"x·{type(dual).__name__}'")

@@ -1,4 +1,4 @@
-"""The command `tangency`. A file of its own, so that Ctrl-C is a sentence while torch is still being imported."""
+"""The command `tangency`. A file of its own, so that Ctrl-C is a sentence before there is anything to stop."""
 
 import sys
 
@@ -6,7 +6,8 @@ import sys
 def main() -> int:
     try:
         from tangency.cli import main as run
+
+        return run()
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
-    return run()
