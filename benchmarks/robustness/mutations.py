@@ -306,6 +306,7 @@ class Suite:
     def live(self, file: Path) -> list[types.FunctionType]:
         """The functions of a file that this process has."""
         if not self.functions:
+            gc.unfreeze()  # tests/conftest.py freezes what is there, and that is not listed
             gc.collect()
             for thing in gc.get_objects():
                 if type(thing) is types.FunctionType:  # isinstance would ask objects that warn
