@@ -270,6 +270,10 @@ def test_costs_print_as_a_table_and_go_into_json() -> None:
     assert lines[0].startswith("trace ntk, 5 x 2 samples")
     assert len(lines) == 3 + len(costs.rows) + 2  # a title, a header, a rule; a line of what a sample takes
     assert lines[-1].endswith("while it is captured: all fit into the budget")
+    said = [tuple(line.split()[-2:]) for line in lines[3 : 3 + len(costs.rows)]]
+    spent = [(row.cost.flops, row.cost.bytes) if row.cost else (0, 0) for row in costs.rows]
+    assert said == [(f"{flops / 1e9:.3g}", f"{moved / 1e6:.3g}") for flops, moved in spent]
+    assert lines[0].endswith(f", {costs.flops / 1e9:.3g} Gflop to contract")
     assert len(repr(costs)) < 200
     record = json.loads(json.dumps(costs.to_dict()))
     assert [row["parameter"] for row in record["rows"]] == [row.parameter for row in costs.rows]
