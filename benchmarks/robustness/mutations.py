@@ -2,7 +2,7 @@
 
     pip install coverage pytest-cov
     python -m benchmarks.robustness.mutations [--mutants 200] [--seed 34] [--jobs 2] [--rooms gram linalg]
-    python -m benchmarks.robustness.mutations --drawn 5a15837 --commit main --known benchmarks/results/mutations.json
+    python -m benchmarks.robustness.mutations --drawn 5a15837 --commit main --known FILE
 
 The mutants are drawn from the commit `--drawn` and made at `--commit` (both: HEAD) where their lines are still there,
 so that two suites can be held against the same ones. The suite runs once under coverage (two or three times as long
@@ -62,7 +62,7 @@ import os, pytest
 def pytest_runtest_protocol(item):
     before = sum(os.times()[:4])
     yield
-    with open(os.path.join(os.path.dirname(__file__), f"{os.getpid()}.times"), "a") as f:
+    with open(os.path.join(os.path.dirname(__file__), f"{os.getpid()}.times"), "a", encoding="utf-8") as f:
         f.write(f"{sum(os.times()[:4]) - before:.3f}\\t{item.nodeid}\\n")
 """
 PAIRS: list[tuple[type, type]] = [
@@ -251,7 +251,7 @@ def measured(tree: Path, folder: Path, jobs: int) -> Map:
 
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "done").exists():
-        (folder / "mutation_times.py").write_text(TIMES)
+        (folder / "mutation_times.py").write_text(TIMES, encoding="utf-8")
         env = os.environ | environment(tree) | {"COVERAGE_FILE": str(folder / ".coverage")}
         env["PYTHONPATH"] += os.pathsep + str(folder)
         command = [sys.executable, "-m", "pytest", "-q", "-n", str(jobs), "--dist", "worksteal", "-m", MARKS]
@@ -260,7 +260,7 @@ def measured(tree: Path, folder: Path, jobs: int) -> Map:
         if subprocess.run(command, cwd=tree, env=env, check=False).returncode not in (0, 1):
             raise SystemExit("the suite did not run: see above")
         (folder / "done").touch()
-    rows = [row.split("\t", 1) for f in folder.glob("*.times") for row in f.read_text().splitlines()]
+    rows = [row.split("\t", 1) for f in folder.glob("*.times") for row in f.read_text(encoding="utf-8").splitlines()]
     data = CoverageData(str(folder / ".coverage"))
     data.read()
     return Map({test: float(seconds) for seconds, test in rows}, data, tree)
@@ -291,7 +291,7 @@ class Suite:
             self.fails(f"the import of {report.nodeid}")
 
     def fails(self, what: str) -> None:
-        with self.said.open("a") as f:
+        with self.said.open("a", encoding="utf-8") as f:
             f.write(what + "\n")
 
     def run(self, names: list[str], stop: bool = True) -> int:
@@ -391,14 +391,14 @@ def apart(work: Callable[[], int], seconds: float, said: Path) -> list[str]:
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(0.02)
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             used = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
         if used > deadline or time.monotonic() - began > 20 * deadline:
             os.killpg(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what it has left behind
-    failed = said.read_text().splitlines() if said.exists() else []
+    failed = said.read_text(encoding="utf-8").splitlines() if said.exists() else []
     if os.WIFSIGNALED(status):
         return [*failed, "no end" if os.WTERMSIG(status) == signal.SIGKILL else "a crash"]
     code = os.WEXITSTATUS(status)
@@ -441,7 +441,7 @@ class Worker:
 
             failed = apart(run, sum(self.cover.seconds[test] for test in tests), self.said) if tests else []
         by = failed[0] if failed else ""
-        with self.answers.open("a") as f:
+        with self.answers.open("a", encoding="utf-8") as f:
             f.write(json.dumps([mutant.name, by]) + "\n")
         took = f"{time.monotonic() - began:5.1f} s {len(tests):4d} tests{' anew' * (suite is None)}"
         os.write(OUT, f"{took}  {mutant.name}  |  {by or 'NOT SEEN'}\n".encode())
@@ -455,7 +455,7 @@ def alone(tree: Path, tests: list[str], said: Path, stop: bool = True) -> int:
 
 
 def answered(answers: Path) -> dict[str, str]:
-    return dict(json.loads(row) for row in answers.read_text().splitlines()) if answers.exists() else {}
+    return dict(json.loads(row) for row in answers.read_text(encoding="utf-8").splitlines()) if answers.exists() else {}
 
 
 def judge_all(plans: list[Plan], cover: Map, jobs: int, folder: Path) -> dict[str, str]:
@@ -506,7 +506,7 @@ def later(mutants: list[Mutant], was: Path, now: Path) -> list[Mutant]:
     found = []
     for mutant in mutants:
         old, new = was / mutant.file, now / mutant.file
-        if new.exists() and (kept := mutant.carried(old.read_text(), new.read_text())):
+        if new.exists() and (kept := mutant.carried(old.read_text(encoding="utf-8"), new.read_text(encoding="utf-8"))):
             found.append(kept)
         else:
             print("no longer there:", mutant.name)
@@ -547,7 +547,7 @@ def main() -> None:
     was, tree = (tree_of(name, folder / name) for name in (drawn, judged))
     mutants = later(draw(was, given.mutants, given.seed, given.rooms), was, tree)
     cover = measured(tree, folder / "coverage", given.jobs)
-    known = json.loads(given.known.read_text())["caught_by"] if given.known else {}
+    known = json.loads(given.known.read_text(encoding="utf-8"))["caught_by"] if given.known else {}
     plans = [cover.plan(mutant, given.limit, known.get(mutant.name, "")) for mutant in mutants]
     os.environ |= environment(tree)
     for name in WARM:
@@ -563,7 +563,7 @@ def main() -> None:
     result = {"seed": given.seed, "drawn": drawn, "commit": judged, "limit": given.limit, **report(mutants, caught)}
     print(json.dumps({k: v for k, v in result.items() if k != "caught_by"}, indent=2))
     if given.out:
-        given.out.write_text(json.dumps(result, indent=2) + "\n")
+        given.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
