@@ -605,6 +605,20 @@ class Apply(nn.Module):
         return self.function.apply(x)
 
 
+def test_functions_without_a_forward_mode_in_inference_mode() -> None:
+    """By two backward passes, for which tensors that were made in that mode would not do (found by an adversary)."""
+    model, x = nn.Sequential(nn.Linear(3, 2), Apply(Cube)).double(), torch.randn(4, 3, dtype=torch.float64)
+    with torch.inference_mode():
+        net = tg.linearize(model)
+        with pytest.warns(tg.PerformanceWarning, match="two backward passes"):
+            net(x)
+    move(net)
+    want = value(net, x)
+    with torch.inference_mode():
+        torch.testing.assert_close(value(net, x), want)
+        torch.testing.assert_close(value(net, x.clone()), want)
+
+
 def test_without_forward_mode_it_goes_backwards_twice() -> None:
     model = nn.Sequential(nn.Linear(3, 4), Apply(Cube), nn.Linear(4, 2)).double()
     x = torch.randn(5, 3, dtype=torch.float64)
