@@ -13,7 +13,8 @@ from tangency._base.triton import load_kernels
 
 BLOCKED = """
 import sys
-for name in [{names}, "jaxtyping", "beartype", "transformers", "triton", "pandas", "threadpoolctl"]:
+for name in [{names}, "jaxtyping", "beartype", "transformers", "triton", "pandas", "threadpoolctl",
+             "pytorch_lightning"]:
     sys.modules[name] = None
 import inspect, tempfile
 import torch

@@ -125,6 +125,7 @@ def test_one_ruff_everywhere() -> None:
     hooks = {repo["repo"].rsplit("/", 1)[-1]: repo for repo in read(ROOT / ".pre-commit-config.yaml")["repos"]}
     pinned = dict(re.findall(r"^(\w+)==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
     assert hooks["ruff-pre-commit"]["rev"] == f"v{pinned['ruff']}"
+    pytest.importorskip("ruff", reason="what lints is not installed; under `make test` it is")
     assert version("ruff").rsplit(".", 1)[0] == pinned["ruff"].rsplit(".", 1)[0]
 
 

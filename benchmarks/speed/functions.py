@@ -188,8 +188,26 @@ def jacobian_density(w: World) -> Found:
 
 def alignment(w: World) -> Found:
     f = w.train[1].float() - 4.5
+    gram = w.gram()
+    y = f.to(gram.device or f.device)
     one = tg.spectra.jacobian_alignment(w.kernel(), w.train[0], f)
-    return {"alignment": torch.tensor(one), "eigenvalues": tg.spectra.eigenvalues(w.gram())[:20]}
+    return {
+        "alignment": torch.tensor(one), "eigenvalues": tg.spectra.eigenvalues(gram)[:20],
+        "target": torch.tensor(tg.spectra.target_alignment(gram, y, centred=True)),
+        "energy": tg.spectra.energy(gram, y, 5, progress=False).parts,
+    }  # fmt: skip
+
+
+def validate(w: World) -> Found:
+    """From the Gram alone: predicted and measured risk, and an audit of real targets."""
+    gram, cross = w.gram(), tg.compute(w.kernel(), w.test[0], w.train[0], progress=False)
+    y, z = (nn.functional.one_hot(v, 10).double() for v in (w.train[1], w.test[1]))
+    if gram.device is not None:
+        y, z = y.to(gram.device), z.to(gram.device)
+    reg = float(gram.diag().mean())
+    study = tg.regress.risk_study(gram, y, cross, z, sizes=[len(y) // 2], regs=[reg, 10 * reg], progress=False)
+    found = tg.auditing.audit_gram(gram, w.train[1].double(), progress=False)
+    return {"gcv": study.gcv, "loo": study.loo, "measured": study.measured, "margin": found.suspects.margin}
 
 
 def eigenfunctions(w: World) -> Found:
@@ -277,6 +295,7 @@ CASES = (
     Case(density, ("store",), 1e-3),
     Case(jacobian_density, ("memory",), 1e-3),
     Case(alignment, ("store",), 1e-3),
+    Case(validate, ("store",), 1e-2),
     Case(eigenfunctions, ("store",), 1e-2),
     Case(anisotropy, (), 1e-2),
     Case(infinite, (), 1e-5),

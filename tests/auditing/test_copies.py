@@ -15,7 +15,7 @@ from tangency.auditing.machine import FeatureMachine, Nearest
 from tangency.auditing.result import _copies_in_words, _leaks_in_words
 from tangency.auditing.views import Views, without_itself
 from tangency.datasets import Labelled
-from tangency.decisions.layered import _layers, views
+from tangency.decisions.layered import _layers, _mirrored, views
 
 K = 20
 
@@ -289,6 +289,15 @@ def network() -> nn.Sequential:
         nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(288, 16), nn.ReLU(),
         nn.Linear(16, 2),
     ).eval()  # fmt: skip
+
+
+def test_what_is_as_wide_and_high_as_two_pixels_is_a_picture() -> None:
+    x = torch.arange(8.0).reshape(2, 1, 2, 2)
+    mirrored = _mirrored(x)
+    assert mirrored is not None
+    assert mirrored.tolist() == [[[[1, 0], [3, 2]]], [[[5, 4], [7, 6]]]]
+    for other in (x[..., :1], x[:, :, :1], x.expand(2, 2, 2, 2), x[0], {"x": x}):  # a column, a row, two channels
+        assert _mirrored(other) is None
 
 
 def test_mirror_images_are_found() -> None:

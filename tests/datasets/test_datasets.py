@@ -1122,6 +1122,7 @@ def test_a_summary_says_what_was_understood(table: Callable[..., Labelled]) -> N
         in data.select([2]).summary()
     )
     assert table(FRUIT).summary().endswith("  missing values: none")
+    assert "not used" not in table(FRUIT).summary()  # all columns are
     hostile = table("a\x1b[2J,b\u202e,kind\n1,\x1b]0;\x07,x\ty\n").summary()  # what a terminal would act on is quoted
     assert all(line.isprintable() for line in hostile.split("\n"))
     assert "'b\\u202e'   words   '\\x1b]0;\\x07' 1" in hostile

@@ -366,3 +366,21 @@ def test_augmentation_is_refused(data: Noisy, item: int) -> None:
         with pytest.raises(InputError, match=f"item {item} of train is another each time .* Switch augmentation off"):
             labelled(given, name="train")
     assert len(labelled(Noisy(9))) == 9
+
+
+class Cached(Dataset[tuple[object, int]]):
+    """Gives a tensor the first time, afterwards the number that it holds."""
+
+    def __init__(self) -> None:
+        self.read: set[int] = set()
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, k: int) -> tuple[object, int]:
+        again, _ = k in self.read, self.read.add(k)
+        return float(k) if again else torch.tensor(float(k)), k % 3
+
+
+def test_values_of_two_kinds_are_not_compared() -> None:
+    assert labelled(Cached()).x.tolist() == list(range(9))

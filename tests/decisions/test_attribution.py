@@ -222,6 +222,21 @@ def test_outputs_choose_logits_sample_by_sample() -> None:
     assert repr(summary) == "Attribution(6 decisions, 2 logits each, 1 classes, 8 nearest)"
 
 
+@pytest.mark.parametrize(
+    ("outputs", "given"),
+    [
+        (torch.zeros(6).long(), r"shape \(6,\), torch.int64"),
+        (torch.zeros(5, 2).long(), r"shape \(5, 2\), torch.int64"),
+        (torch.zeros(6, 0).long(), r"shape \(6, 0\), torch.int64"),
+        (torch.zeros(6, 2), r"shape \(6, 2\), torch.float32"),
+    ],
+)
+def test_outputs_of_another_shape_or_kind_are_refused(outputs: torch.Tensor, given: str) -> None:
+    model, cross = random_surrogate(30, 4), normal(6, 30)
+    with pytest.raises(InputError, match=rf"outputs has {given}; needed: whole numbers \[6, q\]"):
+        attributions(model, cross, outputs)
+
+
 def test_a_gram_in_single_precision_is_attributed_in_double() -> None:
     model, cross = random_surrogate(30, 2), normal(4, 30).float()
     got = attributions(model, cross)

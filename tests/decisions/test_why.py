@@ -1,12 +1,17 @@
 """One decision in words, against attributions that are computed here."""
 
+import math
 import re
+from dataclasses import replace
+from itertools import permutations
 
 import pytest
 import torch
 
 import tangency as tg
+from tangency.decisions.chance import shuffled
 from tangency.errors import InputError
+from tangency.linalg.matrix import between
 
 X = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long() + (X[:, 1] > 1).long()
@@ -52,6 +57,32 @@ def test_the_most_faithful_kernel_is_asked(made: tuple[torch.nn.Module, tg.decis
     best = max(decisions.explanations, key=lambda e: e.faithfulness.tau)
     sample = int(decisions.shown[0])
     assert decisions.why(sample) == decisions.why(sample, kernel=best.name)
+
+
+def test_a_tau_that_is_no_number_is_of_no_faithful_kernel(made: tuple[torch.nn.Module, tg.decisions.Decisions]) -> None:
+    """Of a surrogate that says the same of every sample: it comes after one that orders them the wrong way round."""
+    first, second = made[1].explanations
+
+    def with_tau(e: tg.decisions.Explanation, tau: float) -> tg.decisions.Explanation:
+        return replace(e, faithfulness=replace(e.faithfulness, tau=tau))
+
+    for explanations in permutations((with_tau(first, math.nan), with_tau(second, -1.0))):
+        decisions = replace(made[1], explanations=explanations)
+        assert f"\n{second.name}: " in decisions.table()
+        assert decisions.verdict() == decisions.verdict(second.name)
+
+
+def test_chance_does_not_depend_on_the_kernels_scale(made: tuple[torch.nn.Module, tg.decisions.Decisions]) -> None:
+    """reg is a factor times the default, which grows with the kernel."""
+    train, test = (X[:60] @ X[:60].T).double(), (X[60:] @ X[:60].T).double()
+
+    def chance(scale: float, **options: float) -> tg.surrogate.Interval:
+        K, cross = (between(scale * part) for part in (train, test))
+        return shuffled(K, cross, made[1].logits, Y[:60], Y[60:], **options)
+
+    once = chance(1.0)
+    assert chance(64.0) == once
+    assert chance(1.0, reg_factor=100.0) != once
 
 
 def test_what_was_not_looked_into_is_refused(made: tuple[torch.nn.Module, tg.decisions.Decisions]) -> None:

@@ -58,6 +58,7 @@ def test_table_plot_and_dict() -> None:
     assert found.to_dict()["level"] == 0.05
     rate, low, high = found.rates("Gaussian")[0]
     assert low <= rate <= high
+    assert f"{100 * rate:.1f} [{100 * low:.1f}, {100 * high:.1f}]" in found.table()
 
 
 class Bad:

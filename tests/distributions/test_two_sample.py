@@ -190,6 +190,16 @@ def test_the_level_is_held_and_differences_are_found() -> None:
     assert D.mmd_features(*pair(40, 30, 1.0), draws=99).p == 0.01
 
 
+def test_random_choices_are_of_as_many_groups_and_as_many_at_a_time_as_fit() -> None:
+    drawn = null.permuted(torch.arange(9), 4, 50, torch.Generator().manual_seed(0))
+    assert bool((drawn.sum(0) == 4).all())
+    assert bool((drawn.sum(1) > 0).all())
+    columns = 3 * 8 * 100  # bytes for one draw: three columns of 100 numbers
+    assert list(null.widths(10, 100, 4 * columns)) == [4, 4, 2]
+    assert list(null.widths(10, 100, 5 * columns - 1)) == [4, 4, 2]
+    assert list(null.widths(2, 100, 1)) == [1, 1]
+
+
 def test_groups_are_permuted_as_one() -> None:
     """Samples that come in equal copies: permuted one by one they differ; by group they do not."""
     rejected = [0, 0]

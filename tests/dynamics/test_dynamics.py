@@ -127,6 +127,7 @@ LOSSES = {
 @pytest.mark.parametrize("batched", [False, True], ids=["all", "batches"])
 @pytest.mark.parametrize("options", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.every(5)
 def test_discrete_steps_equal_the_linearised_network(case: Case, name: str, options: dict, batched: bool) -> None:
     y = case.labels if name == "cross-entropy" else case.y
     plan = {"batches": [torch.randperm(7)[: 2 + k % 3] for k in range(25)]} if batched else {"steps": 25}

@@ -72,6 +72,7 @@ def small() -> tuple[nn.Module, Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3, 1)
 def test_first_order_is_the_jacobian_product(name: str) -> None:
     model, x = build(CASES[name], 3)
     start, j = value(model, x).detach(), jacobians(model, x)
@@ -93,6 +94,7 @@ def test_first_order_is_the_jacobian_product(name: str) -> None:
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.every(2)
 def test_remainder_is_of_the_next_order(name: str, order: int) -> None:
     model, x = build(CASES[name], 2)
     net = tg.linearize(model, order)
@@ -113,6 +115,7 @@ def test_remainder_is_of_the_next_order(name: str, order: int) -> None:
 
 @pytest.mark.parametrize("order", [2, 3])
 @pytest.mark.parametrize("name", ["layer_norm", "encoder", "lstm", "weight_normed", "tied_linears"])
+@pytest.mark.every(3)
 def test_gradients_of_higher_orders(name: str, order: int) -> None:
     """The derivative of the value along a direction, by central differences."""
     model, x = build(CASES[name], 2)
@@ -175,6 +178,8 @@ def test_without_a_graph() -> None:
         assert torch.equal(got, want)
         with torch.inference_mode():
             assert torch.equal(value(net, x), want)
+            made = tg.linearize(model)
+        torch.testing.assert_close(value(made, x), model(x))
     model, x = small()
     with torch.no_grad():
         assert not tg.linearize(model)(x.requires_grad_()).requires_grad
@@ -598,6 +603,20 @@ class Apply(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function.apply(x)
+
+
+def test_functions_without_a_forward_mode_in_inference_mode() -> None:
+    """By two backward passes, for which tensors that were made in that mode would not do (found by an adversary)."""
+    model, x = nn.Sequential(nn.Linear(3, 2), Apply(Cube)).double(), torch.randn(4, 3, dtype=torch.float64)
+    with torch.inference_mode():
+        net = tg.linearize(model)
+        with pytest.warns(tg.PerformanceWarning, match="two backward passes"):
+            net(x)
+    move(net)
+    want = value(net, x)
+    with torch.inference_mode():
+        torch.testing.assert_close(value(net, x), want)
+        torch.testing.assert_close(value(net, x.clone()), want)
 
 
 def test_without_forward_mode_it_goes_backwards_twice() -> None:

@@ -47,6 +47,7 @@ class Experts(nn.Module):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("tokens", [(), (3,)])
+@pytest.mark.every(3)
 def test_mixtures_of_experts(seed: int, tokens: tuple[int, ...]) -> None:
     torch.manual_seed(seed)
     agrees(Experts(k=1 + seed % 2), torch.randn(6, *tokens, 4, dtype=F64), torch.randn(3, *tokens, 4, dtype=F64))

@@ -68,6 +68,8 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "einsum": lambda: Net(lambda m, x: torch.einsum("ni,iho->nho", x, m.w), w=parameter(4, 2, 3)),
     "einsum with groups": lambda: Net(lambda m, x: torch.einsum("ngi,gio->nog", x.view(-1, 2, 2), m.w), w=parameter(2, 2, 3)),
     "einsum of three": lambda: Net(lambda m, x: torch.einsum("ni,nj,ijo->no", x, x.tanh(), m.w), w=parameter(4, 4, 2)),
+    "einsum without a result": lambda: Net(lambda m, x: torch.einsum("ni,io", x, m.w), w=parameter(4, 3)),
+    "einsum with dots, without a result": lambda: Net(lambda m, x: torch.einsum("...i,oi", x, m.w), w=parameter(3, 4)),
     "einsum with dots": lambda: Net(lambda m, x: torch.einsum("...i,oi->...o", x, m.w), w=parameter(3, 4)),
     "experts": lambda: Net(lambda m, x: torch.bmm(x.expand(3, -1, -1), m.w).sum(0), w=parameter(3, 4, 2)),
     "weight first": lambda: Net(lambda m, x: (m.q @ x[:, :, None].tanh())[..., 0] + F.linear(m.q, x).T, q=parameter(3, 4)),
@@ -101,6 +103,7 @@ def attention(m: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_weights_made_of_parameters(name: str) -> None:
     torch.manual_seed(0)
     check(CASES[name](), rows())

@@ -110,6 +110,26 @@ def test_plans_fit_their_budget() -> None:
             assert used <= budget
 
 
+def test_the_memory_that_a_refusal_names_is_enough() -> None:
+    """Found by an adversary: 18,000 bytes were refused for 13,842, 34,606 were named, and 20,000 did."""
+    torch.manual_seed(0)
+    kernel, x = tg.trace_ntk(tg.models.mlp([4, 40, 3]).double()), torch.randn(23, 4, dtype=torch.float64)
+    want, refused = kernel(x), []
+    for memory in range(2_000, 40_000, 2_000):
+        try:
+            found = tg.compute(kernel, x, memory=memory, progress=False)
+        except tg.MemoryBudgetError as e:
+            refused.append(int(re.search(r"Give at least memory=(\d+)", str(e))[1]))  # type: ignore[index]
+            assert refused[-1] > memory
+        else:
+            torch.testing.assert_close(found.dense(), want)
+    least = refused[0]
+    assert set(refused) == {least}
+    torch.testing.assert_close(tg.compute(kernel, x, memory=least, progress=False).dense(), want)
+    with pytest.raises(tg.MemoryBudgetError):
+        tg.compute(kernel, x, memory=least - 2, progress=False)
+
+
 def test_every_tile_is_in_one_task() -> None:
     for symmetric in (True, False):
         for group in (1, 2, 5, 9):

@@ -132,8 +132,10 @@ def test_another_kernel_is_refused(stores: Path) -> None:
 
 def test_a_function_that_moved_keeps_its_name_in_stores() -> None:
     """Else `explain(store=…)`, which finds its Grams by a hash of the spec, would compute them again."""
-    model = torch.nn.Linear(3, 2)
-    assert tg.pseudo_ntk(model).spec()["head"] == "tangency.ntk._mean_head:00eef8a5"
+    head = str(tg.pseudo_ntk(torch.nn.Linear(3, 2)).spec()["head"])
+    assert head.startswith("tangency.ntk._mean_head:")
+    if sys.version_info[:2] == (3, 11):  # which instructions a function is compiled to, each Python decides anew
+        assert head.endswith(":00eef8a5")
 
 
 def test_errors_that_a_rule_measured_of_itself_may_differ_in_their_last_digits() -> None:

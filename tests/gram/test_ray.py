@@ -16,7 +16,6 @@ from torch import nn
 
 import tangency as tg
 from tangency import cli
-from tangency.commands import grams
 from tangency.gram import ray as executors
 from tangency.models import mlp
 
@@ -265,7 +264,7 @@ def test_the_command_line_asks_for_the_cluster(
         def close(self) -> None:
             done.append("close")
 
-    monkeypatch.setattr(grams, "RayExecutor", Here)
+    monkeypatch.setattr("tangency.gram.ray.RayExecutor", Here)
     job = f"{job_module(JOB)}:make"
     assert cli.main(["gram", job, "--store", "k", "--tile", "16", "--ray", "ray://head:10001"]) == 0
     assert list(dict.fromkeys(done)) == ["connect to ray://head:10001", "work", "close"]

@@ -36,8 +36,8 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    reports = [report for kept in terminalreporter.stats.values() for report in kept]
-    costs = [(dict(getattr(r, "user_properties", ())).get(SECONDS, 0.0), r.nodeid) for r in reports]
+    reports = [r for kept in terminalreporter.stats.values() for r in kept if getattr(r, "when", None) == "teardown"]
+    costs = [(dict(r.user_properties)[SECONDS], r.nodeid) for r in reports]
     terminalreporter.section(f"the dearest tests, in {SECONDS}")
     for seconds, name in sorted(costs, reverse=True)[:20]:
         terminalreporter.write_line(f"{seconds:7.1f}  {name}")

@@ -431,6 +431,7 @@ def decoder(width: int) -> nn.Module:
 
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
 @pytest.mark.parametrize("kind", ["cross", "grouped", "alibi", "decoder"])
+@pytest.mark.every(2)
 def test_mean_over_finite_networks(kind: str) -> None:
     x, nets, numbers = (X.float(), MEMORY.float()), 16, {"w_var": 1.0, "b_var": 0.1}
     make = decoder if kind == "decoder" else lambda width: Wide(width, kind)

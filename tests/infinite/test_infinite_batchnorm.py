@@ -59,6 +59,7 @@ def close(got: Tensor, want: Tensor, tolerance: float = 1e-12) -> None:
 
 @pytest.mark.parametrize("relu", PHI)
 @pytest.mark.parametrize(("n", "eps"), [(8, 0.0), (8, 1e-5), (4, 0.1)])
+@pytest.mark.every(2)
 def test_monte_carlo(n: int, eps: float, relu: bool) -> None:
     cov, ntk = problem(n)
     draws = torch.randn(60_000, n, dtype=D, generator=torch.Generator().manual_seed(1))
@@ -150,6 +151,7 @@ def test_traces(eps: float) -> None:
 @pytest.mark.parametrize("relu", PHI)
 @pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-5, 1e-1, 1e3])
 @pytest.mark.parametrize(("n", "d"), [(4, 50), (6, 3), (9, 50), (64, 200)])
+@pytest.mark.every(4)
 def test_quadrature_has_converged(n: int, d: int, eps: float, relu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     cov, ntk = problem(n, d)
     wide = torch.logspace(0, -4, n, dtype=D)  # eigenvalues over many orders of magnitude

@@ -140,6 +140,7 @@ def test_float64_is_the_plain_recursion(name: str) -> None:
 
 @nets
 @pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.every(2)
 def test_a_cuda_compiler_would_take_it(name: str, real: Real) -> None:
     """What runs on the CPU has vectors for lanes and a header of its own; this is the header that a card gets."""
     program = cuda.make_program(plan_of(NETS[name], images(3)), real, True)

@@ -437,6 +437,7 @@ FINITE: dict[str, tuple[Callable[[int], nn.Module], Tensor, int, int]] = {  # ne
 
 
 @pytest.mark.parametrize("name", FINITE)
+@pytest.mark.every(2)
 def test_mean_over_networks(name: str) -> None:
     """NNGP and NTK of finite draws, their mean within their standard errors of the limit."""
     factory, x, width, nets = FINITE[name]

@@ -963,6 +963,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_is_a_kernel(name: str) -> None:
     model, x = (make() for make in CASES[name])
     tg.testing.check_kernel(tg.infinite_ntk(model, b_var=0.1), x)

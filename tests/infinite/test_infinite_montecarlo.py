@@ -145,6 +145,9 @@ CASES: dict[str, Case] = {  # network, inputs, width, nets, options of the kerne
     "norms with scale and shift": (normed, VECTORS, 384, 24, {}),
 }  # fmt: skip
 
+# What is in each of these is in another too (draws behind a shortcut: test_infinite_carried.py).
+LONG = ("rnn, mean, both directions", "circular, strided conv", "ResNet18, post-activation")
+
 
 def finite(factory: Callable[[int], nn.Module], width: int, x: Any, nets: int, options: dict[str, Any]) -> Tensor:
     """Tangent kernels of `nets` draws [nets, n, n]."""
@@ -162,7 +165,7 @@ def finite(factory: Callable[[int], nn.Module], width: int, x: Any, nets: int, o
 
 
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")  # recurrent gradients go through torch.func
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in LONG else k for k in CASES])
 @pytest.mark.filterwarnings("ignore:.*groups of .* channels")  # narrow ones
 def test_mean_over_networks(name: str) -> None:
     factory, x, width, nets, options = CASES[name]
@@ -201,7 +204,14 @@ def test_batch_norm_over_a_batch() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
-@pytest.mark.parametrize("name", ["rnn, last", "softmax attention", "grouped conv", "ResNet18, pre-activation", "gate"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rnn, last", "gate",
+        *(pytest.param(k, marks=pytest.mark.slow)
+          for k in ("softmax attention", "grouped conv", "ResNet18, pre-activation")),
+    ],
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*groups of .* channels")
 def test_slope_in_width(name: str) -> None:
     """‖Θ_m − Θ‖ ~ m^-½."""

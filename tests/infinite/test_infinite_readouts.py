@@ -77,8 +77,8 @@ CASES: dict[str, Callable[[int], nn.Module]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_mean_over_networks(name: str) -> None:
-    """NNGP and NTK of 200 finite networks, whose one output is drawn anew with each."""
-    module, nets, numbers = CASES[name](192).double(), 200, {"w_var": 1.5, "b_var": 0.1}
+    """NNGP and NTK of 100 finite networks, whose one output is drawn anew with each."""
+    module, nets, numbers = CASES[name](192).double(), 100, {"w_var": 1.5, "b_var": 0.1}
     exact = tg.infinite_ntk(module, **numbers).both(X)
     kernel, found = Scaled.of(module, X, scales(module, **numbers)), []
     for seed in range(nets):

@@ -123,6 +123,7 @@ BOTH: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", BOTH)
+@pytest.mark.every(2)
 def test_both_readers_give_the_same_bits(name: str) -> None:
     torch.manual_seed(0)
     make, inputs = BOTH[name]

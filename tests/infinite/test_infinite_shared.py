@@ -224,6 +224,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_finite_networks(name: str) -> None:
     make, inputs = CASES[name]
     torch.manual_seed(0)

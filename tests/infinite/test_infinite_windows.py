@@ -109,6 +109,26 @@ def test_activations_and_maxima_exchange() -> None:
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+class Gated(nn.Module):
+    """Maxima times an activation of the same field, which is a function of windows of one position."""
+
+    def __init__(self, product: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.product = product
+        self.first, self.out = nn.Conv1d(4, 8, 1, bias=False), nn.Linear(8 * 6, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.first(x)
+        return self.out(self.product(F.max_pool1d(h, 3, 1, 1), F.relu(h)).flatten(1))
+
+
+def test_maxima_are_multiplied_by_activations_of_their_field() -> None:
+    wanted = kernels(Gated(lambda m, e: m * F.max_pool1d(e, 1, 1)), series())
+    for product in (lambda m, e: m * e, lambda m, e: e * m):
+        for a, b in zip(kernels(Gated(product), series()), wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 def test_maxima_of_maxima() -> None:
     x = series(size=8)
     twice = kernels(pooled(nn.ReLU(), nn.MaxPool1d(3, 1, 1), nn.MaxPool1d(3, 1, 1)), x)

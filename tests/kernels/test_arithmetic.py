@@ -123,6 +123,7 @@ def test_kernels_without_features_say_so() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.every(2)
 def test_the_cosine_of_every_kernel(kind: str) -> None:
     k = KINDS[kind]
     other = tg.full_ntk(MODEL) if kind == "full" else Quadratic()

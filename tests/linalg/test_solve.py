@@ -112,6 +112,7 @@ def gram(request: pytest.FixtureRequest, grams: dict[tuple[bool, bool], Gram]) -
 
 
 @EACH
+@pytest.mark.every(3)
 def test_answers_equal_numpys(gram: Any, solver: Solver) -> None:
     k = flat(gram)
     reg = 1e-2 * float(np.trace(k)) / len(k)

@@ -345,6 +345,7 @@ def by_module(shapes: Shapes, dim: int) -> dict[str, int]:
         for kind in KINDS
     ],
 )
+@pytest.mark.every(5)
 def test_features_are_those_of_the_second_program(name: str, kind: str) -> None:
     seed = 5
     shapes = {k: v.shape[2:] for k, v in net(name, "trace")[2].items()}
@@ -370,6 +371,7 @@ def quick(made: Any, x: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("case", EVERY)
+@pytest.mark.every(2)
 def test_every_architecture(case: Case) -> None:
     """The kinds that take gradients by ranges of columns, in every order in which a rule may give them."""
     model, x = build(case, 2)
@@ -450,6 +452,7 @@ SIZES = st.sampled_from([(1,), (1, 1, 1), (64, 65, 1), (63, 128), (300,), (129, 
 @example((63, 128), 64, True, 2)
 @example((300,), 65, False, 3)
 @example((129, 2, 77), 1000, True, 4)
+@pytest.mark.every(2)
 def test_odd_sizes(kind: str, sizes: tuple[int, ...], dim: int, joint: bool, seed: int) -> None:
     """Parameters of a single entry, more rows than columns, lengths next to the word's 64 bits."""
     kernel, x, j = few(*sizes)
@@ -626,12 +629,14 @@ def predicted_variance(w: World, options: Mapping[str, Any], joint: bool) -> np.
         if head == "trace" or (options["kind"] in ("gaussian", "sparse") and options["dim"] == 24)
     ],
 )
+@pytest.mark.every(2)
 def test_unbiased_with_the_variance_of_the_matrix(options: dict[str, Any], head: str) -> None:
     w, joint = world("pseudo" if head == "pseudo" else "trace"), head == "joint"
     agrees(w.residuals(joint=joint, **options), predicted_variance(w, options, joint))
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.every(2)
 def test_the_mean_over_seeds_tends_to_the_kernel(kind: str) -> None:
     """At the Monte Carlo rate: seeds have nothing in common."""
     w = world("trace")
@@ -764,6 +769,7 @@ def relative(name: str, kind: str, dim: int, seeds: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.every(2, 1)
 def test_the_error_falls_with_the_dimension(kind: str) -> None:
     """As k^-½, for Kronecker products as k^-¼; where it is predicted, as predicted."""
     kernel, x = wide(kind)
@@ -838,6 +844,7 @@ def test_what_the_error_holds(make: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.every(2, 1)
 def test_conformance(kind: str) -> None:
     model, x = mlp([5, 9, 3], nn.Tanh).double(), torch.randn(4, 5, dtype=F64)
     tg.testing.check_kernel(tg.projected(tg.trace_ntk(model), 12, kind, 3, budget="layer"), x)

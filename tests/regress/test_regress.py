@@ -488,6 +488,7 @@ def test_gaussian_processes_are_scikit_learns(kernel: Any, q: int | None) -> Non
     near(ours.model.coefficients, ridge(kernel(x), y, reg=0.2).coefficients, 1e-11)
     near(ours.factor @ ours.factor.T, kernel(x) + 0.2 * np.eye(15), 1e-12)
     assert ours.model.residual < 1e-12
+    assert gaussian_process(kernel(x), 1e6 * y, noise=0.2).model.residual < 1e-12  # relative to the targets
     assert ours.noise == 0.2
 
 
@@ -1289,6 +1290,11 @@ def test_predictions_refuse_what_does_not_fit() -> None:
             fit.predict(cross)
     with pytest.raises(tg.InputError, match=r"cross has shape \(5, 2, 3\)"):
         fit.predict(torch.ones(5, 2, 3))
+    full = some(8, c=2)
+    by_features = least_squares(full.phi, full.targets()[0], reg=0.1)
+    for phi in (full.phi_z[..., 1:], full.phi_z[:, 0], full.phi_z.mT):
+        with pytest.raises(tg.InputError, match="cross has shape .*needed: new samples by training samples"):
+            by_features.predict(phi)
     with pytest.raises(tg.InputError, match="cross is a list; needed: a Gram"):
         fit.predict([[1.0] * 8])
     with pytest.raises(tg.InputError, match="cross is on meta, the model on cpu"):

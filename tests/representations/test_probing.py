@@ -219,7 +219,12 @@ def test_where_the_classifiers_agree() -> None:
 def test_table_plots_and_json(model: nn.Module, data: TrainTest) -> None:
     pytest.importorskip("matplotlib")
     found = probe(model, *data, layers=["4", "6"], dims=(1, 5, 20), progress=False)
-    assert len(found.table().splitlines()) == 3
+    lines = found.table().splitlines()
+    assert len(lines) == 3
+    for line, layer in zip(lines[1:], found.layers, strict=True):
+        best = [f"{100 * layer.best(kind):.1f}" for kind in layer.accuracy]
+        assert [v for v in line.split() if v in best][: len(best)] == best
+        assert f" {100 * layer.apart(found.classes):.1f} " in line
     assert [len(found.plot(view).axes) for view in ("accuracy", "components", "collapse")] == [3, 2, 2]
     assert found.to_dict()["layers"][0]["accuracy"]["svm"] == pytest.approx(found["4"].accuracy["svm"].tolist())
     assert repr(found).startswith("Probing(layers=(")

@@ -19,6 +19,7 @@ from tangency.errors import InputError, ModelError, NonFiniteError
 from tangency.representations import Shift, shift
 from tangency.representations.carriers import compare_components, density_ratio, holm, log_ratio, two_sample_p
 from tangency.representations.classes import ClassShift, balance
+from tangency.representations.shift_picture import density_grid, density_line
 
 
 def normal(n: int, d: int, seed: int) -> Tensor:
@@ -504,6 +505,29 @@ WITH_NAN[4, 2] = torch.nan
 def test_what_is_refused(source: Tensor, target: Tensor, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         found(source, target, **options)
+
+
+def test_densities_are_those_of_scipy() -> None:
+    """Which takes a covariance with n − 1, and in two dimensions one that turns: here the components have none."""
+    z, at = normal(70, 2, 3) * torch.tensor([1.0, 30.0]), torch.linspace(-4, 4, 50).double()
+    z -= z.mean(0)
+    z[:, 1] -= z[:, 0] * (z[:, 0] @ z[:, 1]) / z[:, 0].square().sum()
+    smaller = math.sqrt(69 / 70)
+    line = stats.gaussian_kde(z[:, 0].numpy(), lambda kde: kde.scotts_factor() * smaller)
+    torch.testing.assert_close(density_line(z[:, 0], at), torch.from_numpy(line(at.numpy())))
+    both = stats.gaussian_kde(z.T.numpy(), lambda kde: kde.scotts_factor() * smaller)
+    places = torch.cartesian_prod(at, 30 * at).T.numpy()
+    torch.testing.assert_close(density_grid(z, at, 30 * at).flatten(), torch.from_numpy(both(places)))
+
+
+def test_of_several_layers_all_are_compared(net: nn.Module) -> None:
+    names = ["0", "2"]
+    result = shift(net, X, Z, layers=names, draws=39, progress=False)
+    assert result.facts["layers"] == "0, 2"
+    assert result.facts["features"] == 50
+    a, b = (torch.cat([*tg.representations.layer_outputs(net, v, names, progress=False).values()], 1) for v in (X, Z))
+    assert found(a, b, draws=39).facts["explained"] == pytest.approx(result.facts["explained"], rel=1e-6)
+    assert shift(net, X, Z, draws=39, progress=False).facts["layers"] != "0, 2"
 
 
 def test_what_is_refused_of_models(net: nn.Module) -> None:

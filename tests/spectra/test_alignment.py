@@ -1,6 +1,7 @@
 """Alignments against NumPy, SciPy and scikit-learn; the bounds of Ortiz-Jiménez et al. 2021 on drawn targets."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -284,6 +285,11 @@ def test_rotation_between_checkpoints() -> None:
     assert found.velocity.tolist() == pytest.approx([0, 0, (1 - S.cka(k, turned)) / 20], abs=1e-12)
     assert len(found.table().splitlines()) == 4
     assert len(found.plot().axes) == 3
+    grams = [positive(12) for _ in range(4)]  # each is held against the first and the one before
+    found = S.rotation(grams, count=1, progress=False)
+    assert found.change.tolist() == pytest.approx([1 - S.cka(grams[0], gram) for gram in grams], abs=1e-12)
+    before = [1 - S.cka(a, b) for a, b in pairwise(grams)]
+    assert found.velocity.tolist() == pytest.approx([0, *before], abs=1e-12)
     with pytest.raises(tg.InputError, match="at least two Grams"):
         S.rotation([k])
     with pytest.raises(tg.InputError, match=r"the Grams have \[11, 12\] rows"):

@@ -140,6 +140,7 @@ WIDE = {
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
 @pytest.mark.parametrize("kind", WIDE)
 @pytest.mark.parametrize("parametrization", ["ntk", "standard"])
+@pytest.mark.every(2)
 def test_wide_networks_come_near_their_limit(kind: str, parametrization: str) -> None:
     """With biases, in both parametrisations; averaged over seeds, so the tolerance is a few standard errors."""
     factory, inputs = WIDE[kind]
@@ -397,6 +398,10 @@ def test_results_say_what_they_hold() -> None:
     x = torch.randn(5, 4)
     deep_ones = condition(x, [1, 20], w_var=1.6, b_var=0.1, activation=Erf(), x_test=x[:2] + 1)
     grid = tg.studies.trainability(x, [1, 20], [0.5, 2.0], b_var=0.1, activation=Erf())
+    b_vars, w_vars = grid.edge  # the boundary as a curve, from no biases to more than there are
+    assert (float(b_vars[0]), float(b_vars[-1])) == (0.0, 1.0)
+    assert bool((b_vars.diff() > 0).all())
+    torch.testing.assert_close(w_vars, boundary(Erf(), b_vars))
     descent = GradientDescent(torch.ones(5), steps=2, every=1)
     widths = tg.studies.convergence(lambda m: deep_of(4, m), [8, 16], x, seeds=2, train=descent, progress=False)
     assert deep_ones.table().split()[:5] == ["depth", "λ_max", "λ_min", "κ", "predictor"]

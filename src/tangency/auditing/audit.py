@@ -61,13 +61,13 @@ def audit_gram(
     gram = square(K)
     if len(gram.shape) != 2:
         raise InputError(f"K has shape {tuple(gram.shape)}; needed: [n, n], one similarity for each pair of samples.")
-    y = tree.numbers(labels, "labels")
+    y = tree.numbers(labels, "labels").cpu()  # what is said of samples lies there; machines take targets to their own
     given = [v is not None for v in (cross, prior, test_labels)]
     if any(given) and not all(given):
         raise InputError("give cross, prior and test_labels together (k(z, x), k(z, z) and labels), or none of them.")
     between_ = None if cross is None else between(cross)
     k_zz = None if prior is None else tree.numbers(prior, "prior")
-    z = None if test_labels is None else tree.numbers(test_labels, "test_labels")
+    z = None if test_labels is None else tree.numbers(test_labels, "test_labels").cpu()
     if between_ is not None and k_zz is not None and z is not None:
         m = between_.shape[0]
         if between_.shape[1] != gram.shape[0] or k_zz.shape != (m,) or len(z) != m:

@@ -22,8 +22,7 @@ class Column:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the numbers that a row became: a column of words gives one for each word."""
-        """The columns of numbers that it becomes.
+        """The names of the numbers that a row became: a column of words gives one for each word.
 
         >>> Column("colour", ("green", "red")).names
         ('colour=green', 'colour=red')

@@ -62,6 +62,7 @@ class Linearized(nn.Module):
     `.to`, copies and pickles take it along.
     """
 
+    @torch.inference_mode(False)  # tensors made in that mode can have no gradients, ever
     def __init__(self, network: Network, order: int) -> None:
         super().__init__()
         self.model, self._old = _copied(network.model)  # _old: tensors with a history, which are constants now

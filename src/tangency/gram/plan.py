@@ -128,13 +128,15 @@ def plan(n: int, m: int, symmetric: bool, memory: int, size: Footprint, tile: in
     capture, workspace = size.making(room)
     fewest = tile or max(1, min(n, size.by_rows))
     least = size.least(fewest, capture if room > 0 else 0, workspace if room > 0 else 0)
+    if room < least:  # small temporaries cost time, which is less than a refusal
+        capture, workspace = size.kept + size.transient, size.cell
+        least = size.least(fewest, capture, workspace)
     if room < least:
-        floor = size.least(fewest, size.kept + size.transient, size.cell)
         what = "one pair of samples" if tile is None else f"a tile of {tile} samples a side"
-        fix = "" if size.result == 0 else ", or store= to keep the result on disk"
+        fix = ", or store= to keep the result on disk" if room + size.result >= least else ""
         raise MemoryBudgetError(
-            f"memory={memory} bytes is too small: the result takes {size.result} and {what} {floor} more. "
-            f"Give at least memory={2 * size.memory(floor)}{fix}."
+            f"memory={memory} bytes is too small: the result takes {size.result} and {what} {least} more, and "
+            f"{1 - USABLE[size.device]:.0%} are for the allocator. Give at least memory={size.memory(least)}{fix}."
         )
     rows = tile or min(max(n, m), LARGEST[size.device])
     held = HELD[size.device]

@@ -220,7 +220,7 @@ def risk_study(
             for _ in range(repeats):
                 # Subsets of one Gram, so that the kernel is computed once for all sizes.
                 index = torch.randperm(n, generator=generator)[:size]
-                whole = spectrum(gram.select(index, index), dtype=y.dtype)
+                whole = spectrum(gram.select(index, index), dtype=y.dtype, device=y.device)
                 risks = cross_validate(whole, y[index], regs)
                 measured = _measure(whole, cross.select(None, index).dense().to(y), y[index], y_test, risks.regs)
                 errors.append((risks.train, risks.gcv, risks.loo, measured))

@@ -60,8 +60,8 @@ def energy(K: Matrix | Spectrum, y: Numbers, count: int, *, progress: bool = Tru
     >>> tg.spectra.energy(K, [3.0, 4.0, 0.0], 2, progress=False).parts
     tensor([0.6000, 1.0000])
     """
-    pairs, rows = _pairs(K, count, progress)
-    aim = _aimed(y, rows, pairs.values)
+    pairs, rows = _pairs(K, count, tree.numbers(y, "y").device, progress)
+    aim = _aimed(y, rows, pairs.device)
     each = (pairs.vectors[:, :count].T @ aim.to(pairs.vectors)).square().sum(1)
     rank = numerical_rank(pairs.values)
     if not rank:
@@ -134,7 +134,7 @@ def target_alignment(K: Matrix, y: Numbers, *, centred: bool = False) -> float:
             f"K is full over {gram.shape[1]} outputs; centring needs one row for each sample. Use the trace kernel, or "
             "centred=False."
         )
-    aim = _aimed(y, gram.shape[: len(gram.shape) // 2], torch.empty(0, dtype=gram.dtype, device=gram.device or "cpu"))
+    aim = _aimed(y, gram.shape[: len(gram.shape) // 2], gram.device)
     if centred:
         mean = aim.mean(0)
         if float((aim - mean).norm()) <= 1e-12:
@@ -216,8 +216,8 @@ def normed(K: Matrix, centred: bool, name: str) -> Float[Tensor, "n n"]:
     return k / size
 
 
-def _pairs(K: Matrix | Spectrum, count: int, progress: bool) -> tuple[Spectrum, torch.Size]:
-    """At least `count` eigenpairs, and the shape of targets."""
+def _pairs(K: Matrix | Spectrum, count: int, where: torch.device, progress: bool) -> tuple[Spectrum, torch.Size]:
+    """At least `count` eigenpairs, and the shape of targets; of a Gram on disk `where` the targets lie."""
     checks.positive(count, "count", "a number of eigenvectors")
     if isinstance(K, Spectrum):
         if count > len(K):
@@ -227,12 +227,12 @@ def _pairs(K: Matrix | Spectrum, count: int, progress: bool) -> tuple[Spectrum, 
     n = flat_rows(gram.shape)
     if count > n:
         raise InputError(f"count={count}; K has {n} rows. Needed: at most as many eigenvectors.")
-    return top(gram, count, progress=progress), gram.shape[: len(gram.shape) // 2]
+    return top(gram, count, device=gram.device or where, progress=progress), gram.shape[: len(gram.shape) // 2]
 
 
-def _aimed(y: Numbers, side: torch.Size, like: Tensor) -> Float[Tensor, "r q"]:
-    """Targets as columns of total norm 1, in float64 beside `like`."""
-    aim = targets(y, side, torch.float64, like.device)
+def _aimed(y: Numbers, side: torch.Size, device: torch.device | None) -> Float[Tensor, "r q"]:
+    """Targets as columns of total norm 1, in float64; refused on another device than K's, where K lies on one."""
+    aim = targets(y, side, torch.float64, device)
     aim = aim.reshape(side.numel(), -1) if len(side) == 2 else aim.reshape(len(aim), -1)
     return _unit(aim.double(), "y")
 
