@@ -45,7 +45,8 @@ import tangency as tg  # noqa: E402
 # benchmarks/robustness/processors.py asks for others: sums cut among threads have other last digits.
 torch.set_num_threads(int(os.environ.get("TANGENCY_TEST_THREADS", "1")))
 pytest_plugins = ["spent"]
-settings.register_profile("tangency", deadline=None, max_examples=30, derandomize=True)
+many = 30 if os.environ.get("TANGENCY_CHECK_TYPES") else 15  # examples under `make test-all`, and under `make test`
+settings.register_profile("tangency", deadline=None, max_examples=many, derandomize=True)
 settings.load_profile("tangency")
 
 
