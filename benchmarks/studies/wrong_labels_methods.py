@@ -165,8 +165,8 @@ def left_out(kernel: tg.Kernel, x: Tensor, given: Tensor, classes: int) -> tuple
     machine, targets = GramMachine(gram), F.one_hot(given, classes).double()
     found = {}
     for factor in FACTORS:
-        left = machine.left_out(targets - targets.mean(0), factor * float(machine.squares.mean()))
-        suspicion = -margins(left.predictions + targets.mean(0), given)
+        left = machine.left_out(targets, factor * float(machine.squares.mean()))
+        suspicion = -margins(left.predictions, given)
         found[factor] = Left(float(left.errors.square().mean()), suspicion)
     return gram[:].double(), found
 

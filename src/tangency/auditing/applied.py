@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from .._base import checks, fingerprint, tree
+from .._base.files import path
 from .._base.types import FilePath
 from ..datasets import Labelled, labelled
 from ..datasets.accepted import real
-from ..datasets.files import path, read_bytes
+from ..datasets.files import read_bytes
 from ..datasets.labelled import Samples
 from ..errors import InputError
 

@@ -123,7 +123,7 @@ def examine(
     n, k = len(data.train), min(NEIGHBOURS, len(data.train) - 1)
     check(data, samples, neighbours)
     labels = None if groups is None else checked_groups(groups, n, torch.device("cpu"))
-    targets = data.centred(data.given)
+    targets = data.numbers(data.given)
     total = None if data.real else len(machines) * len(FACTORS)
     with bar(total, "leave-one-out", "fit", show=progress) as step:
         if data.real:
@@ -179,34 +179,18 @@ def _suspects(
 ) -> tuple[Suspects, NoiseRate, float, tuple[int, ...]]:
     """Suspicious labels or targets, how many there are, the evidence that there are any, and classes not known."""
     if data.real:
-        # Predictions come without the mean that was taken off.
         suspects, evidence = suspect_targets(left, data.given)
-        suspects = Suspects(
-            suspects.given, suspects.suggested + data.middle, suspects.wrong, suspects.margin, suspects.order
-        )
         return suspects, estimate_wrong_targets(suspects), evidence, ()
-    found = suspect_labels(_uncentred(left, data), data.train.y)
+    found = suspect_labels(left, data.train.y)
     mistakes = None
     if seen is not None and data.test is not None:
-        wrong = (seen.predictions.cpu() + data.middle).argmax(1) != data.test.y.cpu()
+        wrong = seen.predictions.cpu().argmax(1) != data.test.y.cpu()
         mistakes = (int(wrong.sum()), len(wrong))
     blind = None
     if unseen is not None:
-        blind = float((margins(_uncentred(unseen, data).predictions, data.train.y.cpu()) < 0).double().mean())
+        blind = float((margins(unseen.predictions.cpu(), data.train.y.cpu()) < 0).double().mean())
     noise = estimate_noise(found, len(data.train.classes), mistakes, blind)
     return found.suspects, noise, found.kinds.evidence, found.unknown
-
-
-def _uncentred(left: LeftOut, data: Data) -> LeftOut:
-    """With the mean that was taken off."""
-    return LeftOut(
-        left.predictions.cpu() + data.middle,
-        left.errors.cpu(),
-        left.leverage.cpu(),
-        left.reg,
-        left.solver,
-        left.residual,
-    )
 
 
 def copies_of(
@@ -259,4 +243,4 @@ def _cleaning(data: Data, machine: Machine, suspects: Suspects, choice: Choice) 
     """What it would do to the test score; None without test samples."""
     if data.test is None:
         return None
-    return measure_cleaning(machine, suspects, choice.reg, data.centred, data.scores, data.score)
+    return measure_cleaning(machine, suspects, choice.reg, data.numbers, data.scores, data.score)

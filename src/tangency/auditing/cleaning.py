@@ -60,7 +60,7 @@ def measure_cleaning(
     scores_of: Callable[[Tensor], Tensor],
     score: str,
 ) -> Cleaning:
-    """`targets_of`: centred targets of labels; `scores_of`: each test sample's score, of predictions [m, q]."""
+    """`targets_of`: targets of labels; `scores_of`: each test sample's score, of predictions [m, q]."""
     n, count = machine.n, suspects.count
     sizes = sorted({min(n // 2, round(part * count)) for part in PARTS})
     given, everything = targets_of(suspects.given), torch.ones(n, dtype=torch.bool)

@@ -44,14 +44,11 @@ class Data:
         """The labels or targets of the training samples."""
         return self.train.y if self.targets is None else self.targets
 
-    def centred(self, labels: Tensor) -> Tensor:
-        """Targets for least squares [n, q], less their mean over the labels that are given."""
-        return self._wide(labels) - self.middle
-
-    @property
-    def middle(self) -> Tensor:
-        """The mean of the targets, [q]."""
-        return self._wide(self.given).mean(0)
+    def numbers(self, labels: Tensor) -> Tensor:
+        """Labels or targets as least squares take them, [n, q]: a column for each class."""
+        if self.real:
+            return labels.double()
+        return torch.nn.functional.one_hot(labels.cpu(), len(self.train.classes)).double()
 
     @property
     def score(self) -> str:
@@ -59,17 +56,12 @@ class Data:
         return "root mean square error" if self.real else "accuracy"
 
     def scores(self, predictions: Tensor) -> Tensor:
-        """Of each test sample, from predictions [m, q] of what `centred` gives: right or wrong, or the square error."""
-        found = predictions.cpu() + self.middle
+        """Of each test sample, from predictions [m, q] of what `numbers` gives: right or wrong, or the square error."""
+        found = predictions.cpu()
         if self.test_targets is not None:
             return (found - self.test_targets).square().mean(1)
         assert self.test is not None
         return (found.argmax(1) == self.test.y.cpu()).double()
-
-    def _wide(self, labels: Tensor) -> Tensor:
-        if self.real:
-            return labels.double()
-        return torch.nn.functional.one_hot(labels.cpu(), len(self.train.classes)).double()
 
 
 def facts_of(

@@ -1,7 +1,11 @@
-"""Samples as a kernel sees them, from Gram matrices or from features: what is needed to audit them, and no more."""
+"""Samples as a kernel sees them, from Gram matrices or from features: what is needed to audit them, and no more.
+
+A fit is the mean of its targets (of classes: their frequencies) and kernel ridge regression of what is left; the mean
+is that of the samples which are in the fit, so that nothing of a sample is in what is said without it.
+"""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -56,19 +60,44 @@ class Machine(ABC):
     def rounding(self) -> float:
         """About how far off an entry of the kernel is because it was computed in its type."""
 
-    @abstractmethod
     def left_out(
         self, targets: Tensor, reg: float, groups: Tensor | None = None, kept: Tensor | None = None
     ) -> LeftOut:
-        """What the fit without each sample (or its group) says of it; samples not in the mask `kept` are in no fit."""
+        """What the fit without each sample (or its group) says of it; samples not in the mask `kept` are in no fit.
 
-    @abstractmethod
+        Least squares are linear in their targets: of y less the mean of the others they say what they say of y, less
+        that mean times what they say of ones.
+        """
+        start = (targets if kept is None else targets[kept.to(targets.device)]).mean(0)
+        near = targets - start  # small numbers, whose differences have all their digits
+        left = self._left_out(torch.cat([near, torch.ones_like(near[:, :1])], 1), reg, groups, kept)
+        errors, ones = left.errors[:, :-1], left.errors[:, -1:]
+        errors = errors - _mean_of_others(near, groups, kept).to(errors) * ones
+        return replace(left, predictions=targets.to(errors) - errors, errors=errors)
+
     def see(self, targets: Tensor, reg: float) -> Seen:
         """What the fit says of the test samples."""
+        mean = targets.mean(0)
+        seen = self._see(targets - mean, reg)
+        return seen._replace(predictions=seen.predictions + mean.to(seen.predictions))
 
-    @abstractmethod
     def without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
         """Predictions [m, q] of the test samples by the fit to the samples in the mask `kept` alone."""
+        mean = targets[kept.to(targets.device)].mean(0)
+        said = self._without(targets - mean, reg, kept)
+        return said + mean.to(said)
+
+    @abstractmethod
+    def _left_out(self, targets: Tensor, reg: float, groups: Tensor | None, kept: Tensor | None) -> LeftOut:
+        """As `left_out`, by a fit that has no mean."""
+
+    @abstractmethod
+    def _see(self, targets: Tensor, reg: float) -> Seen:
+        """As `see`, by a fit that has no mean."""
+
+    @abstractmethod
+    def _without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
+        """As `without`, by a fit that has no mean."""
 
     @abstractmethod
     def nearest(self, k: int, progress: bool) -> Nearest:
@@ -148,9 +177,7 @@ class GramMachine(Machine):
         """That of the Gram's own type, for entries as large as k(x, x)."""
         return torch.finfo(self.gram.precision).eps * float(self.squares.mean())
 
-    def left_out(
-        self, targets: Tensor, reg: float, groups: Tensor | None = None, kept: Tensor | None = None
-    ) -> LeftOut:
+    def _left_out(self, targets: Tensor, reg: float, groups: Tensor | None, kept: Tensor | None) -> LeftOut:
         """By the spectrum, or by a factor."""
         targets = self._there(targets)
         try:
@@ -161,14 +188,14 @@ class GramMachine(Machine):
         except NotPositiveDefinite as e:
             raise InputError(f"K {NO_GRAM}") from e
 
-    def see(self, targets: Tensor, reg: float) -> Seen:
+    def _see(self, targets: Tensor, reg: float) -> Seen:
         """The mean and the variance of the Gaussian process with this noise."""
         cross, prior = self._test()
         found = gaussian_process(self.gram, self._there(targets), noise=reg).predict(cross, self._there(prior))
         own = prior.to(found.covariance)
         return Seen(found.mean, torch.where(own > 0, found.covariance / own, 1).clamp(0, 1))
 
-    def without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
+    def _without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
         """A fit in which the others weigh nothing."""
         targets = self._there(targets)
         return ridge(self.gram, targets, reg=reg, sample_weights=kept.to(targets)).predict(self._test()[0])
@@ -236,15 +263,13 @@ class FeatureMachine(Machine):
         height = max(1, BAND // self.features.shape[1])
         return sum((part.double().T @ part.double() for part in self.features.split(height)), torch.zeros(()))
 
-    def left_out(
-        self, targets: Tensor, reg: float, groups: Tensor | None = None, kept: Tensor | None = None
-    ) -> LeftOut:
+    def _left_out(self, targets: Tensor, reg: float, groups: Tensor | None, kept: Tensor | None) -> LeftOut:
         """Exactly, in the space of the features."""
         targets = targets.to(self.features.device)
         weights = None if kept is None else kept.to(targets)
         return leave_out_features(self.features, targets, reg=reg, groups=groups, sample_weights=weights)
 
-    def see(self, targets: Tensor, reg: float) -> Seen:
+    def _see(self, targets: Tensor, reg: float) -> Seen:
         """reg·φᵀ(ΦᵀΦ + reg)⁻¹φ of ‖φ‖² is open."""
         z = self._test()
         fit = least_squares(self.features, targets.to(z.device), reg=reg)
@@ -253,7 +278,7 @@ class FeatureMachine(Machine):
         own = z.double().square().sum(1)
         return Seen(fit.predict(z), torch.where(own > 0, open_ / own, 1).clamp(0, 1))
 
-    def without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
+    def _without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
         """A fit to the features of these."""
         phi = self.features[kept.to(self.features.device)]
         return least_squares(phi, targets[kept].to(phi.device), reg=reg).predict(self._test())
@@ -286,6 +311,23 @@ class FeatureMachine(Machine):
         if self.test is None:
             raise InputError("there are no test samples; give their features.")
         return self.test
+
+
+def _mean_of_others(targets: Tensor, groups: Tensor | None, kept: Tensor | None) -> Tensor:
+    """Of each sample the mean [n, q] of the targets of those in the fit without it (or without its group)."""
+    weights = torch.ones_like(targets[:, :1]) if kept is None else kept.to(targets)[:, None]
+    rows = torch.cat([weights * targets, weights], 1)
+    own = rows
+    if groups is not None:
+        of = groups.to(rows.device)
+        own = rows.new_zeros(int(of.max()) + 1, rows.shape[1]).index_add_(0, of, rows)[of]
+    others = rows.sum(0) - own
+    count = others[:, -1:]
+    mean = others[:, :-1] / count.clamp_min(1)
+    if kept is None or bool((count > 0).all()):
+        return mean
+    # All that are in the fit are of one group: without it, the others are what there is.
+    return torch.where(count > 0, mean, _mean_of_others(targets, groups, None))
 
 
 def _lengths(squares: Tensor) -> Tensor:

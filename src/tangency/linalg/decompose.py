@@ -14,6 +14,9 @@ JACOBI = 1024
 # Numbers of a tall matrix that are factored at a time, and at least so many times as many rows as columns (heuristics:
 # a half of the arithmetic more than all at once, at most, and 256 MiB in float64).
 HELD, TIMES = 1 << 25, 4
+# Columns and rows beyond which no library is asked for singular values: cuSOLVER refuses 40,960, LAPACK has no number
+# for the size of its work array, and smaller ones take minutes (heuristic).
+LARGE = 8192
 
 Found = TypeVar("Found")
 
@@ -47,6 +50,8 @@ def singular(a: Tensor, t: Tensor, held: int | None = None) -> Singular:
     sequential QR and LU factorizations"). Cost: about 2np² + 20p³ operations for n > p, and p² numbers beside a block.
     """
     n, p = a.shape
+    if min(n, p) > LARGE and a.dtype == torch.float32:
+        return _by_eigenvectors(a, t, held)
     if n <= p:  # aᵀ = Q R, so a = Rᵀ Qᵀ
         q, r = torch.linalg.qr(a.T)
         left, values, right = svd(r.T)
@@ -58,6 +63,33 @@ def singular(a: Tensor, t: Tensor, held: int | None = None) -> Singular:
         r = torch.linalg.qr(torch.cat([r, rows]), mode="r").R
     left, values, right = svd(r[:p, :p])
     return Singular(values, right.T, left.T @ r[:p, p:])
+
+
+def _by_eigenvectors(a: Tensor, t: Tensor, held: int | None) -> Singular:
+    """`singular` of many columns in float32 by the eigenvectors of aᵀa, or of aaᵀ, in float64.
+
+    They are exact down to √ε·σ_1 = 1.5e-8 σ_1 of float64, far below float32's own rounding of `a`.
+    """
+    n, p = a.shape
+    step = max(1, (held or HELD) // p)
+    parts = list(zip(a.split(step), t.split(step), strict=True))
+    gram = torch.zeros(min(n, p), min(n, p), dtype=torch.float64, device=a.device)
+    if n > p:
+        for rows, _ in parts:
+            gram.addmm_(rows.double().T, rows.double())
+    else:
+        for columns in a.split(max(1, (held or HELD) // n), 1):
+            gram.addmm_(columns.double(), columns.double().T)
+    squares, vectors = eigh(gram)
+    values, vectors = squares.flip(0).clamp_min(0).sqrt(), vectors.flip(1)
+    over = torch.where(values > 0, 1 / values, 0)  # of a zero nothing is inside, and its vector any
+    if n > p:
+        right = vectors
+        inside = over[:, None] * (vectors.T @ sum(rows.double().T @ y.double() for rows, y in parts))
+    else:
+        right = torch.cat([c.double().T @ vectors for c in a.split(max(1, (held or HELD) // n), 1)]) * over
+        inside = vectors.T @ t.double()
+    return Singular(values.to(a), right.to(a), inside.to(t))
 
 
 def _decomposed(function: Callable[[Tensor], Found], a: Tensor, what: str) -> Found:
