@@ -57,10 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test's many cases of one kind each k-th runs under `make test`, as its mark `every` says."""
+    """Of a test's cases that are not slow by themselves each k-th runs under `make test`, as its mark `every` says."""
     met: Counter[str] = Counter()
     for item in items:
-        if (mark := item.get_closest_marker("every")) is not None:
+        mark = item.get_closest_marker("every")
+        if mark is not None and item.get_closest_marker("slow") is None:
             k, first = (*mark.args, 0)[:2]
             name = item.nodeid.partition("[")[0]
             if met[name] % k != first:

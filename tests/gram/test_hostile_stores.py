@@ -84,7 +84,6 @@ def test_a_name_in_a_store_is_quoted_and_shown(
     assert "\x1b" not in said
 
 
-@pytest.mark.slow
 def test_a_file_may_be_called_as_a_library_is(tmp_path: Path) -> None:
     """Nor does a file in the job's folder take a library's place."""
     job = (
