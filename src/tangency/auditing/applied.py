@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from .._base import checks, fingerprint, tree
+from .._base.targets import floats
 from .._base.types import FilePath
 from ..datasets import Labelled, labelled
-from ..datasets.accepted import real
 from ..datasets.files import path, read_bytes
 from ..datasets.labelled import Samples
 from ..errors import InputError
@@ -85,7 +85,7 @@ def apply(data: Samples, decisions: FilePath | Mapping[str, object]) -> Labelled
 def audited(data: object, labels: object = None) -> Labelled:
     """The training set, in any form; refuses real targets, its own or `labels` in their place."""
     y = data[1] if isinstance(data, (tuple, list)) and len(data) == 2 else None
-    if real(y if labels is None else labels):
+    if floats(y if labels is None else labels):
         raise InputError(
             "the targets are real numbers, which cannot be applied: Labelled has no place for them. Needed: classes "
             "(if these are: y.long()); or drop samples by the numbers in the decisions."
