@@ -189,7 +189,7 @@ def job(case: str, form: str, n: int, device: str, memory: str | None) -> dict[s
         torch.cuda.synchronize()
     row: dict[str, Any] = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
     row["peak_bytes"] = torch.cuda.max_memory_allocated() if on_gpu else peak_rss()
-    row |= {"before_bytes": None if on_gpu else before, "said": [str(w.message)[:300] for w in said]}
+    row |= {"before_bytes": None if on_gpu else before, "said": list(dict.fromkeys(str(w.message)[:300] for w in said))}
     return row | {"trace": float(result.diagonal().sum()) if result.dim() == 2 else None}
 
 

@@ -38,6 +38,13 @@ def call(name: str, needed: str) -> object:
     return tuple(made) if isinstance(made, list) else made
 
 
+def file_of(name: str) -> Path | None:
+    """The user's file that MODULE:FUNCTION is in, where its name tells: nothing may be written there."""
+    module = name.rpartition(":")[0]
+    file = Path(module if module.endswith(".py") else f"{module.replace('.', '/')}.py").absolute()
+    return file if module and file.is_file() else None
+
+
 def find(name: str) -> Callable[[], object]:
     """The function, its module imported."""
     module_name, _, attribute = name.rpartition(":")

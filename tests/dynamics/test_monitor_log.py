@@ -160,8 +160,8 @@ def test_logs_that_cannot_be_written(tmp_path: Path) -> None:
             D.Monitor(tg.trace_ntk(net), x, log=place)
     log = tmp_path / "gone" / "run.jsonl"
     monitor = D.Monitor(tg.trace_ntk(net), x, record=["cosine"], log=log)
-    log.unlink()
-    log.mkdir()
+    assert not log.parent.exists()  # nothing is there before the first record
+    log.mkdir(parents=True)
     with pytest.raises(tg.InputError, match="run.jsonl cannot be written: Is a directory"):
         monitor(0)
 
@@ -390,12 +390,13 @@ def test_two_processes_with_one_log_are_found(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_no_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "run.jsonl"
     kept = RunLog(log, {}, resume=False)
+    kept.write({"step": 0})
     before = log.read_bytes()
     file = open(log, "ab", buffering=0)  # noqa: SIM115
     short = types.SimpleNamespace(tell=file.tell, truncate=file.truncate, write=lambda data: file.write(data[:5]))
     monkeypatch.setattr(runlog, "open", lambda *_, **__: contextlib.nullcontext(short), raising=False)
     with pytest.raises(tg.InputError, match="cannot be written: No space left"):
-        kept.write({"step": 0})
+        kept.write({"step": 1})
     file.close()
     assert log.read_bytes() == before
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tangency.engine.blocks import DenseBlock, GradientBlock, OuterBlock, Use, gradient, put
+from tangency.engine.blocks import DenseBlock, GradientBlock, OuterBlock, Use, formed, gradient, summands
 from tangency.engine.contraction import TileSum, add_to_each
 from tangency.engine.expansion import expanded
+from tangency.engine.micro_batches import put, put_formed
 from tangency.engine.rules import GroupedRule, LinearRule
 
 WHOLE = 1 << 28
@@ -176,3 +177,27 @@ def test_rows_that_no_micro_batch_brings_are_zero() -> None:
         assert not v[:8].any()
         assert not v[12:].any()
         assert v.dtype == part.dtype
+
+
+@pytest.mark.parametrize("kind", ["linear", "transposed", "grouped", "16 bits"])
+def test_gradients_of_micro_batches_are_formed_in_their_place(kind: str) -> None:
+    """Of every kind of factors, also where the model took another way for the second micro-batch."""
+    x = grouped(7, 9, 2, 3, 2) if kind == "grouped" else linear(7, 9, 3, 4)
+    use = x.uses[0]
+    if kind == "transposed":
+        rule = LinearRule(transposed=True)
+        x = OuterBlock((Use(rule, use.x, use.d, rule.form(use.x, use.d)),))
+    if kind == "16 bits":
+        scale = torch.arange(1.0, 8.0)
+        x = OuterBlock((Use(use.lift, use.x.half(), use.d.half(), use.form),), scale=scale)
+    whole: GradientBlock | None = None
+    for start, stop in ((0, 4), (4, 7)):
+        before = None if whole is None else whole.tensors()[0].data_ptr()
+        whole = put_formed(whole, x.rows(slice(start, stop)), start, 8)
+        assert isinstance(whole, DenseBlock)
+        assert before in (None, whole.g.data_ptr())
+    assert isinstance(whole, DenseBlock)
+    torch.testing.assert_close(whole.expand()[:7], formed(x).expand())
+    assert not whole.g[7:].any()
+    other = put_formed(put(None, DenseBlock(torch.ones(4, 2, 3).half()), 0, 7), linear(3, 9, 3, 4), 4, 7)
+    assert [b.n for b in summands(other)] == [7, 7]

@@ -329,8 +329,8 @@ def test_micro_batches_of_different_forms_are_put_together() -> None:
         torch.testing.assert_close(half.pair({"w": a}, {"w": b}), same, rtol=1e-5, atol=1e-5)
     for first in kinds:
         for second in kinds:
-            target = tg.engine.blocks.put(None, first.rows(slice(0, 2)), 0, 4)
-            whole = tg.engine.blocks.put(target, second.rows(slice(2, 4)), 2, 4).expand().double()
+            target = tg.engine.micro_batches.put(None, first.rows(slice(0, 2)), 0, 4)
+            whole = tg.engine.micro_batches.put(target, second.rows(slice(2, 4)), 2, 4).expand().double()
             want = torch.cat([first.expand()[:2].double(), second.expand()[2:].double()])
             torch.testing.assert_close(whole, want, rtol=1e-6, atol=1e-6)
 

@@ -37,6 +37,25 @@ def test_singular_is_the_svd(n: int, p: int, rank: int, held: int) -> None:
     torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8 * float(want.abs().max()))
 
 
+@pytest.mark.parametrize(("n", "p"), [(90, 20), (20, 90), (30, 30), (31, 30)])
+@pytest.mark.parametrize("held", [None, 1])
+def test_many_columns_go_by_eigenvectors(n: int, p: int, held: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32; against singular values in float64, down to float32's rounding times f."""
+    monkeypatch.setattr(decompose, "LARGE", 8)
+    monkeypatch.setattr(decompose, "svd", lambda _: pytest.fail("singular values were asked for"))
+    a, t = tall(n, p, min(n, p)).float(), torch.randn(n, 2, generator=torch.Generator().manual_seed(1))
+    u, s, vt = torch.linalg.svd(a.double(), full_matrices=False)
+    found = singular(a, t, held)
+    assert (found.values.shape, found.right.shape, found.inside.shape) == ((min(n, p),), (p, min(n, p)), (min(n, p), 2))
+    torch.testing.assert_close(found.values.double(), s, rtol=1e-6, atol=2e-8 * float(s[0]))
+    for reg in (1e-2, 1e-4):
+        f = (s / (s.square() + reg))[:, None]
+        want = vt.T @ (f * (u.T @ t.double()))
+        torch.testing.assert_close(
+            found.right.double() @ (f * found.inside.double()), want, rtol=1e-4, atol=1e-4 * float(want.abs().max())
+        )
+
+
 @pytest.mark.parametrize("reg", [0.0, 1e-4, 1.0])
 @pytest.mark.parametrize(("n", "p"), [(60, 9), (9, 60)])
 @pytest.mark.parametrize("weighted", [False, True])

@@ -122,7 +122,7 @@ def test_what_the_page_holds(tmp_path: Path) -> None:
     with pytest.raises(tg.InputError, match="refresh=0; needed: seconds, above 0"):
         watch.page_text(monitor.history(), refresh=0)
     with pytest.raises(tg.InputError, match="cannot be written"):
-        watch.write_page(monitor.history(), tmp_path / "no" / "run.html")
+        watch.write_page(monitor.history(), tmp_path / "run.jsonl" / "run.html")
 
 
 def test_long_records_are_thinned_and_gaps_are_gaps() -> None:

@@ -17,7 +17,7 @@ GRAM_ELSEWHERE = 4 << 30  # the same on machines that we do not see
 BATCH_ON_CPU = 1 << 29  # for what one micro-batch keeps
 WORKSPACE = {"cpu": 1 << 28, "cuda": 1 << 32}  # for each large temporary of a contraction
 TILE_WORKSPACE = {"cpu": 1 << 28, "cuda": 1 << 31}  # the same in a run of tiles, at most
-TILE_CAPTURE = {"cpu": 1 << 29, "cuda": 3 << 33}  # for making a block of a run of tiles, at most
+TILE_CAPTURE = {"cpu": 1 << 30, "cuda": 3 << 33}  # for making a block of a run of tiles, at most
 WIDENED_ON_CPU = 4 << 30  # a Gram in float32 is copied to float64 once if that takes no more
 ATTRIBUTIONS = "256MB"  # for the attributions of one band of test samples
 

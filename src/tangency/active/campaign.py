@@ -4,7 +4,6 @@ Training stays with the user: after each round the network (or the kernel) as it
 """
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -13,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from .._base import checks, strict_json, tree
+from .._base.files import path, read, writable, write
 from .._base.results import environment
 from .._base.targets import by_name, column, read_targets
 from .._base.types import FilePath, Inputs, Int, Json, Memory, Numbers
 from ..datasets.accepted import names, tensors, whole
-from ..datasets.files import path, writable
 from ..errors import InputError
 from ..gram.gram import Gram
 from ..kernels.kernel import Kernel
@@ -206,9 +205,7 @@ class Campaign:
     def save(self, file: FilePath) -> None:
         """Write it to a file, whole or not at all; `load` goes on from there. Samples and networks are not in it."""
         to = writable(file, "file")
-        part = to.with_name(to.name + ".part")
-        part.write_text(strict_json.text(self.to_dict()) + "\n", encoding="utf-8")
-        os.replace(part, to)
+        write(to, strict_json.text(self.to_dict()) + "\n")
 
     @staticmethod
     def load(file: FilePath, x: Inputs, *, strategy: str | Strategy | None = None) -> "Campaign":
@@ -296,7 +293,7 @@ def _whole(value: object, name: str, least: int) -> int:
 def _read(file: Path) -> dict[str, Any]:
     """What `save` wrote."""
     try:
-        held = json.loads(file.read_text(encoding="utf-8"))
+        held = json.loads(read(file).decode())
     except OSError as e:
         raise InputError(f"{file} cannot be read: {e.strerror or e}. Give the file of Campaign.save.") from None
     except ValueError:

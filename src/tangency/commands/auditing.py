@@ -1,14 +1,23 @@
 """`tangency audit`, `tangency audit apply`: what is wrong with the data, and what was decided about it."""
 
 import argparse
-import csv
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..kernels.names import TITLES
-from .options import add_memory, add_output, add_outputs_are, made_by, model_and_data, names, positive
+from .options import (
+    add_memory,
+    add_output,
+    add_outputs_are,
+    made_by,
+    model_and_data,
+    names,
+    outputs,
+    positive,
+    rows_file,
+    write_rows,
+)
 
 if TYPE_CHECKING:
     from .._base.types import Json
@@ -62,15 +71,19 @@ def add(commands: "Commands") -> None:
 
 def _audit(args: argparse.Namespace) -> int:
     from .._base import checks
-    from ..datasets.files import writable
+    from .._base.extras import needed
+    from .._base.files import writable
     from ..decisions import audit
     from ..decisions.compared import check_names
     from ..report import page_path
 
     # Before the work, and before a function that may change the working folder.
     args.out, store = args.out.absolute(), None if args.store is None else Path(args.store).absolute()
-    page_path(args.out)  # refuses what cannot be written
-    listed = None if args.csv is None else writable(args.csv, "--csv").absolute()
+    listed = None if args.csv is None else writable(args.csv, "--csv")
+    outputs(args, {"--out": page_path(args.out), "--csv": listed})
+    if listed is not None:
+        with needed("pandas", "--csv"):
+            import pandas  # noqa: F401
     check_names(args.kernels)
     checks.memory(args.memory)
     given = {name: getattr(args, name) for name in ("outputs_are", "samples", "neighbours", "memory")}
@@ -82,13 +95,14 @@ def _audit(args: argparse.Namespace) -> int:
 def _tell(found: "Audit", listed: Path | None, args: argparse.Namespace) -> int:
     """Write the page, print what was found and where it is."""
     from .._base import strict_json
-    from ..report import write
+    from .._base.files import write
+    from ..report import write as write_page
 
-    page = write(found, args.out)
+    page = write_page(found, args.out)
     if listed is not None:
         issues = found.issues()
         issues.insert(0, "sample", range(len(issues)))
-        issues.to_csv(listed, index=found.train.ids is not None)
+        write(listed, issues.to_csv(index=found.train.ids is not None))
     if args.json:
         print(strict_json.text({**found.summary(), "report": str(page.resolve())}, 2))
         return 0
@@ -104,17 +118,16 @@ def _tell(found: "Audit", listed: Path | None, args: argparse.Namespace) -> int:
 def _apply(args: argparse.Namespace) -> int:
     from .._base import strict_json
     from ..auditing.applied import decided
-    from ..datasets.files import writable
 
-    to, decisions = writable(args.out, "--out").absolute(), args.decisions.absolute()
-    if to.suffix.lower() not in (".csv", ".json"):
-        raise InputError(f"--out {args.out}; needed: a file that ends with .csv or .json.")
+    to, decisions = rows_file(args.out, "--out"), args.decisions.absolute()
+    assert to is not None
+    outputs(args, {"--out": to}, {"the file of decisions": decisions})
     data, y, kept = decided(_training_set(args), decisions)
     rows: list[dict[str, Json]] = [
         {"sample": i, **({"id": data.ids[i]} if data.ids else {}), "label": data.classes[int(y[i])]}
         for i in kept.nonzero()[:, 0].tolist()
     ]
-    to.write_text(strict_json.text(rows, 1) + "\n" if to.suffix.lower() == ".json" else _csv(rows), encoding="utf-8")
+    write_rows(rows, to)
     dropped, fixed = len(data) - len(rows), int((y != data.y)[kept].sum())
     if args.json:
         print(strict_json.text({"kept": len(rows), "dropped": dropped, "fixed": fixed, "labels": str(to)}, 2))
@@ -141,11 +154,3 @@ def _training_set(args: argparse.Namespace) -> "Labelled":
     labels = made.get("labels")
     data = audited(made["train"], labels)
     return data if labels is None else with_labels(data, labels)
-
-
-def _csv(rows: list[dict[str, "Json"]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

@@ -101,6 +101,7 @@ def _check_device(args: argparse.Namespace) -> None:
 
 def _reproduce(args: argparse.Namespace) -> int:
     from .._base import strict_json
+    from .._base.files import writable, write
     from ..experiments.table import Options
 
     if args.where is not None:
@@ -110,12 +111,14 @@ def _reproduce(args: argparse.Namespace) -> int:
         raise InputError(f"--data {args.data} and --quick, which runs on bundled data; give one of the two.")
     basic = (args.data, args.out, args.quick, args.seeds, args.kernels, args.cases or (), not args.quiet)
     options = Options(*basic, args.where, regression, learned)
+    kept = None
+    if args.out is not None:
+        kept = writable(args.out / f"{args.name}{'-quick' if args.quick else ''}-table.json", "--out")
     begin = time.perf_counter()
     table = EXPERIMENTS[args.name].run(options)
     command = shlex.join(["tangency", *sys.argv[1:]])
     record = {**table.to_dict(), "command": command, "seconds": time.perf_counter() - begin}
-    if args.out is not None:
-        name = f"{args.name}{'-quick' if args.quick else ''}-table.json"
-        (args.out / name).write_text(strict_json.text(record, 1) + "\n", encoding="utf-8")
+    if kept is not None:
+        write(kept, strict_json.text(record, 1) + "\n")
     print(strict_json.text(record, 2) if args.json else table.table())
     return 0

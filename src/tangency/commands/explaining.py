@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..kernels.names import TITLES
-from .options import add_memory, add_output, add_outputs_are, model_and_data, names, positive
+from .options import add_memory, add_output, add_outputs_are, model_and_data, names, outputs, positive
 
 if TYPE_CHECKING:
     from ..decisions import Decisions
@@ -63,7 +63,7 @@ def _explain(args: argparse.Namespace) -> int:
 
     # Before the work, and before a function that may change the working folder.
     args.out, store = args.out.absolute(), None if args.store is None else Path(args.store).absolute()
-    page_path(args.out)  # refuses what cannot be written
+    outputs(args, {"--out": page_path(args.out)})
     check_names(args.kernels)
     checks.memory(args.memory)
     given = {name: getattr(args, name) for name in ("kernels", "outputs_are", "samples", "neighbours", "memory")}

@@ -2,15 +2,21 @@
 
 import argparse
 import contextlib
+import csv
+import io
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import job
 from ..errors import InputError
 
 if TYPE_CHECKING:
+    from .._base.files import Places
+    from .._base.types import Json
+
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -43,6 +49,42 @@ def plain(text: str) -> str:
 def quoted(text: str) -> str:
     """For a command that somebody copies."""
     return shlex.quote(plain(text))
+
+
+def outputs(args: argparse.Namespace, files: "Places", inputs: "Places | None" = None) -> None:
+    """Refuse, before the work, files that are written in one place, over what is read, or over the job itself."""
+    from .._base.files import apart
+
+    function, store = getattr(args, "function", None), getattr(args, "store", None)
+    read = {**({} if function is None else {"the job": job.file_of(function)}), **(inputs or {})}
+    apart(files, inputs=read, folders={"--store": None if store is None else Path(store).absolute()})
+
+
+def rows_file(given: Path | None, option: str) -> Path | None:
+    """Where rows go that somebody asked for, .csv or .json; refused where none can be written."""
+    from .._base.files import writable
+
+    if given is None:
+        return None
+    to = writable(given, option)
+    if to.suffix.lower() not in (".csv", ".json"):
+        raise InputError(f"{option} {given}; needed: a file that ends with .csv or .json.")
+    return to
+
+
+def write_rows(rows: Sequence[dict[str, "Json"]], to: Path) -> None:
+    """Rows with the same cells as CSV, or as JSON if the file ends with .json."""
+    from .._base import strict_json
+    from .._base.files import write
+
+    if to.suffix.lower() == ".json":
+        write(to, strict_json.text(rows, 1) + "\n")
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write(to, text.getvalue())
 
 
 def add_output(command: argparse.ArgumentParser) -> None:

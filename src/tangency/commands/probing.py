@@ -1,10 +1,11 @@
 """`tangency probe`: what each layer of a trained network knows of the classes."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .options import add_output, indices, model_and_data, names, positive
+from .options import add_output, indices, model_and_data, names, outputs, positive
 
 if TYPE_CHECKING:
     from .options import Commands
@@ -37,13 +38,15 @@ def add(commands: "Commands") -> None:
 def _probe(args: argparse.Namespace) -> int:
     from .._base import checks, strict_json
     from .._base.extras import needed
-    from ..datasets.files import writable
+    from .._base.files import writable, write
     from ..representations import probe
     from ..representations.probing import VIEWS
 
     out = None if args.out is None else args.out.absolute()  # before a function that may change the working folder
     if out is not None:
-        writable(out / "probing.json", "--out")
+        figures = writable(out / "probing.json", "--out")
+        pictures = {view: writable(out / f"{view}.png", "--out") for view in VIEWS}
+        outputs(args, {"--out": figures, **{f"the picture {view}": to for view, to in pictures.items()}})
         with needed("matplotlib", "--out"):
             import matplotlib  # noqa: F401
     checks.memory(args.memory)
@@ -51,9 +54,9 @@ def _probe(args: argparse.Namespace) -> int:
     made = model_and_data(args, probe, ("model", "train", "test"), 3, given)
     found = probe(**made, progress=not args.quiet)
     if out is not None:
-        (out / "probing.json").write_text(strict_json.text(found.to_dict(), 1) + "\n", encoding="utf-8")
-        for view in VIEWS:
-            found.plot(view).savefig(out / f"{view}.png", dpi=150)
+        write(figures, strict_json.text(found.to_dict(), 1) + "\n")
+        for view, to in pictures.items():
+            write(to, partial(found.plot(view).savefig, format="png", dpi=150))
     if args.json:
         print(strict_json.text(found.to_dict(), 2))
         return 0

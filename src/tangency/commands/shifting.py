@@ -1,13 +1,11 @@
 """`tangency shift`: do two data sets differ as a model sees them, where, and in which samples."""
 
 import argparse
-import csv
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import add_output, model_and_data, names, positive
+from .options import add_output, model_and_data, names, outputs, positive, rows_file, write_rows
 
 if TYPE_CHECKING:
     from .._base.types import Json
@@ -56,20 +54,18 @@ def _keep(text: str) -> float | int:
 
 def _shift(args: argparse.Namespace) -> int:
     from .._base import checks, strict_json
-    from ..datasets.files import writable
     from ..report import page_path, write
     from ..representations import shift
 
     # Before the work, and before a function that may change the working folder.
     args.out = args.out.absolute()
-    page_path(args.out)  # refuses what cannot be written
+    page = page_path(args.out)  # refuses what cannot be written
     if args.keep is not None and args.kept is None:
         raise InputError(
             f"--keep {args.keep} says how many samples are kept; give the file for them, too: --kept FILE."
         )
-    kept = None if args.kept is None else writable(args.kept, "--kept").absolute()
-    if kept is not None and kept.suffix.lower() not in (".csv", ".json"):
-        raise InputError(f"--kept {args.kept}; needed: a file that ends with .csv or .json.")
+    kept = rows_file(args.kept, "--kept")
+    outputs(args, {"--out": page, "--kept": kept})
     checks.memory(args.memory)
     given = {name: getattr(args, name) for name in ("layers", "components", "labels", "samples", "memory")}
     made = model_and_data(args, shift, ("model", "source", "target"), 3, given)
@@ -91,18 +87,9 @@ def _shift(args: argparse.Namespace) -> int:
 
 def _write_kept(found: "Shift", filtered: "Filtered", to: Path) -> None:
     """A line for each source sample that is kept: its number, its name where it has one, its weight."""
-    from .._base import strict_json
-
     ids = None if found.source is None else found.source.ids
     rows: list[dict[str, Json]] = [
         {"sample": i, **({"id": ids[i]} if ids else {}), "weight": round(w, 6)}
         for i, w in zip(filtered.index.tolist(), filtered.weights.tolist(), strict=True)
     ]
-    if to.suffix.lower() == ".json":
-        to.write_text(strict_json.text(rows, 1) + "\n", encoding="utf-8")
-        return
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    to.write_text(text.getvalue(), encoding="utf-8")
+    write_rows(rows, to)

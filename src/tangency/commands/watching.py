@@ -44,7 +44,7 @@ def _seconds(text: str) -> float:
 
 def _watch(args: argparse.Namespace) -> int:
     from .._base import strict_json
-    from ..datasets.files import writable
+    from .._base.files import apart, writable
     from ..dynamics import Evolution
     from ..watch import write_page
 
@@ -53,6 +53,7 @@ def _watch(args: argparse.Namespace) -> int:
     out = writable(args.out or args.log.with_suffix(".html"), "--out")
     if out.suffix.lower() != ".html":
         raise InputError(f"--out {out}; needed: a file that ends with .html.")
+    apart({"--out": out}, inputs={"the log": args.log})
     found, size = Evolution.load(args.log), _size(args.log)
     follows = not args.once and (args.follow or not found.ended)
     page = write_page(found, out, refresh=args.every if follows else None)

@@ -3,51 +3,16 @@
 import gzip
 import io
 import os
-import tempfile
 import zlib
 from pathlib import Path
 
+from .._base.files import path, read
 from .._base.types import FilePath
 from ..errors import InputError
 
 # What a gzipped file may unpack to: in any case the first, a hundredfold up to the second (heuristic: tables and
 # pictures shrink to a tenth or so, and the official sets are smaller; a gzip bomb holds a thousandfold).
 UNPACKED = 2**26, 2**30
-
-
-def path(given: object, what: str) -> Path:
-    """What the user gave as a path; ~ is the home folder."""
-    if not isinstance(given, (str, os.PathLike)):
-        raise InputError(f"{what} is a {type(given).__name__}; needed: a path (a string or a pathlib.Path).")
-    expanded = os.path.expanduser(os.fsdecode(given))
-    try:
-        encodable = b"\0" not in os.fsencode(expanded)
-    except UnicodeEncodeError:
-        encodable = False
-    if not encodable:
-        raise InputError(f"{what} is {expanded!r}, which no file can be called; needed: a path.")
-    return Path(expanded)
-
-
-def writable(given: object, what: str) -> Path:
-    """A file that can be written, its folder made; refused where it cannot be."""
-    to = path(given, what)
-    try:
-        check_writable(to)
-    except OSError as e:
-        raise InputError(f"{to} cannot be written: {e.strerror or e}. Give a file where you may write.") from None
-    return to
-
-
-def check_writable(to: Path) -> None:
-    """Make the folder of a file; an OSError says why it cannot be written there."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    if to.is_dir():
-        raise IsADirectoryError(None, "it is a folder")
-    if to.exists() and not os.access(to, os.W_OK):
-        raise PermissionError(None, "permission denied")
-    with tempfile.TemporaryFile(dir=to.parent):  # tells more than permissions do
-        pass
 
 
 def title(file: Path) -> str:
@@ -63,7 +28,7 @@ def text_of(name: str) -> str:
 def read_bytes(file: Path, need: str) -> bytes:
     """The bytes of a file, unpacked if they are gzipped, whatever its name; within limits (`UNPACKED`)."""
     try:
-        raw = file.read_bytes()
+        raw = read(file)
     except FileNotFoundError:
         raise InputError(f"{file} does not exist; needed: {need}.") from None
     except IsADirectoryError:
@@ -71,7 +36,7 @@ def read_bytes(file: Path, need: str) -> bytes:
     except PermissionError:
         raise InputError(f"{file} may not be read by you; needed: {need}. Try chmod u+r.") from None
     except OSError as e:
-        raise InputError(f"{file} cannot be read ({e.strerror}); needed: {need}.") from None
+        raise InputError(f"{file} cannot be read ({e.strerror or e}); needed: {need}.") from None
     if raw[:2] != b"\x1f\x8b":
         return raw
     limit = min(max(UNPACKED[0], 100 * len(raw)), UNPACKED[1])

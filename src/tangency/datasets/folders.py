@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .._base import checks
 from .._base.extras import needed
+from .._base.files import path as checked_path
 from .._base.types import FilePath
 from ..errors import InputError, TangencyWarning
-from .files import path as checked_path
 from .files import text_of
 from .labelled import Labelled
 from .pixels import FORMATS, PIXELS, Asked, Mode, batch, unit

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from .._base.extras import needed
+from .._base.files import path
 from .._base.types import FilePath
 from ..errors import InputError
 from .encoding import Missing
-from .files import path, read_bytes, title
+from .files import read_bytes, title
 from .labelled import Labelled
 from .lines import Lines, Which
 from .table import Wish, wished

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from .._base.extras import needed
+from .._base.files import path
 from .._base.types import FilePath
 from ..errors import InputError
 from .accepted import whole
-from .files import find_file, locate, path, read_bytes
+from .files import find_file, locate, read_bytes
 from .labelled import Labelled, TrainTest, shuffled
 from .pixels import unit
 

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from .._base import checks
+from .._base.files import path
 from .._base.types import FilePath
 from ..errors import InputError, TangencyWarning
 from .cells import Form, is_missing, number, odd, oddity, shown
 from .encoding import Column, Encoding, Missing
-from .files import path, title
+from .files import title
 from .labelled import Labelled
 from .lines import Lines, Which, read_lines
 

@@ -11,15 +11,15 @@ import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
 
-from .._base import strict_json
+from .._base import files, strict_json
 from .._base.types import FilePath, Json
-from ..datasets.files import writable
 from ..errors import InputError
 from .quantities import Start
 
@@ -48,7 +48,7 @@ class Recorded:
 def read(path: Path) -> Recorded:
     """The lines of a log, without a torn last one."""
     try:
-        data = path.read_bytes()
+        data = files.read(path)
     except OSError as e:
         raise InputError(f"{path} cannot be read: {e.strerror or e}. Give the log= of a Monitor.") from None
     whole = data[: data.rfind(b"\n") + 1]
@@ -91,8 +91,9 @@ class RunLog:
     """A log that is written, begun or gone on with."""
 
     def __init__(self, path: FilePath, head: Mapping[str, Json], resume: bool) -> None:
-        path = writable(path, "log").absolute()  # a training may change its working folder
+        path = files.writable(path, "log")
         self.path, self.was = path, None
+        self._first: Line | None = None  # the first line, until there is something to write after it
         there = path.exists() and path.stat().st_size > 0
         if there and not resume:
             raise InputError(
@@ -112,15 +113,26 @@ class RunLog:
                 os.truncate(path, self.size)
             return
         self.run, self.size = uuid.uuid4().hex, 0
-        self.write({"tangency_run": FORMAT, "run": self.run, **head})
+        self._first = {"tangency_run": FORMAT, "run": self.run, **head}
 
     def write(self, line: Mapping[str, object]) -> None:
         """Add a line, by one call of the system, so that a kill cannot leave more than this one torn.
 
         Where the process lives on (an interrupt, a disk that is full), the line is there in whole or not at all.
         """
+        self._begin()
+        self._add(line)
+
+    def _begin(self) -> None:
+        """The first line, if it is not there: a run that recorded nothing leaves no file."""
+        if self._first is not None:
+            self._add(self._first)
+            self._first = None
+
+    def _add(self, line: Mapping[str, object]) -> None:
         data = f"{strict_json.text(line)}\n".encode()
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "ab", buffering=0) as file:
                 if file.tell() != self.size:
                     raise InputError(
@@ -132,6 +144,8 @@ class RunLog:
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 except BaseException:
                     file.truncate(self.size)
+                    if not self.size:
+                        self.path.unlink()
                     raise
                 self.size += len(data)
         except OSError as e:
@@ -141,6 +155,7 @@ class RunLog:
 
     def save_start(self, start: Start) -> None:
         """Keep what later records are compared to."""
+        self._begin()  # before: another run may have this log, with a start of its own
         self._save("start", {"run": self.run, "step": start.step, "gram": start.gram.cpu(), "theta": start.theta})
 
     def save_last(self, step: int, gram: Tensor) -> None:
@@ -167,10 +182,7 @@ class RunLog:
 
     def _save(self, what: str, value: object) -> None:
         """In whole or not at all."""
-        to = self._beside(what)
-        half = to.with_name(f"{to.name}.{os.getpid()}")
-        torch.save(value, half)
-        os.replace(half, to)
+        files.write(self._beside(what), partial(torch.save, value))
 
     def _load(self, what: str) -> dict | None:
         """What was saved by this run, on the CPU."""

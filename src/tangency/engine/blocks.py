@@ -11,12 +11,11 @@ Letters: n samples, c outputs, p entries of the parameter; t positions, g groups
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeGuard
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -376,23 +375,30 @@ def with_dtype(block: GradientBlock, dtype: torch.dtype) -> GradientBlock:
     return map_cotangents(block, lambda v: v.to(dtype))
 
 
-def formed(block: GradientBlock) -> GradientBlock:
+def formed(block: GradientBlock, place: Tensor | None = None) -> GradientBlock:
     """The gradients themselves, for where they take less memory than their factors; they are then not formed again.
 
     There it is never the wrong choice: with c·o·i < t·(i + c·o), multiplying gradients is also cheaper than going by
-    positions.
+    positions. `place`: memory for them [n, c, p], in one piece.
     """
-    if not isinstance(block, OuterBlock) or block.indexed or block.slot is not None:
+    if not can_be_formed(block):
         return block
-    t, g, i, o = block.sizes()
+    (t, g, i, o), lift, size = block.sizes(), block.uses[0].lift, block.uses[0].d.element_size()
+    place = block.uses[0].d.new_empty(block.n, block.c, g * o * i) if place is None else place
     # A few samples at a time, so that unfolded activations stay small (heuristic: bytes).
-    step = max(1, (1 << (30 if block.uses[0].d.is_cuda else 26)) // (t * g * i * block.uses[0].d.element_size()))
-    pieces = []
+    step = max(1, (1 << (30 if place.is_cuda else 26)) // (t * g * i * size))
     for start in range(0, block.n, step):
-        few = block.rows(slice(start, start + step))
-        formed_few = gradient(few.a().transpose(1, 2), few.d()).view(few.n, few.c, g, o, i)
-        pieces.append(block.uses[0].lift.layout(formed_few).flatten(2))
-    return DenseBlock(pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces), block.scale)
+        few, here = block.rows(slice(start, start + step)), place[start : start + step]
+        made = gradient(few.a().transpose(1, 2), few.d(), here if lift.taps == 1 else None)
+        if made.data_ptr() != here.data_ptr():
+            ordered = lift.layout(made.view(few.n, few.c, g, o, i))
+            here.view(ordered.shape).copy_(ordered)
+    return DenseBlock(place, block.scale)
+
+
+def can_be_formed(block: GradientBlock) -> TypeGuard["OuterBlock"]:
+    """Whether `formed` makes gradients of a block."""
+    return isinstance(block, OuterBlock) and not block.indexed and block.slot is None
 
 
 def gradient(a: Tensor, d: Tensor, out: Tensor | None = None) -> Tensor:
@@ -410,83 +416,6 @@ def gradient(a: Tensor, d: Tensor, out: Tensor | None = None) -> Tensor:
     deltas = d.permute(0, 3, 1, 4, 2).reshape(n * g, -1, t)
     room = None if out is None else out.view(n * g, c * o, -1)
     return torch.bmm(deltas, a.reshape(n * g, t, -1), out=room).view(n, g, c, -1).transpose(1, 2).flatten(2)
-
-
-def put(target: GradientBlock | None, block: GradientBlock, start: int, n: int) -> GradientBlock:
-    """Write the block of a micro-batch into rows start… of a block of n samples, which is made if there is none yet.
-
-    What a micro-batch lacks stays zero: a parameter that some samples do not reach (a data-dependent branch), or a loop
-    that uses a weight more often for some samples.
-    """
-    if isinstance(block, MixedBlock) or (target is not None and _likeness(target) != _likeness(block)):
-        # Each part by itself: the model took another way for these samples, or used another part of the weight.
-        kept = dict(_numbered(target)) if target is not None else {}
-        for likeness, b in _numbered(block):
-            kept[likeness] = put(kept.get(likeness), b, start, n)
-        return next(iter(kept.values())) if len(kept) == 1 else MixedBlock(tuple(kept.values()))
-    rows = slice(start, start + block.n)
-    if isinstance(block, DenseBlock):
-        whole = _zeros_like_rows(block.g, n) if target is None else target.tensors()[0]
-        whole[rows] = block.g
-        before = (target.scale, target.norms) if isinstance(target, DenseBlock) else (None, None)
-        return DenseBlock(whole, _filled(before[0], block.scale, rows, n), _filled(before[1], block.norms, rows, n))
-    assert isinstance(block, OuterBlock)
-    # Use by use: a loop that runs longer for these samples adds uses, in which the samples before have zeros.
-    uses = list(target.uses) if isinstance(target, OuterBlock) else []
-    for k, use in enumerate(block.uses):
-        if k == len(uses):
-            uses.append(replace(use, x=_zeros_like_rows(use.x, n), d=_zeros_like_rows(use.d, n)))
-        uses[k].x[rows] = use.x
-        uses[k].d[rows] = use.d
-    scale = target.scale if isinstance(target, OuterBlock) else block.scale
-    if block.scale is not None:
-        scale = block.scale.new_zeros(n) if target is None else scale
-        assert scale is not None
-        scale[rows] = block.scale
-    return replace(block, uses=tuple(uses), scale=scale)
-
-
-def _filled(whole: Tensor | None, part: Tensor | None, rows: slice, n: int) -> Tensor | None:
-    """Numbers of n samples with those of some of them written in, where there are such numbers."""
-    if part is not None:
-        whole = part.new_zeros(n, *part.shape[1:]) if whole is None else whole
-        whole[rows] = part
-    return whole
-
-
-def _likeness(block: GradientBlock) -> Hashable:
-    """What two blocks must have in common to be rows of one."""
-    if isinstance(block, MixedBlock):
-        return tuple(_likeness(b) for b in block.blocks)
-    if isinstance(block, OuterBlock):
-        return block.kind, block.dtype, block.scale is None, block.slot
-    return block.tensors()[0].dtype, isinstance(block, DenseBlock) and block.scale is None
-
-
-def _numbered(block: GradientBlock) -> Iterator[tuple[Hashable, GradientBlock]]:
-    """The summands of a block by what they are like, the second of a kind apart from the first."""
-    seen: dict[Hashable, int] = {}
-    for b in summands(block):
-        likeness = _likeness(b)
-        seen[likeness] = seen.get(likeness, 0) + 1
-        yield (likeness, seen[likeness]), b
-
-
-def _zeros_like_rows(v: Tensor, n: int) -> Tensor:
-    """Zeros for n rows like those of v, with the other dimensions in the order in which they lie in v's memory."""
-    # Contractions want channels and outputs to be neighbours in memory, as `capture` has laid them out.
-    strides = v.stride()
-    order = [0, *sorted(range(1, v.dim()), key=lambda k: -strides[k])]
-    zeros = _zeros(v, (n, *(v.shape[k] for k in order[1:])))
-    return zeros.permute([order.index(k) for k in range(v.dim())])
-
-
-def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Zeros of this shape. On a CPU they come from the system, which writes them only where they are looked at."""
-    if like.device.type != "cpu":
-        return like.new_zeros(shape)
-    memory = np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8)
-    return torch.from_numpy(memory).view(like.dtype).view(shape)
 
 
 def _join(factors: list[Tensor], dim: int) -> Tensor:

@@ -21,6 +21,7 @@ from .expansion import expanded, rows_of
 from .lattice import Places
 from .methods import PairSizes, choose_method, dense_in_eight
 from .narrow import Rounded, matmul_eight, matmul_wide
+from .tied import crossed, tied
 
 # Position-by-position products on a CPU are cut to this many bytes, so that they stay in its cache (heuristic).
 _CACHED_TILE = 1 << 23
@@ -78,6 +79,13 @@ class TileSum:
         elif (pairs := matched(x, y)) is not None:
             for a, b in pairs:
                 self.add(a, b, method)
+        elif (first := tied(x)) is not None and (second := first if x is y else tied(y)) is not None:
+            for a, b in zip(first, second, strict=True):
+                self.add(a, b, method)
+            part = crossed(first.looked_up, second.multiplied, self.trace, self.workspace)
+            # Of a batch with itself the other half is the same, mirrored.
+            other = part if x is y else crossed(second.looked_up, first.multiplied, self.trace, self.workspace)
+            self.value = self.value + part + other.T if self.differentiable else self.value.add_(part).add_(other.T)
         else:
             self._by_samples(x, y)
         return set()

@@ -24,6 +24,7 @@ from .capture import capture
 from .capture_plan import CapturePlan, Unfamiliar
 from .directions import Outputs
 from .halving import kept_in_eight, quartered
+from .micro_batches import put, put_formed
 from .network import Network
 from .probe import probe
 from .rules import NoRule
@@ -258,14 +259,13 @@ class Jacobian(Features):
             except NonFiniteError as e:
                 raise e.shifted(start) from None
             # Gradients where they are smaller than their factors, for all batches alike, or tiles could not be paired.
-            for name in plan.saved:
-                if name in part and form(name):
-                    formed = blocks.formed(part[name])
-                    part[name] = quartered(formed) if self.network.eight else formed
-            if step >= n:
-                return part
             for name in list(part):
-                whole[name] = blocks.put(whole.get(name), part.pop(name), start, n)
+                block, form_it = part.pop(name), name in plan.saved and form(name)
+                if form_it and (step >= n or self.network.eight):
+                    block, form_it = blocks.formed(block), False
+                    block = quartered(block) if self.network.eight else block
+                into = put_formed if form_it else put
+                whole[name] = block if step >= n else into(whole.get(name), block, start, n)
         return whole
 
 

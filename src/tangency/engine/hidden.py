@@ -11,10 +11,10 @@ from .._base.memory import batch_budget
 from .._base.misfit import in_words
 from .._base.types import Inputs, Params
 from ..errors import InputError, ModelError
-from . import blocks
 from .blocks import DenseBlock, GradientBlock
 from .directions import Outputs
 from .features import Features, Form, every_parameter
+from .micro_batches import put
 from .network import Network
 from .recorder import Recorder
 
@@ -50,7 +50,7 @@ class Hidden(Features):
             whole: dict[str, GradientBlock] = {}
             for k, part in enumerate(tree.split(x, step)):
                 for name, block in self._blocks(part).items():
-                    whole[name] = blocks.put(whole.get(name), block, k * step, tree.size(x))
+                    whole[name] = put(whole.get(name), block, k * step, tree.size(x))
             return whole
 
     def _blocks(self, x: Inputs) -> dict[str, GradientBlock]:

@@ -4,10 +4,12 @@ The authors' sizes: images of 32 x 32 with one channel for LeNet, 10,000 samples
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
 
+from .._base.files import write
 from ..errors import InputError
 from ..studies.anisotropy import Anisotropy, anisotropy
 from ..studies.learning import SCHEDULE, Trial, attempt
@@ -77,7 +79,7 @@ def keep(found: Anisotropy, name: str, options: Options) -> None:
     """The first directions and all values as a file in --out."""
     if options.out is not None:
         first = {"values": found.values.cpu(), "directions": found.directions[:PICTURED].clone()}
-        torch.save(first, options.out / f"anisotropy-{name}.pt")
+        write(options.out / f"anisotropy-{name}.pt", partial(torch.save, first))
 
 
 def direction_row(name: str, index: int, kept: Kept) -> Row:

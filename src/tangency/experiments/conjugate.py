@@ -19,7 +19,7 @@ from ..models import initialized, mlp
 from ..studies.conjugate import UNTIL, ConjugateStudy, Moment, conjugate_classification, conjugate_regression
 from ..studies.conjugate_pictures import draw_courses, draw_runs
 from ..studies.grids import BOUNDARIES, FUNCTIONS, INTERVAL, Function, Grid, Grids
-from .table import Kept, Options, Row, Table
+from .table import Kept, Options, Row, Table, picture
 
 AT = (0, 50, 100, 200, 300, 400, 600, 800, 1000, 1300, 1600, 2000)
 QUICK_WIDTH, QUICK_EPOCHS, QUICK_GRIDS = 24, 60, Grids(Grid((40,)), (3,))
@@ -84,7 +84,7 @@ def reproduce_figure(number: int, options: Options) -> Table:
     runs = {task: [[seen(row) for row in run["moments"]] for run in rows] for task, rows in kept.items()}
     if options.out is not None:
         draw = draw_courses if figure.course else draw_runs
-        draw(runs).savefig(options.out / f"conjugate-fig{figure.number}.png", dpi=110)
+        picture(draw(runs), options.out / f"conjugate-fig{figure.number}.png")
     columns, rows = over_epochs(runs) if figure.course else at_the_end(runs)
     bounds = judged(runs)
     count = len(next(iter(runs.values())))

@@ -4,7 +4,7 @@ from statistics import median
 
 from ..studies.conjugate_pictures import draw_unit
 from ..studies.single_unit import single_unit
-from .table import Kept, Options, Row, Table
+from .table import Kept, Options, Row, Table, picture
 
 DIMS, QUICK_DIMS = (2, 4, 8, 16, 32, 64), (2, 8, 16)
 SAMPLES, QUICK_SAMPLES = 1000, 200
@@ -26,7 +26,7 @@ def reproduce_unit(options: Options) -> Table:
     if options.out is not None:
         dims = [int(row["d"]) for row in rows]
         errors = {name: [kept[str(d)][name] for d in dims] for name in rows[0] if name != "d"}
-        draw_unit(dims, errors).savefig(options.out / "single-relu.png", dpi=110)
+        picture(draw_unit(dims, errors), options.out / "single-relu.png")
     notes = (
         f"Errors: E(f − f*)²/Var f*, medians over seeds; {n} training samples, b* = −‖w*‖; the kernels' reg is the",
         "  best of seven on the test samples. Published: a theorem. Gradient descent learns the unit from polynomially",

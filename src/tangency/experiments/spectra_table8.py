@@ -9,10 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from .._base.files import write
 from ..errors import DidNotConverge, InputError
 from ..spectra import classify
 from ..studies import Learned, Optimizer, Taught, TwoLayer, alignments, lazy, teacher, train_two_layer, two_layer
@@ -122,7 +124,7 @@ def measured(name: str, case: Case, seed: int, setting: Setting, kept: Kept, opt
     else:
         row, spectra = run_case(case, seed, setting, options)
         if file is not None and spectra:
-            torch.save(spectra, file)
+            write(file, partial(torch.save, spectra))
         kept[key] = row
     return {**kept[key], "kinds": kinds(spectra)}
 

@@ -12,7 +12,7 @@ import torch
 
 from ..studies import Learned, Optimizer, Taught, TwoLayer, draw_students, follow, teacher, train_two_layer, two_layer
 from ..studies.aligned import gathered, rate_row
-from .table import Kept, Options, Row, Table
+from .table import Kept, Options, Row, Table, picture
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def reproduce_transition(options: Options) -> Table:
     found = gathered(net, data, sweep.batch, sweep.lrs, values)
     evolution = {name: evolved(name, sweep, kept, options) for name in sweep.followed}
     if options.out is not None:
-        found.plot().savefig(options.out / "transition.png", dpi=110)
-        draw_students(evolution).savefig(options.out / "evolution.png", dpi=110)
+        picture(found.plot(), options.out / "transition.png")
+        picture(draw_students(evolution), options.out / "evolution.png")
     columns = ("lr", "λ₁(W Wᵀ/d)", "λ₁(CK)", "|βᵀu₁|", "|yᵀv₁| CK", "|yᵀv₁| NTK", "R²", "test error")
     rows = [dict(zip(columns, [f"{lr:g}", *row], strict=True)) for lr, row in zip(sweep.lrs, values, strict=True)]
     begin = "begin nowhere, or are everywhere" if math.isnan(found.threshold) else f"begin at {found.threshold:.3g}"

@@ -4,16 +4,21 @@ import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
 from .._base import strict_json
+from .._base.files import writable, write
 from .._base.fingerprint import digest
 from .._base.results import Result, environment, text_table
 from ..errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Row = dict[str, Any]  # numbers, text, and rows within rows, as they come from a record
 
@@ -112,6 +117,11 @@ def run_environment() -> Row:
     }
 
 
+def picture(figure: "Figure", to: Path) -> None:
+    """Keep a picture as a file."""
+    write(to, partial(figure.savefig, format="png", dpi=110))
+
+
 def mean(values: Sequence[float]) -> str:
     """0.708(3): the mean with the standard error of its last digit, as published tables have it."""
     v = torch.tensor(list(values), dtype=torch.float64)
@@ -141,11 +151,9 @@ class Kept:
         self.made: str | None = None  # a hash of the network's weights
         self.path = None if options.out is None else options.out / f"{self.name}.json"
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            writable(self.path, "--out")
             if self.path.exists():
                 self._read(self.path)
-            else:
-                self._write()
 
     def _read(self, path: Path) -> None:
         try:
@@ -172,11 +180,10 @@ class Kept:
             )
         train(model.to(self.options.device))
         if path is not None:
-            new = path.with_suffix(".pt.new")
-            torch.save(model.state_dict(), new)
-            new.replace(path)
+            # The record first: by it a network is known to be this folder's, whenever this process is killed.
             self.made = digest(model.state_dict())
             self._write()
+            write(path, partial(torch.save, model.state_dict()))
         return model
 
     def _load(self, model: nn.Module, path: Path) -> None:
@@ -206,10 +213,8 @@ class Kept:
 
     def _write(self) -> None:
         if self.path is not None:
-            new = self.path.with_suffix(".new")
             record = {"spec": self.spec, "network": self.made, "rows": self.rows}
-            new.write_text(strict_json.text(record, 1) + "\n", encoding="utf-8")
-            new.replace(self.path)
+            write(self.path, strict_json.text(record, 1) + "\n")
 
 
 def _numbers(row: Any) -> Any:

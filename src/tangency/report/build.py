@@ -8,13 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .._base import checks
+from .._base import checks, files
 from .._base.strict_json import plain
 from .._base.types import FilePath, Json, Memory
 from .._version import __version__
 from ..auditing import Audit
-from ..datasets.files import check_writable
-from ..datasets.files import path as usable_path
 from ..decisions import Decisions
 from ..errors import InputError
 from ..representations import Shift
@@ -43,10 +41,7 @@ def write(
     """
     to = page_path(path)  # before the work
     page = build(result, audit=audit, limit=limit)
-    try:
-        to.write_text(page, encoding="utf-8", newline="\n")
-    except OSError as e:
-        raise _unwritable(to, e) from None
+    files.write(to, page)
     return to
 
 
@@ -159,7 +154,7 @@ def _numbers(decisions: Decisions | None, audit: Audit | None, cut: Cut) -> _Num
 
 
 def page_path(path: FilePath) -> Path:
-    """Where `write` puts the page, its folder made; refuses what cannot be written.
+    """Where `write` puts the page; refuses what cannot be written.
 
     >>> import tempfile
     >>> page_path(tempfile.mkdtemp()).name
@@ -167,20 +162,9 @@ def page_path(path: FilePath) -> Path:
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"path is a {type(path).__name__}; needed: a folder or a .html file, as a string or a Path.")
-    to = usable_path(path, "path")
+    to = files.path(path, "path")
     to = to if to.suffix.lower() in (".html", ".htm") else to / "report.html"
-    try:
-        check_writable(to)
-    except OSError as e:
-        raise _unwritable(to, e) from None
-    return to
-
-
-def _unwritable(to: Path, e: OSError) -> InputError:
-    """What to say of a file that cannot be written."""
-    return InputError(
-        f"{to} cannot be written: {e.strerror or e}. Give a folder, or a .html file, where you may write."
-    )
+    return files.writable(to, "path", "Give a folder, or a .html file, where you may write.")
 
 
 def _page(d: Decisions | None, a: Audit | None, look: Look, cuts: tuple[Cut, Cut], made: _Numbers) -> str:

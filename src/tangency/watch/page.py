@@ -1,7 +1,6 @@
 """The page around its parts: what a training's record has to show, as JSON, with style and code from the files here."""
 
 import html
-import os
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .._base import strict_json
+from .._base import files, strict_json
 from .._base.page import filled, script_json
 from .._base.types import FilePath, Json
 from .._version import __version__
@@ -31,13 +30,8 @@ def write_page(history: Evolution, path: FilePath, *, refresh: float | None = No
     >>> write_page(monitor.history(), f"{tempfile.mkdtemp()}/run.html").name
     'run.html'
     """
-    to = Path(path)
-    half = to.with_name(f".{to.name}.{os.getpid()}")
-    try:
-        half.write_text(page_text(history, refresh=refresh), encoding="utf-8")
-        os.replace(half, to)
-    except OSError as e:
-        raise InputError(f"{to} cannot be written: {e.strerror or e}. Give a file where you may write.") from None
+    to = files.writable(path, "path")
+    files.write(to, page_text(history, refresh=refresh))
     return to
 
 
