@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import tangency as tg
 from tangency.auditing import apply
-from tangency.auditing.applied import digest
+from tangency.auditing.applied import digest, stamp
 from tangency.errors import InputError
 
 
@@ -229,11 +229,15 @@ def test_decisions_about_a_folder_in_which_a_file_was_replaced_are_refused(tmp_p
     images.new("L", (4, 4), 9).save(root / "cat" / "09.png")
     table = tmp_path / "decisions.csv"
     assert before.ids is not None
-    table.write_text(f"sample,id,given,action,label\n5,{before.ids[5]},cat,drop,\n", encoding="utf-8")
+    about = stamp(16, digest(before))
+    table.write_text(f"sample,id,given,action,label,audited\n5,{before.ids[5]},cat,drop,,{about}\n", encoding="utf-8")
     after = tg.datasets.folder(root, progress=False)
     assert after.y.tolist() == before.y.tolist()
     with pytest.raises(InputError, match="the ids and the inputs are not what was audited"):
         apply(after, decisions)
+    with pytest.raises(InputError, match="the ids and the inputs are not what was audited"):
+        apply(after, table)
+    table.write_text(table.read_text(encoding="utf-8").replace(about, stamp(16, digest(after))), encoding="utf-8")
     with pytest.raises(InputError, match=r"sample 5 was called '.*05.png' then and is '.*06.png' in the data"):
         apply(after, table)
 
@@ -255,13 +259,77 @@ def test_samples_in_any_form_are_applied_to(tmp_path: Path) -> None:
         apply(3, mine)  # type: ignore[arg-type]
 
 
+CSV = "sample,given,action,label,audited\n"
+ABOUT = stamp(4, digest(DATA))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no column sample, given, action, label and 1 more"),
+        ("sample,given,action,label\n1,dog,drop,\n", "no column audited; .* wrote none: take their JSON"),
+        (f"{CSV}1,dog,drop\n", "line 2 has 3 cells and the first one 5"),
+        (f"{CSV}1,dog,drop,,{ABOUT},\n", "line 2 has 6 cells"),
+        (f"{CSV[:-1]},label\n1,dog,fix,cat,{ABOUT},dog\n", "two columns are called 'label'"),
+        (f'{CSV}1,"dog,drop,,{ABOUT}\n', "is no CSV"),
+        (f'{CSV}1,"dog"x,drop,,{ABOUT}\n', "is no CSV"),
+        (f"{CSV}1,{'a' * 140_000},drop,,{ABOUT}\n", "is no CSV .field larger"),
+        (f"{CSV}1,dog,drop,,{stamp(45, digest(DATA))}\n", "about 45 samples; the data have 4"),
+        (f"{CSV}1,dog,drop,,{stamp(4, {**digest(DATA), 'inputs': '0'})}\n", "the inputs are not what was audited"),
+        (f"{CSV}1,dog,drop,,{stamp(4, {**digest(DATA), 'classes': '0'})}\n", "the classes are not what was audited"),
+        (f"{CSV}1,dog,drop,,{ABOUT}\n2,dog,drop,,{ABOUT}x\n", "about several sets of data"),
+        (f"{CSV}1,dog,drop,,\n", "which says no data"),
+        (f"{CSV}1,dog,drop,,audit 2{ABOUT[7:]}\n", "which says no data"),
+        (f"{CSV}\uff11,dog,drop,,{ABOUT}\n", "sample '\uff11'; needed: a number from 0 to 3"),
+        (f"{CSV} 1,dog,drop,,{ABOUT}\n", "sample ' 1'; needed"),
+        (f"{CSV}{'1' * 5000},dog,drop,,{ABOUT}\n", "needed: a number from 0 to 3"),
+        (f"{CSV}1,dog,drop,,{ABOUT}\n01,dog,keep,,{ABOUT}\n", "sample 1 is there twice"),
+        (f"{CSV}1,,drop,,{ABOUT}\n", "sample 1 was '' then and is 'dog'"),
+    ],
+)
+def test_tables_of_decisions_are_read_strictly(text: str, message: str, tmp_path: Path) -> None:
+    """A row goes where it was made for, or nowhere."""
+    file = tmp_path / "decisions.csv"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        apply(DATA, file)
+    file.write_text(f"\ufeff{CSV}\n1,dog,drop,,{ABOUT}\n\n", encoding="utf-8")  # empty lines, a byte order mark
+    assert len(apply(DATA, file)) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"tangency_audit": 1', '"tangency_audit": true'), "no decisions of an audit"),
+        (('"samples": 4', '"samples": 4.0'), "about 4 samples"),
+        (('"samples": 4', '"samples": 4, "samples": 5'), '"samples" is there twice'),
+        (('"sample": 1,', '"sample": true,'), "sample True; needed: a number"),
+        (('"sample": 1,', '"sample": "1",'), "sample '1'; needed: a number"),
+        (('"sample": 1,', '"sample": 1.0,'), "sample 1; needed: a number"),
+        (('"sample": 1,', f'"sample": {"1" * 5000},'), "a number with too many digits"),
+        (('"sample": 1,', '"sample": NaN,'), "NaN, which is not JSON"),
+        (('"sample": 1,', f'"sample": {"[" * 10**5}{"]" * 10**5},'), "nested too deeply"),
+        (('"drop"', '["drop"]'), "action ."),
+        (('"label": "cat"', '"label": ["cat"]'), "label ."),
+        (('"label": "cat"', '"label": null'), "label None"),
+    ],
+)
+def test_decisions_are_read_strictly(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    text = json.dumps(decided())
+    assert change[0] in text
+    file = tmp_path / "decisions.json"
+    file.write_text(text.replace(*change), encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        apply(DATA, file)
+
+
 def test_names_that_look_like_formulas_come_through_the_csv(tmp_path: Path) -> None:
     """As the page writes them: with a ' before what a spreadsheet would run, and before a '."""
     data = tg.datasets.Labelled(torch.eye(3), [0, 1, 0], ("=x", "'=x"), ids=["-s0", "'-s0", "=s"])
     file = tmp_path / "decisions.csv"
-    file.write_text(
-        "sample,id,given,action,label\n0,'-s0,'=x,fix,''=x\n1,''-s0,''=x,fix,'=x\n2,'=s,'=x,keep,\n", encoding="utf-8"
-    )
+    rows = ["0,'-s0,'=x,fix,''=x", "1,''-s0,''=x,fix,'=x", "2,'=s,'=x,keep,"]
+    text = "".join(f"{row},{stamp(3, digest(data))}\n" for row in rows)
+    file.write_text(f"sample,id,given,action,label,audited\n{text}", encoding="utf-8")
     assert apply(data, file).y.tolist() == [1, 0, 0]
 
 

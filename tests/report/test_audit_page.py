@@ -15,7 +15,7 @@ from made_decisions import decide, tabled
 import tangency as tg
 from tangency import report
 from tangency.auditing import Audit
-from tangency.auditing.applied import digest
+from tangency.auditing.applied import digest, stamp
 from tangency.datasets import Labelled
 
 Opener = Callable[..., Any]
@@ -301,7 +301,9 @@ def test_files_of_other_data_are_refused(
     page = show(page_of(found))
     good = {"tangency_audit": 1, "samples": 160, "data": digest(found.train), "decisions": []}
     one = {"sample": 3, "action": "drop"}
-    head = "sample,id,given,action,label\n"
+    head = "sample,id,given,action,label,audited\n"
+    about = stamp(160, digest(found.train))
+    wide = "sample,given,action,label,audited\n"
     own = found.train.classes[int(found.train.y[3])]
     other = "kind 0" if own != "kind 0" else "kind 1"
     for name, text, words in (
@@ -320,17 +322,36 @@ def test_files_of_other_data_are_refused(
             "does not fit: sample 160",
         ),
         ("f.json", json.dumps(good | {"decisions": [{"sample": 1, "action": "fix", "label": "x"}]}), "does not fit"),
-        ("g.csv", f"{head}3,,{other},drop,\n", "sample 3 was"),
-        ("gg.csv", f"{head}3,another.png,{own},drop,\n", "sample 3 was called “another.png” there and is"),
-        ("h.csv", "sample,action\n3,drop\n", "no column given, label"),
-        ("i.csv", f"{head}3,,{own},burn,\n", "does not fit: sample 3, burn"),
+        ("g.csv", f"{head}3,,{other},drop,,{about}\n", "sample 3 was"),
+        ("gg.csv", f"{head}3,another.png,{own},drop,,{about}\n", "sample 3 was called “another.png” there and is"),
+        ("h.csv", "sample,action\n3,drop\n", "no column given, label, audited"),
+        ("hh.csv", f"sample,given,action,label\n3,{own},drop,\n", "no column audited"),
+        ("i.csv", f"{head}3,,{own},burn,,{about}\n", "does not fit: sample 3, burn"),
+        ("k.csv", f"{wide}3,{own},drop,,{stamp(45, digest(found.train))}\n", "45 samples; this page is about 160"),
+        ("l.csv", f"{wide}3,{own},drop,,{stamp(160, {**digest(found.train), 'inputs': '0'})}\n", "the inputs are not"),
+        ("m.csv", f"{wide}3,{own},drop,,{about}\n4,{own},drop,,audit 1; samples 9\n", "9 samples; this page"),
+        ("n.csv", f"{wide}3,{own},drop,,\n", "which is no data"),
+        ("o.csv", "", "it is empty"),
+        ("p.csv", f"{wide}3,{own},drop\n", "row 2 has 3 cells and the first one 5"),
+        ("q.csv", f"{wide[:-1]},sample\n3,{own},drop,,{about},4\n", "two of its columns are called sample"),
+        ("r.csv", f'{wide}3,"{own},drop,,{about}\n', "is not closed"),
+        ("s.csv", f'{wide}3,"{own}"x,drop,,{about}\n', "goes on after a closing"),
+        ("t.csv", f"{wide}3,{'a' * 140_000},drop,,{about}\n", "a cell of 140,000 characters"),
+        ("u.csv", f"{wide}３,{own},drop,,{about}\n", "does not fit: sample NaN"),
+        ("v.csv", f"{wide}3,{own},drop,,{about}\n" + f"3,{own},keep,,{about}\n", "sample 3 is in it twice"),
+        ("w.json", json.dumps(good | {"tangency_audit": True}), "no decisions of an audit"),
+        ("x.json", "[" * 200_000 + "]" * 200_000, "it holds no decisions"),
+        ("y.json", json.dumps(good)[:-3] + "[" + '{"sample":' + "[" * 5000 + "]" * 5000 + "}]}", "does not fit"),
+        ("z.json", json.dumps(good | {"decisions": ["\u202e\u001b[31m"]}), "does not fit: sample nothing"),
+        ("\u202etxt.csv", "", "it is empty"),
     ):
         (tmp_path / name).write_text(text, encoding="utf-8")
         page.set_input_files("#import", tmp_path / name)
-        page.locator("#file-said", has_text=f"{name} was refused").wait_for()
+        called = name.replace("\u202e", "⟨U+202E⟩")
+        page.locator("#file-said", has_text=f"{called} was refused").wait_for()
         assert words in page.inner_text("#file-said")
         assert page.is_disabled("#undo")  # nothing was decided
-    (tmp_path / "j.csv").write_text(f"{head}3,,{own},drop,\n", encoding="utf-8")
+    (tmp_path / "j.csv").write_text(f"{head}3,,{own},drop,,{about}\n", encoding="utf-8")
     page.set_input_files("#import", tmp_path / "j.csv")
     page.wait_for_selector("#undo:enabled")
 

@@ -1,8 +1,9 @@
-"""JSON as its standard has it: NaN and infinity, for which it has no words, become null."""
+"""JSON as its standard has it, written and read: NaN and infinity, for which it has no words, become null."""
 
 import json
 import math
 from collections.abc import Mapping
+from typing import NoReturn
 
 import numpy as np
 from torch import Tensor
@@ -43,3 +44,39 @@ def text(value: object, indent: int | None = None) -> str:
     '{"tau": null, "name": "\\\\u00e9"}'
     """
     return json.dumps(plain(value), indent=indent, allow_nan=False)
+
+
+def parse(given: str | bytes) -> Json:
+    """What a JSON text says; a ValueError says why it is none, or one that two readers may take for two things.
+
+    >>> parse('{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    ...
+    ValueError: "a" is there twice
+    """
+    try:
+        return json.loads(given, object_pairs_hook=_object, parse_constant=_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("no text (UTF-8)") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError as e:
+        if "digits" in str(e):  # Python's limit for whole numbers
+            raise ValueError("a number with too many digits") from None
+        raise
+
+
+def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """A dict, if no name is there twice: readers differ in which they take."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        name = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+        raise ValueError(f"{json.dumps(name[:60])} is there twice")
+    return made
+
+
+def _constant(word: str) -> NoReturn:
+    raise ValueError(f"{word}, which is not JSON")

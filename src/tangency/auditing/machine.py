@@ -17,7 +17,7 @@ from ..errors import InputError, NotPositiveDefinite
 from ..gram.gram import Gram
 from ..linalg.decompose import eigh
 from ..linalg.eigen import Spectrum, spectrum, top
-from ..regress import LeftOut, gaussian_process, least_squares, leave_out, leave_out_features, ridge
+from ..regress import LeftOut, gaussian_process, leave_out, leave_out_features, ridge
 
 # Up to this many samples one eigendecomposition serves all regs; of more, a Cholesky factor for each is quicker
 # (heuristic: the first costs about as much as fourteen of the second).
@@ -260,8 +260,7 @@ class FeatureMachine(Machine):
     @cached_property
     def moments(self) -> Tensor:
         """ΦᵀΦ [p, p], in double precision."""
-        height = max(1, BAND // self.features.shape[1])
-        return sum((part.double().T @ part.double() for part in self.features.split(height)), torch.zeros(()))
+        return _product(self.features, self.features)
 
     def _left_out(self, targets: Tensor, reg: float, groups: Tensor | None, kept: Tensor | None) -> LeftOut:
         """Exactly, in the space of the features."""
@@ -271,17 +270,18 @@ class FeatureMachine(Machine):
 
     def _see(self, targets: Tensor, reg: float) -> Seen:
         """reg·φᵀ(ΦᵀΦ + reg)⁻¹φ of ‖φ‖² is open."""
-        z = self._test()
-        fit = least_squares(self.features, targets.to(z.device), reg=reg)
-        lower = torch.linalg.cholesky(self.moments + reg * torch.eye(len(self.moments)).to(self.moments))
-        open_ = reg * torch.linalg.solve_triangular(lower, z.double().T, upper=False).square().sum(0)
-        own = z.double().square().sum(1)
-        return Seen(fit.predict(z), torch.where(own > 0, open_ / own, 1).clamp(0, 1))
+        z, own = self._test().double(), self._test().double().square().sum(1)
+        lower = _cholesky(self.moments, reg)
+        open_ = reg * torch.linalg.solve_triangular(lower, z.T, upper=False).square().sum(0)
+        gamma = torch.cholesky_solve(_product(self.features, targets.to(z.device)), lower)
+        return Seen((z @ gamma).to(targets.dtype), torch.where(own > 0, open_ / own, 1).clamp(0, 1))
 
     def _without(self, targets: Tensor, reg: float, kept: Tensor) -> Tensor:
         """A fit to the features of these."""
         phi = self.features[kept.to(self.features.device)]
-        return least_squares(phi, targets[kept].to(phi.device), reg=reg).predict(self._test())
+        right = _product(phi, targets[kept].to(phi.device))
+        gamma = torch.cholesky_solve(right, _cholesky(_product(phi, phi), reg))
+        return (self._test().double() @ gamma).to(targets.dtype)
 
     def nearest(self, k: int, progress: bool) -> Nearest:
         """Bands of rows, one after the other."""
@@ -363,3 +363,18 @@ def _largest(band: Tensor, start: int, k: int, same: bool) -> Nearest:
         here = torch.arange(len(band), device=band.device)
         band[here, start + here] = -torch.inf
     return Nearest(*band.topk(k, 1))
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """aᵀb in double precision, by bands of rows."""
+    height, total = max(1, BAND // a.shape[1]), a.new_zeros(a.shape[1], b.shape[1], dtype=torch.float64)
+    for left, right in zip(a.split(height), b.split(height), strict=True):
+        total.addmm_(left.double().T, right.double())
+    return total
+
+
+def _cholesky(moments: Tensor, reg: float) -> Tensor:
+    """The factor of ΦᵀΦ + reg·I."""
+    shifted = moments.clone()
+    shifted.diagonal().add_(reg)
+    return torch.linalg.cholesky(shifted)

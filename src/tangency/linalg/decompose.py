@@ -34,11 +34,15 @@ def svd(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Singular(NamedTuple):
-    """Of a = U diag(σ) Vᵀ without U, which may be tall: σ [k], V [p, k], and Uᵀ t [k, q] of some columns t."""
+    """Of a = U diag(σ) Vᵀ without U, which may be tall: σ [k], V [p, k], and Uᵀ t [k, q] of some columns t.
+
+    σ up to `rounding`·σ_1 are not known, nor their vectors.
+    """
 
     values: Tensor
     right: Tensor
     inside: Tensor
+    rounding: float
 
 
 def singular(a: Tensor, t: Tensor, held: int | None = None) -> Singular:
@@ -50,25 +54,26 @@ def singular(a: Tensor, t: Tensor, held: int | None = None) -> Singular:
     sequential QR and LU factorizations"). Cost: about 2np² + 20p³ operations for n > p, and p² numbers beside a block.
     """
     n, p = a.shape
-    if min(n, p) > LARGE and a.dtype == torch.float32:
+    if min(n, p) > LARGE:
         return _by_eigenvectors(a, t, held)
+    rounding = torch.finfo(a.dtype).eps
     if n <= p:  # aᵀ = Q R, so a = Rᵀ Qᵀ
         q, r = torch.linalg.qr(a.T)
         left, values, right = svd(r.T)
-        return Singular(values, q @ right.T, left.T @ t)
+        return Singular(values, q @ right.T, left.T @ t, rounding)
     step = max((held or HELD) // (p + t.shape[1]), TIMES * p)
     r = a.new_empty(0, p + t.shape[1])
     for start in range(0, n, step):
         rows = torch.cat([a[start : start + step], t[start : start + step]], 1)
         r = torch.linalg.qr(torch.cat([r, rows]), mode="r").R
     left, values, right = svd(r[:p, :p])
-    return Singular(values, right.T, left.T @ r[:p, p:])
+    return Singular(values, right.T, left.T @ r[:p, p:], rounding)
 
 
 def _by_eigenvectors(a: Tensor, t: Tensor, held: int | None) -> Singular:
-    """`singular` of many columns in float32 by the eigenvectors of aᵀa, or of aaᵀ, in float64.
+    """`singular` of many rows and columns by the eigenvectors of aᵀa, or of aaᵀ, in float64.
 
-    They are exact down to √ε·σ_1 = 1.5e-8 σ_1 of float64, far below float32's own rounding of `a`.
+    Squares lose what is below √ε·σ_1 = 1.5e-8 σ_1: far below the rounding of entries in float32.
     """
     n, p = a.shape
     step = max(1, (held or HELD) // p)
@@ -89,7 +94,7 @@ def _by_eigenvectors(a: Tensor, t: Tensor, held: int | None) -> Singular:
     else:
         right = torch.cat([c.double().T @ vectors for c in a.split(max(1, (held or HELD) // n), 1)]) * over
         inside = vectors.T @ t.double()
-    return Singular(values.to(a), right.to(a), inside.to(t))
+    return Singular(values.to(a), right.to(a), inside.to(t), 4 * torch.finfo(torch.float64).eps ** 0.5)
 
 
 def _decomposed(function: Callable[[Tensor], Found], a: Tensor, what: str) -> Found:

@@ -14,7 +14,7 @@ from .._base import strict_json
 from .._base.strict_json import plain
 from .._base.types import Json
 from ..auditing import Audit, Copies, Support
-from ..auditing.applied import VERSION, digest
+from ..auditing.applied import VERSION, digest, stamp
 from . import pack
 from .content import CONFUSED, MATRIX
 from .pack import Content
@@ -88,6 +88,7 @@ def audit_content(a: Audit, frame: Frame, train: Tensor, test: Tensor) -> Conten
         "samples": len(a.train),
         "tests": None if a.test is None else len(a.test),
         "about": plain(about(a)),
+        "audited": stamp(len(a.train), about(a)),
         "memory": _memory(a),
         "classes": list(a.train.classes),
         "ids": _ids(a, frame, train),
