@@ -194,7 +194,7 @@ def test_scatter_confusion_and_training_samples_lead_to_decisions(
     index = int(d.explanations[0].attribution.helpful[d.shown.tolist().index(sample(page)), 0, 0])
     assert f"Training sample #{index}" in page.inner_text("dialog")
     page.locator("dialog .link").last.click()
-    assert page.locator("dialog").count() == 0
+    page.locator("dialog").wait_for(state="detached")  # by its event `close`, which a busy machine brings late
     where = d.shown.tolist().index(sample(page))
     a = d.explanations[0].attribution
     assert index in torch.cat([a.similar[where], a.helpful[where].flatten(), a.harmful[where].flatten()]).tolist()
