@@ -42,6 +42,7 @@ def net(c: int = 3) -> nn.Module:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.every(2)
 def test_every_strategy_asks_by_network_and_by_kernel(strategy: str) -> None:
     campaign, y = begun(strategy)
     model, kernel = net(), tg.infinite_ntk(net())
@@ -341,7 +342,7 @@ def test_look_ahead_beats_random_on_digits() -> None:
         (lambda c: c.tell([60], [0]), "names sample 60; needed: numbers from 0 to 59"),
         (lambda c: c.tell([], []), "index is empty"),
         (lambda c: c.tell([30], [3]), "a label of class 3; needed: classes from 0 to 2"),
-        (lambda c: c.tell([30], ["d"]), "there is no class 'd'"),
+        (lambda c: c.tell([30], ["d"]), "labels has 'd'; the classes are a, b, c"),
         (lambda c: c.tell([30], "a"), "needed: a list, one label for each sample"),
         (lambda c: c.tell([30], [0, 1]), "needed: a class for each of the 1 samples"),
         (lambda c: c.tell([30], [0.5]), "needed: a class for each"),
@@ -385,7 +386,20 @@ def test_nothing_to_ask_or_to_know() -> None:
         ('{"size": 3}', "holds no campaign"),
         (None, "cannot be read"),
         ({"tangency_campaign": 9}, "is of format 9"),
-        ({"size": 61}, "about 61 samples and x has 60"),
+        ({"tangency_campaign": True}, "is of format True"),
+        ({"size": 61}, "about 61 samples, and x has 60"),
+        ({"pool": None}, "does not say which samples"),
+        ({"pool": {"form": {}, "blocks": []}}, "is about None samples, and there are 60"),
+        ({"seed": True}, "seed=True"),
+        ({"classes": "abc"}, "classes='abc'"),
+        ({"rounds": [[[True], [0]]]}, r"no list of \[samples, labels\]"),
+        ({"rounds": [[[1], [0.0]]]}, r"no list of \[samples, labels\]"),
+        ({"rounds": [[[1], [2**70]]]}, r"no list of \[samples, labels\]"),
+        ({"rounds": [[[1], [0]], [[1], [0]]]}, "told before"),
+        ({"rounds": [[[-1], [0]]]}, "names sample -1"),
+        ('{"size": 3, "size": 4}', '"size" is there twice'),
+        ("[" * 100_000, "nested too deeply|holds no campaign"),
+        (f'{{"size": {"1" * 5000}}}', "too many digits"),
         ({"strategy": None}, "needed: strategy=, the function"),
         ({"rounds": None}, r"no list of \[samples, labels\]"),
         ({"rounds": [[[1], [0], [0]]]}, r"no list of \[samples, labels\]"),
@@ -400,6 +414,42 @@ def test_files_that_are_none(text: object, message: str, tmp_path: Path) -> None
         file.write_text(text, encoding="utf-8")
     with pytest.raises(tg.InputError, match=message):
         Campaign.load(file, campaign.x)
+
+
+def test_labels_go_only_to_the_samples_they_were_told_of(tmp_path: Path) -> None:
+    """A pool that was shuffled, cut, changed by a bit or cast is refused, and it is said which way it differs."""
+    campaign, _ = begun()
+    assert isinstance(campaign.x, torch.Tensor)
+    x = campaign.x.clone()
+    file = tmp_path / "labels.json"
+    campaign.save(file)
+    assert torch.equal(Campaign.load(file, x).labels, campaign.labels)
+    swapped, changed, long = x.clone(), x.clone(), torch.cat([x] * 20)
+    swapped[[17, 30]] = x[[30, 17]]
+    changed[41, 1] = changed[41, 1].nextafter(torch.tensor(9.0))
+    for other, message in (
+        (swapped, "the same samples in another order, from sample 17 on; needed: the samples"),
+        (changed, "other samples, the first is sample 41; needed: the samples"),
+        (x[:59], "about 60 samples, and x has 59"),
+        (x.double(), r"samples of another form: x float32 \[2\], and these are x float64 \[2\]"),
+        ({"a": x}, r"another form: x float32 \[2\], and these are x\['a'\] float32 \[2\]"),
+    ):
+        with pytest.raises(tg.InputError, match=message):
+            Campaign.load(file, other)
+    campaign = Campaign(long, 3)
+    campaign.save(file)
+    long[777] += 1
+    with pytest.raises(tg.InputError, match="the first is one of samples 773 to 777"):
+        Campaign.load(file, long)
+
+
+def test_campaigns_of_before_are_read_with_a_warning(tmp_path: Path) -> None:
+    campaign, _ = begun()
+    was = {k: v for k, v in campaign.to_dict().items() if k != "pool"} | {"tangency_campaign": 1}
+    (tmp_path / "labels.json").write_text(json.dumps(was), encoding="utf-8")
+    with pytest.warns(tg.errors.TangencyWarning, match="did not keep which samples it is about"):
+        again = Campaign.load(tmp_path / "labels.json", campaign.x)
+    assert torch.equal(again.labels, campaign.labels)
 
 
 @pytest.mark.parametrize(

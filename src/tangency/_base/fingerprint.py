@@ -1,15 +1,20 @@
-"""Fingerprints of models, weights and functions: short hashes that are the same in every process."""
+"""Fingerprints of models, weights, samples and functions: short hashes that are the same in every process."""
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from types import CodeType
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .types import WORDS, Json
+from . import tree
+from .types import WORDS, Inputs, Json
 
+# Blocks of samples that have a hash of their own, by which one that was changed is found.
+BLOCKS = 256
 # Stores name functions by their module. One of ours that moved keeps the name that stores were begun with.
 FIRST_NAME = {"tangency.kernels.ntk": "tangency.ntk"}
 
@@ -29,6 +34,56 @@ def digest(state: Mapping[str, Tensor]) -> str:
         h.update(k.encode())
         h.update(v.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return h.hexdigest()[:16]
+
+
+def samples(x: Inputs) -> dict[str, Json]:
+    """Which samples these are, to the bit, and in which order; `other_samples` says what differs. Reads them once."""
+    form: dict[str, Json] = {}
+    parts: list[np.ndarray] = []
+    for name, leaf in tree.leaves(x):
+        value = leaf.detach().cpu()
+        form[name] = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape[1:])}"
+        if value.dim() == 0:  # the same for all samples
+            form[name] = f"{form[name]} {value.item()}"
+        elif value.numel():
+            parts.append(value.contiguous().reshape(len(value), -1).view(torch.uint8).numpy())
+    rows = [_short(b"".join(part[i].tobytes() for part in parts)) for i in range(len(parts[0]) if parts else 0)]
+    edges = _edges(len(rows))
+    blocks: Json = [_short(b"".join(rows[a:b]))[:4].hex() for a, b in itertools.pairwise(edges)]
+    orders = {"in order": _short(b"".join(rows)).hex(), "in any order": _short(b"".join(sorted(rows))).hex()}
+    return {"count": len(rows), "form": form, **orders, "blocks": blocks}
+
+
+def other_samples(was: Mapping[str, Json], now: Mapping[str, Json]) -> str | None:
+    """In which way samples are others than those of a fingerprint; None if they are the same.
+
+    >>> other_samples(samples(torch.eye(4)), samples(torch.eye(4)[[0, 1, 3, 2]]))
+    'the same samples in another order, from sample 2 on'
+    """
+    if was.get("count") != now["count"]:
+        return f"{was.get('count')} samples, and there are {now['count']}"
+    if was.get("form") != now["form"]:
+        then, here = (", ".join(f"{k} {v}" for k, v in f.items()) for f in (was.get("form"), now["form"]))  # type: ignore[union-attr]
+        return f"samples of another form: {then}, and these are {here}"
+    if was.get("in order") == now["in order"]:
+        return None
+    edges = _edges(int(now["count"]))  # type: ignore[arg-type]
+    pairs = zip(was["blocks"], now["blocks"], itertools.pairwise(edges), strict=False)  # type: ignore[arg-type]
+    a, b = next((block for then, here, block in pairs if then != here), (0, 1))
+    first = f"sample {a}" if b - a == 1 else f"one of samples {a} to {b - 1}"
+    if was.get("in any order") == now["in any order"]:
+        return f"the same samples in another order, from {first} on"
+    return f"other samples, the first is {first}"
+
+
+def _short(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=8).digest()
+
+
+def _edges(n: int) -> list[int]:
+    """Where blocks of samples begin and end: few enough to be kept in a file."""
+    count = min(n, BLOCKS)
+    return [n * k // count for k in range(count + 1)] if count else [0]
 
 
 def without_words(spec: Json) -> Json:

@@ -3,21 +3,21 @@
 Training stays with the user: after each round the network (or the kernel) as it then is says what to ask for next.
 """
 
-import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._base import checks, strict_json, tree
+from .._base import checks, fingerprint, strict_json, tree
 from .._base.files import path, read, writable, write
-from .._base.results import environment
+from .._base.results import brief, environment
+from .._base.targets import by_name, column, read_targets
 from .._base.types import FilePath, Inputs, Int, Json, Memory, Numbers
 from ..datasets.accepted import names, tensors, whole
-from ..errors import InputError
+from ..errors import InputError, TangencyWarning
 from ..gram.gram import Gram
 from ..kernels.kernel import Kernel
 from ..linalg.matrix import Matrix, square
@@ -25,7 +25,7 @@ from .lookahead import Indices, check_classes, places
 from .round import OutputsAre, Round
 from .strategies import BLIND, STRATEGIES, Strategy, named
 
-FORMAT = 1
+FORMAT = 2
 # Candidates that are looked at in a round (heuristic: their Gram takes 32 MB and seconds).
 MOST = 2000
 # Between the first numbers of two seeds' generators: more than a campaign has labels.
@@ -197,6 +197,7 @@ class Campaign:
         head: dict[str, Json] = {
             "tangency_campaign": FORMAT,
             "size": self.size,
+            "pool": fingerprint.samples(self.x),
             "classes": list(self.names),
             "strategy": what,
         }
@@ -209,7 +210,9 @@ class Campaign:
 
     @staticmethod
     def load(file: FilePath, x: Inputs, *, strategy: str | Strategy | None = None) -> "Campaign":
-        """The campaign that was saved, about the same samples x. A strategy of your own is not in the file: give it.
+        """The campaign that was saved, about the same samples x; others are refused, and so is another order.
+
+        A strategy of your own is not in the file: give it.
 
         >>> import tempfile
         >>> campaign = Campaign(torch.randn(9, 2), ["cat", "dog"])
@@ -224,10 +227,16 @@ class Campaign:
         if strategy is None:
             raise InputError(f"{file} was saved with a strategy of your own; needed: strategy=, the function.")
         campaign = Campaign(x, held["classes"], strategy=strategy, seed=held["seed"])
-        if campaign.size != held["size"]:
+        other = (
+            f"{held['size']} samples, and x has {campaign.size}"
+            if campaign.size != held["size"]
+            else None
+            if held["pool"] is None
+            else fingerprint.other_samples(held["pool"], fingerprint.samples(campaign.x))
+        )
+        if other:
             raise InputError(
-                f"{file} is about {held['size']} samples and x has {campaign.size}; needed: the samples that it was "
-                "begun with, in their order."
+                f"{file} is about {other}; needed: the samples that it was begun with, in their order and to the bit."
             )
         for index, labels in held["rounds"]:
             campaign.tell(index, labels)
@@ -236,18 +245,11 @@ class Campaign:
     def _numbers(self, labels: Numbers | Sequence[str], count: int) -> Int[Tensor, " k"]:
         if isinstance(labels, str):
             raise InputError(f"labels is {labels!r}; needed: a list, one label for each sample.")
-        if isinstance(labels, np.ndarray) and labels.dtype.kind in "UO":
-            labels = labels.tolist()
-        if isinstance(labels, Sequence) and any(isinstance(v, str) for v in labels):
-            for name in labels:
-                if name not in self.names:
-                    hint = checks.suggest(str(name), self.names)
-                    raise InputError(
-                        f"there is no class {name!r}.{hint} There are {checks.some(list(map(repr, self.names)), 10)}."
-                    )
-            labels = [self.names.index(str(v)) for v in labels]
-        y = tree.numbers(labels, "labels")  # type: ignore[arg-type]  # no names are left
-        if y.dim() != 1 or len(y) != count or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        if by_name(labels):
+            y = read_targets(labels, "labels", names=self.names).values
+        else:
+            y = tree.numbers(column(labels), "labels")
+        if y.dim() != 1 or len(y) != count or y.is_floating_point() or y.is_complex():
             raise InputError(
                 f"labels are {y.dtype} of shape {tuple(y.shape)}; needed: a class for each of the {count} samples."
             )
@@ -300,17 +302,38 @@ def _whole(value: object, name: str, least: int) -> int:
 def _read(file: Path) -> dict[str, Any]:
     """What `save` wrote."""
     try:
-        held = json.loads(read(file).decode())
+        held = strict_json.parse(read(file))
     except OSError as e:
         raise InputError(f"{file} cannot be read: {e.strerror or e}. Give the file of Campaign.save.") from None
-    except ValueError:
-        held = None
+    except ValueError as e:
+        raise InputError(f"{file} holds no campaign ({e}); needed: a file that Campaign.save wrote.") from None
     keys = ("size", "classes", "strategy", "seed", "rounds")
     if not isinstance(held, dict) or "tangency_campaign" not in held or any(k not in held for k in keys):
         raise InputError(f"{file} holds no campaign; needed: a file that Campaign.save wrote.")
-    if held["tangency_campaign"] != FORMAT:
-        raise InputError(f"{file} is of format {held['tangency_campaign']}; this version of tangency reads {FORMAT}.")
+    version, pool = held["tangency_campaign"], held.get("pool")
+    if not whole(version, 1, FORMAT):
+        raise InputError(f"{file} is of format {brief(version)}; this version of tangency reads 1 to {FORMAT}.")
+    if version == 1:
+        warnings.warn(
+            f"{file} is of a version that did not keep which samples it is about: that x are the same, in the same "
+            "order, is for you to see. Save it again, and it will be known.",
+            TangencyWarning,
+            stacklevel=3,
+        )
+    held["pool"] = None if version == 1 else pool
     rounds = held["rounds"]
-    if not isinstance(rounds, list) or not all(isinstance(r, list) and len(r) == 2 for r in rounds):
+    parts = [part for r in rounds for part in r] if _lists(rounds) and all(len(r) == 2 for r in rounds) else None
+    if parts is None or not _lists(parts) or not all(whole(v) and abs(v) < 2**62 for part in parts for v in part):
         raise InputError(f"the rounds in {file} are no list of [samples, labels]; needed: as Campaign.save wrote them.")
+    if version != 1 and not _is_fingerprint(pool):
+        raise InputError(f"{file} does not say which samples it is about; needed: as Campaign.save wrote it.")
     return held
+
+
+def _lists(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(v, list) for v in value)
+
+
+def _is_fingerprint(pool: object) -> bool:
+    """Whether it has the parts that `fingerprint.samples` gives."""
+    return isinstance(pool, dict) and isinstance(pool.get("form"), dict) and isinstance(pool.get("blocks"), list)
