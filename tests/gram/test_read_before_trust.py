@@ -177,7 +177,10 @@ def test_stored_features_are_verified_and_shown(job: Path, capsys: pytest.Captur
     assert '"holds": "features"' in capsys.readouterr().out
     assert main(["verify", str(folder), f"{job}:features"]) == 0
     assert "3 tiles computed again: 3 equal bit for bit" in capsys.readouterr().out
-    for function, error in (("others", "holds another Gram matrix"), ("make", "returned a TraceNTK")):
+    for function, error in (
+        ("others", "holds another Gram matrix"),
+        ("make", "the store holds features; needed: (kernel, x) with the projected kernel"),
+    ):
         assert main(["verify", str(folder), f"{job}:{function}"]) != 0
         assert error in "".join(capsys.readouterr())
     blocks = sorted(path for path in (folder / "c").rglob("*") if path.is_file())
