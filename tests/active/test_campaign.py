@@ -42,6 +42,7 @@ def net(c: int = 3) -> nn.Module:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.every(2)
 def test_every_strategy_asks_by_network_and_by_kernel(strategy: str) -> None:
     campaign, y = begun(strategy)
     model, kernel = net(), tg.infinite_ntk(net())
