@@ -547,7 +547,8 @@ def main() -> None:
     was, tree = (tree_of(name, folder / name) for name in (drawn, judged))
     mutants = later(draw(was, given.mutants, given.seed, given.rooms), was, tree)
     cover = measured(tree, folder / "coverage", given.jobs)
-    known = json.loads(given.known.read_text(encoding="utf-8"))["caught_by"] if given.known else {}
+    earlier = json.loads(given.known.read_text(encoding="utf-8")) if given.known else {}
+    known = earlier.get("after", earlier).get("caught_by", {})
     plans = [cover.plan(mutant, given.limit, known.get(mutant.name, "")) for mutant in mutants]
     os.environ |= environment(tree)
     for name in WARM:

@@ -1,7 +1,9 @@
 """How much memory there is, how much of it we take where the user says nothing, and sizes rounded to powers of two."""
 
 import contextlib
+import mmap
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -142,6 +144,18 @@ def keep_memory() -> None:
     M_MMAP_THRESHOLD); 31 MB is just below what it takes note of. Nothing is touched, so nothing is used.
     """
     torch.empty(31 << 20, dtype=torch.uint8)
+
+
+def own_pages(size: int) -> torch.Tensor:
+    """So many zero bytes on the CPU, in pages of their own: written where they are looked at, given back at once.
+
+    Of large blocks that come and go malloc keeps more and more (`keep_memory`). NumPy's zeros would be in huge pages,
+    which a virtual machine may fetch from its host at twice the cost.
+    """
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    return torch.frombuffer(mmap.mmap(-1, size, **private), dtype=torch.uint8)
 
 
 def power_of_two(v: int) -> int:

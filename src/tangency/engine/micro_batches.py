@@ -1,14 +1,12 @@
 """The blocks of micro-batches, written into those of all samples."""
 
 import math
-import mmap
-import sys
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
+from .._base.memory import own_pages
 from .blocks import DenseBlock, GradientBlock, MixedBlock, OuterBlock, can_be_formed, formed, summands
 
 
@@ -96,9 +94,7 @@ def _zeros_like_rows(v: Tensor, n: int) -> Tensor:
 
 
 def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Zeros of this shape. On a CPU they come from the system, which writes them only where they are looked at."""
-    if like.device.type != "cpu" or not (size := math.prod(shape) * like.element_size()):
+    """Zeros of this shape."""
+    if like.device.type != "cpu":
         return like.new_zeros(shape)
-    # In small pages: NumPy's zeros are in huge ones, which a virtual machine may fetch from its host at twice the cost.
-    private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-    return torch.frombuffer(mmap.mmap(-1, size, **private), dtype=like.dtype).view(shape)
+    return own_pages(math.prod(shape) * like.element_size()).view(like.dtype).view(shape)

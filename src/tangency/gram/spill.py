@@ -18,6 +18,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from .._base.memory import own_pages
 from .._base.types import Inputs
 from ..errors import PerformanceWarning
 from ..kernels.kernel import Prepared
@@ -181,7 +182,7 @@ class Spill:
         assert self._file is not None
         file, storages = self._file.fileno(), list[Tensor]()
         for region in kept.regions:
-            room = torch.empty(region.size + LINE, dtype=torch.uint8)
+            room = own_pages(region.size + LINE)
             begin = (region.phase - room.data_ptr()) % LINE
             part = room[begin : begin + region.size]
             _all(lambda view, at: os.preadv(file, [view], at), _bytes(part), region.at)
