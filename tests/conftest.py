@@ -45,7 +45,8 @@ import tangency as tg  # noqa: E402
 # benchmarks/robustness/processors.py asks for others: sums cut among threads have other last digits.
 torch.set_num_threads(int(os.environ.get("TANGENCY_TEST_THREADS", "1")))
 pytest_plugins = ["spent"]
-settings.register_profile("tangency", deadline=None, max_examples=30, derandomize=True)
+many = 30 if os.environ.get("TANGENCY_CHECK_TYPES") else 15  # examples under `make test-all`, and under `make test`
+settings.register_profile("tangency", deadline=None, max_examples=many, derandomize=True)
 settings.load_profile("tangency")
 
 
@@ -56,10 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test's many cases of one kind each k-th runs under `make test`, as its mark `every` says."""
+    """Of a test's cases that are not slow by themselves each k-th runs under `make test`, as its mark `every` says."""
     met: Counter[str] = Counter()
     for item in items:
-        if (mark := item.get_closest_marker("every")) is not None:
+        mark = item.get_closest_marker("every")
+        if mark is not None and item.get_closest_marker("slow") is None:
             k, first = (*mark.args, 0)[:2]
             name = item.nodeid.partition("[")[0]
             if met[name] % k != first:

@@ -38,7 +38,11 @@ MODULES = {module_name(path) for path in SRC.rglob("*.py")}
 
 @functools.cache
 def nodes(path: Path) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    """What a file says, at its top or anywhere inside: not the expressions, which are most of it and define nothing."""
+    found: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    for node in found:
+        found += (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
+    return found
 
 
 @functools.cache

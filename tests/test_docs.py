@@ -85,6 +85,7 @@ def source_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in ["tangency", *MODULES] if ">>> " in source_of(name)])
+@pytest.mark.every(4)
 def test_docstring_examples(name: str) -> None:
     torch.manual_seed(0)
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
@@ -111,6 +112,7 @@ def run(code: str, scope: dict[str, Any], page: str) -> None:
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON)
+@pytest.mark.every(3)
 def test_python_of_pages_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one scope; a block of `text` right after one that prints holds what it prints."""
     monkeypatch.chdir(tmp_path)

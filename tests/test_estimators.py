@@ -60,6 +60,7 @@ def cannot_apply(estimator: Any) -> dict[str, str]:
     expected_failed_checks=cannot_apply,
     xfail_strict=True,
 )
+@pytest.mark.every(3, 2)  # each of the 65 checks is among them
 def test_scikit_learn_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -178,6 +179,7 @@ REGS = [10.0**k for k in range(-4, 4)]
 
 
 @pytest.mark.parametrize("columns", [0, slice(None)])
+@pytest.mark.every(2)
 def test_leave_one_out_is_ridge_cv(data: Data, columns: Any) -> None:
     y = data.y[:, columns]
     want = RidgeCV(REGS, fit_intercept=False).fit(data.x, y)

@@ -133,6 +133,7 @@ def test_each_public_name_has_one_place(package: ModuleType) -> None:
     assert set(package.__all__) <= set(dir(package))
 
 
+@pytest.mark.slow
 def test_rooms_imported_in_any_order_leave_the_names_as_they_are() -> None:
     """Modules first, above all that of a function's name; then `import *`; in a process that has asked for nothing."""
     same = {name for name in tg.__all__ if not isinstance(getattr(tg, name), ModuleType) and is_module(SRC / name)}

@@ -35,6 +35,7 @@ def found_in(x: Tensor, z: Tensor, y: Tensor | None = None, yz: Tensor | None = 
 
 
 @pytest.mark.parametrize("d", [5, 20])
+@pytest.mark.every(2)
 def test_independent_points_are_no_copies(d: int) -> None:
     """p-values of the nearest are at most as often small as they should be, and next to nothing is found."""
     x, z = torch.randn(4000, d, generator=generator()), torch.randn(2000, d, generator=generator(1))
@@ -191,6 +192,7 @@ def test_a_large_leak_is_told_where_training_samples_lie_evenly(seed: int) -> No
 
 @pytest.mark.parametrize("n", [210, 1400])
 @pytest.mark.parametrize("kind", ["sparse", "log-normal", "one dimension", "uniform", "heavy tails"])
+@pytest.mark.every(3)
 def test_unevenly_spread_samples_are_no_copies(kind: str, n: int) -> None:
     """At most 1 % of them, or two pairs."""
     pairs = 0

@@ -114,6 +114,7 @@ def test_features_and_their_gram_give_the_same_audit() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.every(3)
 def test_wrong_targets_are_found_and_their_neighbours_are_not(seed: int) -> None:
     """A target that is a hundred times the noise off moves what is said of its neighbours."""
     g = torch.Generator().manual_seed(seed)
@@ -129,6 +130,7 @@ def test_wrong_targets_are_found_and_their_neighbours_are_not(seed: int) -> None
 
 
 @pytest.mark.parametrize("kind", ["normal", "Laplace", "Student", "Cauchy"])
+@pytest.mark.every(3)
 def test_noise_with_a_long_tail_is_no_sign_of_wrong_targets(kind: str) -> None:
     torch.manual_seed(0)
     draws = {"normal": torch.distributions.Normal(0.0, 1.0), "Laplace": torch.distributions.Laplace(0.0, 1.0)}

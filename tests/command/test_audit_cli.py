@@ -68,6 +68,7 @@ def training_set() -> tg.datasets.Labelled:
 
 
 @pytest.mark.parametrize("function", ["make", "with_test", "named"])
+@pytest.mark.every(2)
 def test_a_page_and_figures(job: str, function: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["audit", f"{job}:{function}", "--out", str(tmp_path / "page"), "--quiet", "--json"]
     assert main([*command, "--csv", str(tmp_path / "all" / "samples.csv")]) == 0

@@ -202,7 +202,8 @@ def test_each_experiment_runs_in_its_quick_form_and_is_not_repeated(
         monkeypatch.setattr(uci, "QUICK_PLAN", small)
         monkeypatch.setattr(shift, "CORRUPTIONS", dict(list(shift.CORRUPTIONS.items())[:2]))
         monkeypatch.setattr(shift, "QUICK_HALVINGS", 3)
-    argv = ["reproduce", name, "--quick", "--seeds", "2", "--out", str(tmp_path), "--json"]
+    seeds = "1" if few and name != "surrogate-table1" else "2"  # one experiment shows that means of two are taken
+    argv = ["reproduce", name, "--quick", "--seeds", seeds, "--out", str(tmp_path), "--json"]
     if few and name in ("surrogate-table2", "surrogate-table3"):
         argv += ["--kernels", "trNTK,CK"]
     if few and name == "cntk":

@@ -157,7 +157,7 @@ WRONG: list[tuple[Any, str]] = [
     (Listed([("a text", 0)]), "is a str; needed: a tensor or array, or a tuple or dict of them. Make numbers of it"),
     (Listed([({"a": [X[0], None]}, 0)]), "is a NoneType; needed: a tensor"),
     (Listed([(X[0], 0), (X[0, :2], 1)]), "its 2 samples cannot be made one batch .*stack.* Pad or resize them"),
-    (Listed([(X[0], "cat")]), "y holds strings or objects"),
+    (Listed([(X[0], b"cat")]), "y holds objects that are no names"),
     (Listed([(X[0], 0.5)]), "y is torch.float.*; needed: integers"),
     (Dataset(), "is a Dataset; needed: a data set with a length and numbered items, or an iterable"),
 ]

@@ -90,6 +90,7 @@ def said(model: Any, cross: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "classes", "kernel"), [*(("mlp", 2, k) for k in KERNELS), ("cnn", 4, "trNTK"), ("cnn", 4, "CK")]
 )
+@pytest.mark.every(3)
 def test_attributions_sum_to_the_logits(name: str, kernel: str, classes: int) -> None:
     model, x, z = network(name, classes)
     K, cross = grams(kernel, model, x, z)
@@ -135,6 +136,7 @@ def test_what_starts_from_f0_is_attributed_beyond_f0() -> None:
 
 
 @pytest.mark.parametrize("cosine", [False, True])
+@pytest.mark.every(2)
 def test_grams_on_disk_are_attributed_as_those_in_memory(cosine: bool, tmp_path: Path) -> None:
     model, x, z = network("cnn", 3)
     k, y = tg.trace_ntk(model), torch.arange(N) % 3
@@ -173,6 +175,7 @@ def random_surrogate(n: int, c: int) -> Surrogate:
 
 @pytest.mark.parametrize("memory", [1, 5_000, "9KB", "20KB", "1GB"])
 @pytest.mark.parametrize("disk", [False, True])
+@pytest.mark.every(3)
 def test_bands_of_any_size_have_the_same_summary(memory: Any, disk: bool, tmp_path: Path) -> None:
     """Bit by bit."""
     n, m, c = 50, 23, 3

@@ -118,6 +118,7 @@ def by_hand(kernel: tg.Kernel, reg: float = 1.0) -> tuple[Tensor, Tensor, Any]:
 
 
 @pytest.mark.parametrize("name", FIVE)
+@pytest.mark.every(3)
 def test_figures_are_those_of_the_parts_put_together_by_hand(found: Decisions, name: str) -> None:
     model, ((_, y), (z, y_z)) = trained(), data()
     view: Explanation = next(v for v in found.explanations if v.name == name)
@@ -312,6 +313,7 @@ def test_results_say_what_they_are_and_become_json(found: Decisions) -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 3, 9, M - 1, 500])
+@pytest.mark.every(2)
 def test_of_many_test_samples_so_many_are_shown_some_wrong_and_some_unfaithful(found: Decisions, samples: int) -> None:
     some = explain(trained(), *data(), kernels=["trNTK", "CK"], samples=samples)
     count, y = min(samples, M), data()[1][1]
@@ -460,6 +462,7 @@ def agree(got: Decisions, want: Decisions, tolerance: float = 1e-8) -> None:
 
 
 @pytest.mark.parametrize("form", TWO)
+@pytest.mark.every(4)
 def test_one_network_written_in_several_ways_has_one_explanation(form: str, of_two: Decisions) -> None:
     kind, end = TWO[form]
     got = explain(Ends(trained(2), end).eval(), *data(2), kernels=["trNTK", "CK"])
@@ -491,6 +494,7 @@ def test_that_explanation_is_the_one_made_by_hand(of_two: Decisions) -> None:
 @pytest.mark.parametrize(
     ("module", "kind"), [(nn.Softmax(1), "probabilities"), (nn.LogSoftmax(1), "log-probabilities")], ids=["p", "log p"]
 )
+@pytest.mark.every(2)
 def test_three_classes_and_a_last_module_agree_with_the_logits_in_every_kernel(
     found: Decisions, module: nn.Module, kind: str
 ) -> None:
@@ -646,6 +650,7 @@ DOUBTS: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
 
 
 @pytest.mark.parametrize("name", DOUBTS)
+@pytest.mark.every(2)
 def test_where_the_numbers_leave_doubt_a_warning_says_what_was_taken_and_how_to_decide(name: str) -> None:
     end, kind, message = DOUBTS[name]
     classes = 3 if name in ("sigmoids", "logsigmoids", "nearly") else 2
@@ -808,6 +813,7 @@ def test_a_dependence_on_the_batch_is_found_in_a_sum_that_cancels_otherwise(dtyp
     ("name", "dtype"),
     [("centred", torch.float32), ("centred", F64), ("softmax twice", F64), ("softmax as logits", torch.float32)],
 )
+@pytest.mark.every(2)
 def test_a_pseudo_kernel_that_vanishes_is_left_out_and_why_is_said(name: str, dtype: torch.dtype) -> None:
     ends = {"centred": centred, "softmax twice": lambda z: z.softmax(1).softmax(1)}
     model = Ends(trained().to(dtype), ends.get(name, lambda z: z.softmax(1))).eval()
@@ -850,6 +856,7 @@ class Bare(nn.Module):
     ],
     ids=["linear", "in a sequence", "parameters", "numbers"],
 )
+@pytest.mark.every(3)
 def test_models_without_hidden_layers_are_explained_without_their_kernels(
     make: Callable[[], nn.Module], missing: list[str]
 ) -> None:
@@ -923,6 +930,7 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.every(3)
 def test_a_model_may_return_something_with_logits(found: Decisions, form: Any) -> None:
     got = explain(Returning(trained(), form).eval(), *data(), kernels=["trNTK", "pNTK"])
     near(got.logits, found.logits, 1e-14)
@@ -1097,6 +1105,7 @@ def test_a_kernel_and_its_cosine_share_one_gram_and_none_outlives_its_last_use(
     alike(got, found)
 
 
+@pytest.mark.slow
 def test_the_result_holds_no_gram_nor_anything_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even behind a view: the memory that each tensor keeps alive is counted."""
     monkeypatch.setattr(explained, "PICTURE_ROWS", 12)

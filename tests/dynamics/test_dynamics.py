@@ -63,6 +63,7 @@ def close(a: Tensor, b: Tensor, tol: float) -> None:
 
 
 @pytest.mark.parametrize("reg", [1e-3, 0.1, 10.0])
+@pytest.mark.every(2)
 def test_ridge_on_the_ntk_is_ridge_of_the_linearised_network(case: Case, reg: float) -> None:
     """argmin over θ of ‖f_lin(x; θ) − y‖² + reg·‖θ − θ₀‖², by L-BFGS in parameter space."""
     fit = R.ridge(case.K, case.y, reg=reg, f0=case.f0)
@@ -127,7 +128,7 @@ LOSSES = {
 @pytest.mark.parametrize("batched", [False, True], ids=["all", "batches"])
 @pytest.mark.parametrize("options", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.every(5)
+@pytest.mark.every(9)
 def test_discrete_steps_equal_the_linearised_network(case: Case, name: str, options: dict, batched: bool) -> None:
     y = case.labels if name == "cross-entropy" else case.y
     plan = {"batches": [torch.randperm(7)[: 2 + k % 3] for k in range(25)]} if batched else {"steps": 25}
@@ -270,6 +271,7 @@ def test_flow_solves_its_equation(n: int, q: int, t: float, weighted: bool) -> N
 
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True), (0.5, True)])
+@pytest.mark.every(3)
 def test_largest_learning_rate_is_where_descent_turns(case: Case, momentum: float, nesterov: bool) -> None:
     lr = D.max_learning_rate(case.K, momentum=momentum, nesterov=nesterov)
     run = lambda rate: D.descend(  # noqa: E731
@@ -318,6 +320,7 @@ def cross_entropy(f: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "momentum"), [("flow/cross_entropy", None), ("heavy/cross_entropy", 0.9), ("heavy/square", 0.9)]
 )
+@pytest.mark.every(3)
 def test_gradient_descent_of_neural_tangents(kind: str, name: str, momentum: float | None) -> None:
     k, cross = oracle(f"{KINDS[kind]}/k_dd"), oracle(f"{KINDS[kind]}/k_td")
     square = name.endswith("square")
@@ -385,6 +388,7 @@ NETS = {
 
 @pytest.mark.parametrize("many", [1, 4])
 @pytest.mark.parametrize("make", NETS.values(), ids=NETS)
+@pytest.mark.every(3)
 def test_a_real_step_equals_the_learning_path_decomposition(make: Callable, many: int) -> None:
     net, x = make()
     net = net.to(DOUBLE)
@@ -475,6 +479,7 @@ def lazy(width: int, activation: Callable, beta: float, signs: bool, seed: int) 
     [(F.softplus, 0.25, False), (torch.tanh, 4 / 27**0.5, True)],
     ids=["softplus", "tanh"],
 )
+@pytest.mark.every(2)
 def test_bounds_hold_at_every_width(activation: Callable, beta: float, signs: bool) -> None:
     runs = [lazy(m, activation, beta, signs, seed=m) for m in WIDTHS]
     for run in runs:

@@ -72,7 +72,7 @@ def small() -> tuple[nn.Module, Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.every(3, 1)
+@pytest.mark.every(5, 1)
 def test_first_order_is_the_jacobian_product(name: str) -> None:
     model, x = build(CASES[name], 3)
     start, j = value(model, x).detach(), jacobians(model, x)
@@ -94,7 +94,7 @@ def test_first_order_is_the_jacobian_product(name: str) -> None:
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("name", SMOOTH)
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 def test_remainder_is_of_the_next_order(name: str, order: int) -> None:
     model, x = build(CASES[name], 2)
     net = tg.linearize(model, order)
@@ -115,7 +115,7 @@ def test_remainder_is_of_the_next_order(name: str, order: int) -> None:
 
 @pytest.mark.parametrize("order", [2, 3])
 @pytest.mark.parametrize("name", ["layer_norm", "encoder", "lstm", "weight_normed", "tied_linears"])
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 def test_gradients_of_higher_orders(name: str, order: int) -> None:
     """The derivative of the value along a direction, by central differences."""
     model, x = build(CASES[name], 2)

@@ -20,6 +20,7 @@ def factored(block: blocks.GradientBlock) -> Iterator[blocks.OuterBlock]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.every(3)
 def test_sizes_are_those_of_the_factors(case: Case) -> None:
     model, x = build(case, 3)
     captured = tg.trace_ntk(model, method="in place").prepare(x)
@@ -34,6 +35,7 @@ def test_sizes_are_those_of_the_factors(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES[::4])
+@pytest.mark.every(3)
 def test_micro_batches_put_together_say_the_same(case: Case) -> None:
     model, x = build(case, 4)
     kernel = tg.trace_ntk(model, method="in place")

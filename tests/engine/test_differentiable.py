@@ -29,7 +29,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kind", ["trace", "full", "pseudo", "cosine", "ck"])
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 def test_gradcheck(name: str, kind: str) -> None:
     make, shape = MODELS[name]
     model = make().double().eval()

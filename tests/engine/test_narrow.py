@@ -213,7 +213,7 @@ def test_eight_bits_go_into_stores_and_through_derivatives(tmp_path: object) -> 
 @QUIET
 @pytest.mark.parametrize("dtype", ["float64", "float16", "float8"])
 @pytest.mark.parametrize("make", [tg.trace_ntk, tg.full_ntk])
-@pytest.mark.every(2, 1)
+@pytest.mark.every(5, 1)
 def test_rows_that_meet_a_column_together(make: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits as one by one, and gradients of the column are formed once."""
     monkeypatch.setattr(narrow, "LEAST", 512)
@@ -253,6 +253,7 @@ def test_rows_that_meet_a_column_together(make: Any, dtype: str, monkeypatch: py
     ],
 )
 @pytest.mark.parametrize("trace", [True, False])
+@pytest.mark.every(3)
 def test_patches_by_their_pixels(
     options: dict[str, object], size: tuple[int, int], trace: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,6 +249,7 @@ class DropPath(nn.Module):
 @pytest.mark.parametrize(
     "draw", [lambda: float(torch.rand(())), random.random, lambda: __import__("numpy").random.rand()]
 )
+@pytest.mark.every(3)
 def test_stochastic_depth_in_training_mode_is_always_refused(draw: Any) -> None:
     for seed in range(20):
         torch.manual_seed(seed)

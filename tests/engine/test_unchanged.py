@@ -178,6 +178,7 @@ class Last(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::tangency.PerformanceWarning")
 @pytest.mark.parametrize("make", ODD)
+@pytest.mark.every(3)
 def test_models_that_change_themselves(make) -> None:  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     model = make().double().eval()

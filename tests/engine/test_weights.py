@@ -103,7 +103,7 @@ def attention(m: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_weights_made_of_parameters(name: str) -> None:
     torch.manual_seed(0)
     check(CASES[name](), rows())
@@ -113,6 +113,7 @@ def test_weights_made_of_parameters(name: str) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False, "batch_first": False}]
 )
+@pytest.mark.every(3)
 def test_recurrent_layers(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     options = {"batch_first": True} | options

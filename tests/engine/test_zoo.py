@@ -49,7 +49,7 @@ def test_kernels_equal_the_jacobian_products(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 def test_fewer_bits_are_within_rounding(case: Case) -> None:
     """The float16 mode on a CPU: the same packing, scaling and contraction as on a GPU, with passes in 32 bits."""
     model, x = build(case, 3)
@@ -61,6 +61,7 @@ def test_fewer_bits_are_within_rounding(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.every(3)
 def test_rules_cover_what_they_should(case: Case) -> None:
     model, x = build(case, 3)
     with warnings.catch_warnings(record=True) as said:

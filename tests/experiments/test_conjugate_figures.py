@@ -39,6 +39,7 @@ def test_figures_of_the_same_networks_share_them(tmp_path: Path) -> None:
     assert (tmp_path / "conjugate-fig4.png").exists()
 
 
+@pytest.mark.slow
 def test_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     given = [
         "--quick",
@@ -75,6 +76,7 @@ def test_what_came_of_the_bounds_is_counted() -> None:
     )
 
 
+@pytest.mark.slow
 def test_single_unit(tmp_path: Path) -> None:
     found = quick("single-relu", tmp_path, learned=Trainings(test=150))
     assert [row["d"] for row in found["rows"]] == ["2", "8", "16"]

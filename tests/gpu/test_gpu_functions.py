@@ -34,6 +34,7 @@ def on_the_cpu(case: Case) -> Found:
 
 
 @by_name
+@pytest.mark.every(5)
 def test_a_case_runs(case: Case) -> None:
     found = case.run(moved(tiny(), "cpu", "cpu"))
     assert found

@@ -109,6 +109,7 @@ EXECUTORS: dict[str, Callable[[], Any]] = {
     "name",
     ["workers", *(pytest.param(k, marks=pytest.mark.slow) if k == "a spawned process" else k for k in EXECUTORS)],
 )
+@pytest.mark.every(2)
 def test_the_bits_are_those_of_a_single_process(
     name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +306,7 @@ def script(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder / "cwd", stdout=pipe, stderr=pipe, text=True)
 
 
+@pytest.mark.slow
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     out, errors = (process := script(tmp_path)).communicate()
     assert (process.returncode, out, errors) == (0, "equal True\n", "")

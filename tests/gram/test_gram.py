@@ -127,6 +127,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
+@pytest.mark.every(5)
 def test_shape_type_and_values(case: tuple[Gram, Tensor]) -> None:
     gram, want = case
     assert (gram.shape, gram.dtype) == (want.shape, want.dtype)
@@ -182,6 +183,7 @@ def numbers(key: Any, n: int) -> Tensor:
     return torch.tensor(np.arange(n)[key if isinstance(key, slice) else np.array(key, kind)].tolist(), dtype=torch.long)
 
 
+@pytest.mark.every(5)
 def test_parts(case: tuple[Gram, Tensor]) -> None:
     gram, want = case
     half = want.dim() // 2
@@ -200,6 +202,7 @@ def test_parts(case: tuple[Gram, Tensor]) -> None:
         near(gram[rows, columns], wide if i.dim() else wide.squeeze(0))
 
 
+@pytest.mark.every(5)
 def test_scipy(case: tuple[Gram, Tensor]) -> None:
     gram, want = case
     op, k = gram.to_scipy(), flat(want).numpy()

@@ -173,6 +173,7 @@ CHANGES: dict[str, tuple[Callable[[Changing, pytest.MonkeyPatch], Any], str]] = 
 
 @pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.every(3)
 def test_another_model_is_told_by_its_numbers(
     name: str, finished: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -627,6 +628,7 @@ def test_a_folder_without_hard_links_can_hold_a_store(tmp_path: Path, monkeypatc
     assert shelf.read("zarr.json").tobytes() != b"another"  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_an_ascii_terminal_and_a_closed_pipe(whole: Path) -> None:
     quiet = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     done = subprocess.run(
@@ -699,6 +701,7 @@ def run_net(folder: Path, *command: str, seed: str) -> "subprocess.CompletedProc
     return subprocess.run([sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_same_program_looks_the_same_in_every_process(tmp_path: Path) -> None:
     """Sets are printed in another order, counters count, the file is imported or run, a docstring is written."""
     (tmp_path / "helped.py").write_text(HELPED.replace("VALUE", "1.0"), encoding="utf-8")

@@ -121,6 +121,7 @@ def test_read_here_it_has_the_digits_that_are_promised(
     assert float((found - want).abs().max() / want.abs().max()) < DIGITS[name]
 
 
+@pytest.mark.slow
 def test_a_third_processor_verifies_it_and_sees_another_kernel(
     stores: tuple[Path, dict[str, dict[str, bytes]]],
 ) -> None:

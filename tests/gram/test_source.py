@@ -130,6 +130,7 @@ def plain() -> tuple[tg.Kernel, Tensor, Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("form", [*FORMS, *SETS])
+@pytest.mark.every(4)
 def test_the_same_numbers_from_any_form(form: str, plain: tuple[Any, ...], tmp_path: Path) -> None:
     kernel, x, y, square, wide = plain
     left, right = (FORMS[form](v, tmp_path / n) if form in FORMS else SETS[form](v) for v, n in ((x, "x"), (y, "y")))
@@ -193,6 +194,7 @@ def test_hugging_face_dicts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tile", [1, 4, 20])
+@pytest.mark.every(3)
 def test_each_block_padded_to_its_own_longest(tile: int, tmp_path: Path) -> None:
     kernel, left, right = tg.full_ntk(Tokens().double()), ragged(), ragged(M)
     widths = set()

@@ -127,6 +127,7 @@ def both(net: nn.Module, *x: Any, **options: Any) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("attend", SPELLINGS, ids=lambda f: f.__name__)
+@pytest.mark.every(3)
 def test_every_spelling_is_one_kernel(attend: Callable[[Any, Tensor], Tensor]) -> None:
     net = Spelled(attend, one=attend is not by_layers)
     for x in ((X,), (X, Y), (X[:1],)):
@@ -165,6 +166,7 @@ def given(m: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("attend", [masked, added, chosen, flagged, given], ids=lambda f: f.__name__)
+@pytest.mark.every(3)
 def test_every_causal_mask_is_one_kernel(attend: Callable[[Any, Tensor], Tensor]) -> None:
     net = Spelled(attend)
     for x in ((X,), (X[:1], Y)):
@@ -431,7 +433,7 @@ def decoder(width: int) -> nn.Module:
 
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
 @pytest.mark.parametrize("kind", ["cross", "grouped", "alibi", "decoder"])
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_mean_over_finite_networks(kind: str) -> None:
     x, nets, numbers = (X.float(), MEMORY.float()), 16, {"w_var": 1.0, "b_var": 0.1}
     make = decoder if kind == "decoder" else lambda width: Wide(width, kind)

@@ -59,7 +59,7 @@ def close(got: Tensor, want: Tensor, tolerance: float = 1e-12) -> None:
 
 @pytest.mark.parametrize("relu", PHI)
 @pytest.mark.parametrize(("n", "eps"), [(8, 0.0), (8, 1e-5), (4, 0.1)])
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 def test_monte_carlo(n: int, eps: float, relu: bool) -> None:
     cov, ntk = problem(n)
     draws = torch.randn(60_000, n, dtype=D, generator=torch.Generator().manual_seed(1))
@@ -115,6 +115,7 @@ def test_independent_samples_have_closed_forms(n: int) -> None:
     close(tangent, (centre * both - arccos / r) * n / (r - 2))
 
 
+@pytest.mark.slow
 def test_large_batches_tend_to_the_arccosine_kernel() -> None:
     """‖Gh‖²/n concentrates: BatchNorm becomes a division by the standard deviation, with error O(1/n)."""
     gaps = []
@@ -151,7 +152,7 @@ def test_traces(eps: float) -> None:
 @pytest.mark.parametrize("relu", PHI)
 @pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-5, 1e-1, 1e3])
 @pytest.mark.parametrize(("n", "d"), [(4, 50), (6, 3), (9, 50), (64, 200)])
-@pytest.mark.every(4)
+@pytest.mark.every(9)
 def test_quadrature_has_converged(n: int, d: int, eps: float, relu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     cov, ntk = problem(n, d)
     wide = torch.logspace(0, -4, n, dtype=D)  # eigenvalues over many orders of magnitude
@@ -233,6 +234,7 @@ def test_a_sample_at_the_mean() -> None:
 
 
 @pytest.mark.parametrize("relu", PHI)
+@pytest.mark.every(2)
 def test_derivatives(relu: bool) -> None:
     cov, ntk = (k.requires_grad_() for k in problem(5))
     assert torch.autograd.gradcheck(lambda a, b: normalized(a + a.T, b + b.T, relu=relu, eps=1e-2), (cov, ntk))
@@ -288,6 +290,7 @@ def block(i: int, o: int) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize(("depth", "width", "nets"), [(1, 512, 300), (2, 512, 60)])
+@pytest.mark.every(2)
 def test_finite_nets(depth: int, width: int, nets: int) -> None:
     """Linear–BatchNorm1d–ReLU, once and twice, then Linear: every parameter's part of the empirical tangent kernel."""
     torch.manual_seed(0)

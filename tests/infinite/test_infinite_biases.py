@@ -127,6 +127,7 @@ def test_mean_over_finite_networks(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["turned", "given", "expanded", "halved", "embedding"])
+@pytest.mark.every(3)
 def test_every_spelling_is_one_kernel(kind: str) -> None:
     for x in ((X,), (X, Y)):
         for got, want in zip(both(kind, *x), both("table", *x), strict=True):
@@ -168,6 +169,7 @@ def test_kernels_travel_round_and_are_symmetric() -> None:
     assert k.spec()["layers"] is not None
 
 
+@pytest.mark.slow
 def test_uniform_tables_are_drawn_uniform() -> None:
     """One of two keys: E σ(b₁ − b₂)² with uniform b, by the plain average over a grid."""
 
@@ -356,6 +358,7 @@ class Talking(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
+@pytest.mark.slow
 def test_talking_heads_over_finite_networks() -> None:
     """All parameters, and each of those that mix heads by itself."""
     x, nets, numbers = X[:2].float(), 16, {"w_var": {"": 1.0, "before": 2.0, "after": 1.5}, "b_var": 0.1}

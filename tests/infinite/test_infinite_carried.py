@@ -84,6 +84,7 @@ CASES: dict[str, tuple[Callable[[int], nn.Module], int, int, int]] = {  # networ
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_mean_over_networks(name: str) -> None:
     """NTK, and NNGP as the tangent kernel of the last layer alone, which finite networks have with less noise."""
     factory, size, width, nets = CASES[name]

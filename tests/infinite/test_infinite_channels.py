@@ -103,6 +103,7 @@ def _normed_heads(w: int) -> nn.Module:
         *(pytest.param(f, marks=pytest.mark.slow) for f in (_halves, _joined_and_added, _normed_heads)),
     ],
 )
+@pytest.mark.every(2)
 def test_finite_networks_tend_to_it(make: Callable[[int], nn.Module]) -> None:
     net, draws = make(192).double().eval(), 16
     limits = tg.infinite_ntk(net, b_var=0.1).both(VECTORS)
@@ -350,6 +351,7 @@ FIRST: dict[str, tuple[Forward, Forward, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", [*LAST, *FIRST])
+@pytest.mark.every(3)
 def test_spellings_of_one_network(name: str) -> None:
     torch.manual_seed(0)
     first, second, more = (LAST | FIRST)[name]

@@ -132,6 +132,7 @@ nets = pytest.mark.parametrize(
 
 
 @nets
+@pytest.mark.every(7)
 def test_float64_is_the_plain_recursion(name: str) -> None:
     x, y = images(3), images(2, seed=1)
     for found in (errors(NETS[name], x, b_var=0.1), errors(NETS[name], x, y, b_var=0.1)):
@@ -140,7 +141,7 @@ def test_float64_is_the_plain_recursion(name: str) -> None:
 
 @nets
 @pytest.mark.parametrize("real", ["float", "double"])
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 def test_a_cuda_compiler_would_take_it(name: str, real: Real) -> None:
     """What runs on the CPU has vectors for lanes and a header of its own; this is the header that a card gets."""
     program = cuda.make_program(plan_of(NETS[name], images(3)), real, True)
@@ -150,6 +151,7 @@ def test_a_cuda_compiler_would_take_it(name: str, real: Real) -> None:
 
 
 @nets
+@pytest.mark.every(4, 1)
 def test_float32_is_near(name: str) -> None:
     x = images(3)
     x[1], x[2] = x[0], x[0] + 1e-4 * x[1]  # equal and nearly equal images are computed in float64
@@ -160,12 +162,14 @@ def test_float32_is_near(name: str) -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(7, 5), (2, 2), (4, 40), (6, 28)])
+@pytest.mark.every(2)
 def test_any_size(height: int, width: int) -> None:
     """Odd widths, lanes that stay idle, images of more columns than a warp has lanes."""
     found = errors(stack(2), images(2, height, width), images(2, height, width, seed=1), dtype="float32")
     assert max(found.values()) < 2e-6
 
 
+@pytest.mark.slow
 def test_dead_pixels_and_flat_images() -> None:
     """Zero variance on either side, constant images, and images of one colour in several shades."""
     x = images(4)
@@ -176,6 +180,7 @@ def test_dead_pixels_and_flat_images() -> None:
     assert max(errors(NETS["relu"], x).values()) < 1e-9  # without biases black stays black
 
 
+@pytest.mark.slow
 def test_stages_share_a_stack() -> None:
     """A stack cut into several launches gives what one gives."""
     x, y = images(2), images(2, seed=1)
@@ -193,6 +198,7 @@ def test_stages_share_a_stack() -> None:
         assert torch.allclose(*(m.ntk for m in (met, found[0]) if m.ntk is not None), rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_portions_of_pairs() -> None:
     """However little room there is, the same pairs come out in the same order."""
     net = Serial(POOLED, GlobalAvgPool(), Linear())

@@ -95,6 +95,7 @@ def integral(fn: Callable[[Tensor], Tensor], rho: float, p: float, q: float) -> 
 
 
 @pytest.mark.parametrize("dual", [*CLOSED, SMOOTH], ids=repr)
+@pytest.mark.every(3)
 def test_moments_are_the_integrals(dual: Dual) -> None:
     slope = functools.partial(derivative, dual)
     for p, q in VARIANCES:
@@ -113,6 +114,7 @@ def test_moments_are_the_integrals(dual: Dual) -> None:
 
 
 @pytest.mark.parametrize("rho", [-0.99, -0.4, 0.3, 0.9, 0.9999])
+@pytest.mark.every(2)
 def test_piecewise_linear_by_conditioning(rho: float) -> None:
     """E[φ(u)g(u)], g(u) = E[φ(v)|u] in closed form, by adaptive integration over u; the same for φ'."""
     kinks, slopes = HARD.kinks, HARD.slopes
@@ -173,7 +175,7 @@ def test_zero_variance_and_rounding(dual: Dual) -> None:
 
 
 @pytest.mark.parametrize("dual", EVERY, ids=repr)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_gradients(dual: Dual) -> None:
     inputs = (tensor([[0.3, -0.4]]), tensor([[1.1]]), tensor([[0.9, 0.6]]))
     inputs = tuple(each.requires_grad_() for each in inputs)
@@ -322,6 +324,7 @@ def measured(dual: Quadrature, fine: Callable[[Tensor, Tensor, Tensor], tuple[Te
 
 
 @pytest.mark.parametrize("closed", [Gelu(), Sin(), Erf(), Gabor(), Monomial(3), RectifiedMonomial(4)], ids=repr)
+@pytest.mark.every(2)
 def test_stated_error_of_an_expansion(closed: Dual) -> None:
     dual = Quadrature(closed)
     assert dual.method == "expansion"
@@ -332,6 +335,7 @@ def test_stated_error_of_an_expansion(closed: Dual) -> None:
     assert measured(rough, closed.both) <= 3 * rough.error()
 
 
+@pytest.mark.slow
 def test_stated_error_with_kinks() -> None:
     table = Quadrature(torch.relu)
     assert (table.method, table.kinks) == ("table", (0.0,))
@@ -403,6 +407,7 @@ MODULES: list[nn.Module] = [
 
 
 @pytest.mark.parametrize("module", MODULES, ids=repr)
+@pytest.mark.every(3)
 def test_every_activation_of_torch(module: nn.Module) -> None:
     dual = recognize(module)
     assert dual is not None
@@ -506,6 +511,7 @@ EVERY_WAY = (nn.Tanh, nn.SiLU, nn.ELU, nn.Softsign, nn.Hardtanh)
     [pytest.param(*case, marks=[] if isinstance(case[0], EVERY_WAY) else pytest.mark.slow) for case in STRAIGHT],
     ids=repr,
 )
+@pytest.mark.every(2)
 def test_large_variances(module: nn.Module, kinks: tuple[float, ...]) -> None:
     """An expansion of tanh to 512 terms was off by 0.5 at the variance 1024."""
     dual = recognize(module)
@@ -522,6 +528,7 @@ def test_large_variances(module: nn.Module, kinks: tuple[float, ...]) -> None:
 
 
 @pytest.mark.parametrize("module", [each for each, _ in STRAIGHT[:-1]], ids=repr)
+@pytest.mark.every(3, 2)
 def test_copies_have_their_own_moments(module: nn.Module) -> None:
     dual = recognize(module)
     assert dual is not None
@@ -533,6 +540,7 @@ def test_copies_have_their_own_moments(module: nn.Module) -> None:
 
 @pytest.mark.parametrize("module", [nn.Tanh(), nn.Softplus(), nn.ELU()], ids=repr)
 @pytest.mark.parametrize("scale", [1.0, 3.0, 30.0])
+@pytest.mark.every(3)
 def test_near_copies_stay_positive_semidefinite(module: nn.Module, scale: float) -> None:
     dual = recognize(module)
     assert dual is not None
@@ -549,6 +557,7 @@ def test_near_copies_stay_positive_semidefinite(module: nn.Module, scale: float)
 
 
 @pytest.mark.parametrize("module", [nn.Tanh(), nn.ELU(), nn.Hardswish()], ids=repr)
+@pytest.mark.every(3)
 def test_gradients_at_large_variances(module: nn.Module) -> None:
     dual = recognize(module)
     assert dual is not None

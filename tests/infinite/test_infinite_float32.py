@@ -45,6 +45,7 @@ def test_close_to_float64_on_digits(net: inf.Serial, n: int) -> None:
 
 
 @pytest.mark.parametrize("net", [dense(20), stack(20, inf.Flatten()), stack(10, inf.GlobalAvgPool())])
+@pytest.mark.every(2)
 def test_copies_and_near_copies(net: inf.Serial) -> None:
     """From equal ones over those that are taken from float64 to the nearest that are not (cosine 0.99)."""
     x, noise = images(4), torch.randn(4, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -123,6 +123,7 @@ def drawn(kind: type[nn.RNNBase], width: int, options: dict[str, Any], nets: int
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_mean_over_networks(name: str) -> None:
     kind, options = CASES[name]
     exact = tg.infinite_ntk(Net(kind, **options), b_var=0.1).both(SERIES, OTHERS)
@@ -136,6 +137,7 @@ def test_mean_over_networks(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.every(2)
 def test_slope_in_width(kind: type[nn.RNNBase]) -> None:
     limit, widths = tg.infinite_ntk(Net(kind), b_var=0.1)(SERIES, OTHERS), (8, 128)
     off = [float((drawn(kind, w, {}, 12, "ntk") - limit).square().sum((1, 2)).mean().sqrt()) for w in widths]
@@ -189,6 +191,7 @@ class TimeFirst(nn.Module):
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 @pytest.mark.parametrize("read", ["last", "mean", "back"])
+@pytest.mark.every(4)
 def test_batch_on_axis_one(kind: type[nn.RNNBase], read: str) -> None:
     want = tg.infinite_ntk(Net(kind, read="mean" if read == "mean" else "out", num_layers=2), samples=64)(SERIES)
     torch.testing.assert_close(tg.infinite_ntk(TimeFirst(kind, read), samples=64)(SERIES), want)
@@ -211,6 +214,7 @@ def test_layers_are_those_of_modules() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.every(2)
 def test_promises(kind: type[nn.RNNBase]) -> None:
     x = torch.cat([SERIES, SERIES[:1], SERIES[:1] + 1e-7])  # a copy, and nearly one
     k = tg.infinite_ntk(Net(kind), b_var=0.1, samples=512)
@@ -228,6 +232,7 @@ def test_promises(kind: type[nn.RNNBase]) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.every(2)
 def test_error_is_that_of_the_draws(kind: type[nn.RNNBase]) -> None:
     few, many = (tg.infinite_ntk(Net(kind), b_var=0.1, samples=n) for n in (256, 16384))
     off, error = (few(SERIES) - many(SERIES)).abs(), few.error(SERIES)

@@ -237,6 +237,7 @@ SETTINGS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.every(3)
 def test_wide_multihead_attention(name: str) -> None:
     """nn.MultiheadAttention, each of its parameters alone and the layer below it, to four standard errors."""
     biases, finite_masks, masks = SETTINGS[name]
@@ -293,6 +294,7 @@ def errors(
     return nngp, torch.stack(theta).std(0) if theta else None
 
 
+@pytest.mark.slow
 def test_errors_fall_as_stated() -> None:
     """At least as the root of the number of draws, and faster until all directions are drawn; `errors` says it."""
     x, y = inputs(2, 4, seed=1), inputs(2, 4, seed=2)

@@ -61,6 +61,7 @@ def uniform_moments(x: Tensor, act: Fn, w_bound: float, b_bound: float, draws: i
 
 @pytest.mark.parametrize("d", [1, 6])
 @pytest.mark.parametrize("act", [nn.Tanh, nn.ReLU])
+@pytest.mark.every(3)
 def test_first_layer_of_few_inputs_has_its_own_law(d: int, act: type[nn.Module]) -> None:
     """Θ = m·E[φφ'] + 1 + (x·y + 1)·E[φ'φ']/3 of two layers of width m; better than half a per cent."""
     x, m = inputs(d), 512
@@ -82,6 +83,7 @@ def test_first_layer_of_few_inputs_has_its_own_law(d: int, act: type[nn.Module])
 
 @pytest.mark.parametrize("d", [1, 6])
 @pytest.mark.parametrize("act", [nn.Tanh, nn.ReLU])
+@pytest.mark.every(3)
 def test_finite_networks_tend_to_it(d: int, act: type[nn.Module]) -> None:
     """Three layers as torch initialises them: within three standard errors, where the Gaussian limit is not."""
     x, width, nets = inputs(d), 384, 48

@@ -39,6 +39,7 @@ def test_cosine_and_sum() -> None:
     torch.testing.assert_close(tg.cosine(tg.sum(k, tg.scale(k, 2.0)))(x), want)
 
 
+@pytest.mark.slow
 def test_errors_of_draws() -> None:
     """None for closed forms; for softmax attention as large as other seeds scatter, and smaller with more samples."""
     x = torch.randn(3, 4, 6, dtype=torch.float64)

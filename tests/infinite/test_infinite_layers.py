@@ -198,6 +198,7 @@ WHERE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
 
 
 @pytest.mark.parametrize("name", WHERE)
+@pytest.mark.every(2)
 def test_choices_are_activations(name: str) -> None:
     mine, torchs = WHERE[name]
     parts = {"a": nn.Linear(6, WIDTH), "b": nn.Linear(WIDTH, 1)}
@@ -437,7 +438,7 @@ FINITE: dict[str, tuple[Callable[[int], nn.Module], Tensor, int, int]] = {  # ne
 
 
 @pytest.mark.parametrize("name", FINITE)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_mean_over_networks(name: str) -> None:
     """NNGP and NTK of finite draws, their mean within their standard errors of the limit."""
     factory, x, width, nets = FINITE[name]

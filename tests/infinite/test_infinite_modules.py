@@ -562,6 +562,7 @@ def test_convolutions(stride: int, pad: int, dilation: int, circular: bool) -> N
         nn.Upsample(size=(7, 10)),
     ],
 )
+@pytest.mark.every(3)
 def test_pooling_between_convolutions(pool: nn.Module) -> None:
     x = images(2, 2, 5)
     m = Moments(x, 1).conv(3, pad=1).relu().positions(pool).conv(1).relu()
@@ -801,6 +802,7 @@ def test_attention_of_one_position_is_two_linear_layers() -> None:
     close(tg.infinite_ntk(Attend(), b_var=0.1, samples=8).both(same), tg.infinite_ntk(linear, b_var=0.1).both(x[:, 0]))
 
 
+@pytest.mark.slow
 def test_vision_transformer() -> None:
     x = images(4, 2, 4)
     k = tg.infinite_ntk(ViT().eval(), samples=64)
@@ -963,7 +965,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 def test_is_a_kernel(name: str) -> None:
     model, x = (make() for make in CASES[name])
     tg.testing.check_kernel(tg.infinite_ntk(model, b_var=0.1), x)

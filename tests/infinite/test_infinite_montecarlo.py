@@ -167,6 +167,7 @@ def finite(factory: Callable[[int], nn.Module], width: int, x: Any, nets: int, o
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")  # recurrent gradients go through torch.func
 @pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in LONG else k for k in CASES])
 @pytest.mark.filterwarnings("ignore:.*groups of .* channels")  # narrow ones
+@pytest.mark.every(3)
 def test_mean_over_networks(name: str) -> None:
     factory, x, width, nets, options = CASES[name]
     module = factory(8).eval()
@@ -183,6 +184,7 @@ def test_mean_over_networks(name: str) -> None:
     assert float(error.abs().max() / exact.abs().max()) < 0.1  # enough networks to tell
 
 
+@pytest.mark.slow
 def test_batch_norm_over_a_batch() -> None:
     """The kernel of the whole batch: its statistics couple the samples, so the Jacobian is taken of all at once."""
     torch.manual_seed(2)
@@ -213,6 +215,7 @@ def test_batch_norm_over_a_batch() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*groups of .* channels")
+@pytest.mark.every(2)
 def test_slope_in_width(name: str) -> None:
     """‖Θ_m − Θ‖ ~ m^-½."""
     factory, x, _, _, options = CASES[name]

@@ -76,6 +76,7 @@ CASES: dict[str, Callable[[int], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_mean_over_networks(name: str) -> None:
     """NNGP and NTK of 100 finite networks, whose one output is drawn anew with each."""
     module, nets, numbers = CASES[name](192).double(), 100, {"w_var": 1.5, "b_var": 0.1}

@@ -200,6 +200,7 @@ FREE: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", FREE)
+@pytest.mark.every(3)
 def test_what_fx_cannot_trace_is_run(name: str) -> None:
     model = Any1(FREE[name], a=nn.Linear(3, 1), b=nn.Linear(3, 2))
     kernel = recorded(model)

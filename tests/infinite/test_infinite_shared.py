@@ -224,7 +224,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 def test_finite_networks(name: str) -> None:
     make, inputs = CASES[name]
     torch.manual_seed(0)
@@ -369,6 +369,7 @@ ENCODERS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[], dict[str, Any]
 
 
 @pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.every(3)
 def test_a_difference_is_four_kernels(name: str) -> None:
     """f(x) = g(x) − g(x') of one linear read-out: its kernels are those of g, by both of their arguments."""
     g, parts, inputs = ENCODERS[name]
@@ -385,6 +386,7 @@ def test_a_difference_is_four_kernels(name: str) -> None:
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("all_times", [False, True])
+@pytest.mark.every(3)
 def test_a_cell_in_a_loop_is_an_rnn(activation: str, all_times: bool) -> None:
     act = getattr(torch, activation)
 

@@ -246,6 +246,7 @@ CASES: dict[str, tuple[Callable[[int], nn.Module], int, int, int]] = {  # networ
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_mean_over_networks(name: str) -> None:
     factory, width, nets, samples = CASES[name]
     x = images()

@@ -40,6 +40,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.every(3)
 def test_operators_make_what_sum_and_scale_make(kind: str) -> None:
     k = KINDS[kind]
     other = Quadratic() if kind != "full" else k
@@ -104,6 +105,7 @@ def test_what_is_no_kernel_is_refused(attempt: Callable[..., object], message: s
 
 
 @pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.every(2)
 def test_summands_that_compute_in_different_types_each_get_their_own(order: int) -> None:
     """float32, float64 and an infinite kernel, which computes in float64: each part is what it is alone."""
     parts = [tg.trace_ntk(MODEL), tg.trace_ntk(MODEL, dtype="float64"), tg.infinite_ntk(MODEL)][::order]
@@ -123,7 +125,7 @@ def test_kernels_without_features_say_so() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_the_cosine_of_every_kernel(kind: str) -> None:
     k = KINDS[kind]
     other = tg.full_ntk(MODEL) if kind == "full" else Quadratic()
@@ -167,6 +169,7 @@ def test_costs_of_combinations() -> None:
             other.costs(X)
 
 
+@pytest.mark.slow
 def test_check_kernel_goes_by_the_coarsest_part() -> None:
     narrow, wide = tg.trace_ntk(MODEL), tg.infinite_ntk(MODEL)
     for k in (wide + narrow, tg.cosine(2 * (narrow + wide)), tg.cosine(tg.trace_ntk(MODEL) + Quadratic())):

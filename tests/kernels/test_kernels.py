@@ -153,6 +153,7 @@ def test_combinators() -> None:
         ),
     ],
 )
+@pytest.mark.every(3)
 def test_conformance(kernel: str, dtype: torch.dtype) -> None:
     model, x = lenet5(4, size=20).to(dtype).eval(), torch.randn(5, 3, 20, 20, dtype=dtype)
     made = {

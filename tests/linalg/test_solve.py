@@ -112,7 +112,7 @@ def gram(request: pytest.FixtureRequest, grams: dict[tuple[bool, bool], Gram]) -
 
 
 @EACH
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 def test_answers_equal_numpys(gram: Any, solver: Solver) -> None:
     k = flat(gram)
     reg = 1e-2 * float(np.trace(k)) / len(k)
@@ -144,6 +144,7 @@ def test_without_reg_the_system_is_k_itself(grams: dict[tuple[bool, bool], Gram]
     "solver", [CG(None), CG(Nystrom(rank=4)), CG(PartialCholesky(4)), Cholesky(F32, refine=0), Cholesky(F32, refine=1)]
 )
 @pytest.mark.parametrize("kind", ["dense", "stored", "full stored", "cosine of stored"])
+@pytest.mark.every(3)
 def test_the_residual_is_that_of_the_answer(grams: dict[tuple[bool, bool], Gram], kind: str, solver: Solver) -> None:
     """With answers that are not exact, so that a residual by recursion or of another iterate would differ."""
     full, disk, make = KINDS[kind]

@@ -108,6 +108,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_kernels_equal_the_jacobian_products(name: str) -> None:
     make, shape = CASES[name]
     model = make()
@@ -130,6 +131,7 @@ def spread(make: Callable[[], nn.Module], x: Tensor, seeds: int) -> Tensor:
 
 
 @pytest.mark.parametrize("width", [2, 8, 128])
+@pytest.mark.every(3)
 def test_outputs_of_ntk_mlps_have_the_variance_of_the_limit(width: int) -> None:
     """E f² = 1 + ½(1 + ½(1 + |x|²)) at every width: ReLU halves the second moment of a centred variable."""
     x = torch.tensor([1.0, -2, 0.5])
@@ -138,6 +140,7 @@ def test_outputs_of_ntk_mlps_have_the_variance_of_the_limit(width: int) -> None:
     assert abs(found.mean() - want) < 3.5 * found.std() / len(found) ** 0.5
 
 
+@pytest.mark.slow
 def test_outputs_of_small_cnns_have_a_variance_that_width_leaves() -> None:
     x = torch.randn(1, 1, 16, 16)
     narrow = spread(lambda: small_cnn(size=16, width=1, hidden=(4, 4)), x, 400)
@@ -688,6 +691,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "options",
     [{}, {"optimizer": "adam", "schedule": "onecycle", "lr": 0.01}, {"loss": "mse", "schedule": "cosine", "lr": 0.2}],
 )
+@pytest.mark.every(3)
 def test_digits_are_learnt_by_an_mlp(options: dict[str, object]) -> None:
     x, y, u, v = digits()
     model = initialized(lambda: mlp([64, 64, 10]), 0)
@@ -702,6 +706,7 @@ def test_digits_are_learnt_by_an_mlp(options: dict[str, object]) -> None:
     [lambda: small_cnn(size=16, width=4), lambda: mlp([256, 50, 50, 1], parametrization="ntk")],
     ids=["small_cnn", "mlp"],
 )
+@pytest.mark.every(2)
 def test_two_digits_are_learnt_by_one_output(make: Callable[[], nn.Module]) -> None:
     """Engel et al.'s setting: two classes, one output, its sigmoid, squared loss, the NTK parametrisation."""
     x, y, _, _ = digits()

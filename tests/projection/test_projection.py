@@ -345,7 +345,7 @@ def by_module(shapes: Shapes, dim: int) -> dict[str, int]:
         for kind in KINDS
     ],
 )
-@pytest.mark.every(5)
+@pytest.mark.every(9)
 def test_features_are_those_of_the_second_program(name: str, kind: str) -> None:
     seed = 5
     shapes = {k: v.shape[2:] for k, v in net(name, "trace")[2].items()}
@@ -371,7 +371,7 @@ def quick(made: Any, x: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("case", EVERY)
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 def test_every_architecture(case: Case) -> None:
     """The kinds that take gradients by ranges of columns, in every order in which a rule may give them."""
     model, x = build(case, 2)
@@ -629,7 +629,7 @@ def predicted_variance(w: World, options: Mapping[str, Any], joint: bool) -> np.
         if head == "trace" or (options["kind"] in ("gaussian", "sparse") and options["dim"] == 24)
     ],
 )
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 def test_unbiased_with_the_variance_of_the_matrix(options: dict[str, Any], head: str) -> None:
     w, joint = world("pseudo" if head == "pseudo" else "trace"), head == "joint"
     agrees(w.residuals(joint=joint, **options), predicted_variance(w, options, joint))
@@ -692,6 +692,7 @@ def refused(what: Callable[[], Any], message: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["sparse", "hadamard"])
+@pytest.mark.every(2)
 def test_parameters_of_a_single_entry(kind: str) -> None:
     """However many there are, and first entries of others: their columns of the matrix are as independent as any."""
     torch.manual_seed(0)
@@ -785,6 +786,7 @@ def test_the_error_falls_with_the_dimension(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rademacher", "gaussian", "sparse", "hadamard"])
+@pytest.mark.every(2)
 def test_the_dimension_that_an_error_needs(kind: str) -> None:
     kernel, x = wide(kind)
     first = tg.projection_error(kernel, tg.projected(kernel, 64, kind, 1000), x)
@@ -854,6 +856,7 @@ def test_conformance(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sparse", "kronecker"])
+@pytest.mark.every(2)
 def test_conformance_in_32_and_16_bits(kind: str) -> None:
     model, x = mlp([5, 9, 3], nn.Tanh), torch.randn(4, 5)
     tg.testing.check_kernel(

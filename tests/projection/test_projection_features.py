@@ -98,7 +98,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("net", "kind"), RUNS)
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 def test_tiles_do_not_matter(net: Any, kind: str) -> None:
     kernel, x, phi = made(net, kind)
     assert phi.dtype == torch.float32
@@ -108,7 +108,7 @@ def test_tiles_do_not_matter(net: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("net", "kind"), [*RUNS, (small_perceptron, "sparse")])
-@pytest.mark.every(3, 2)
+@pytest.mark.every(5, 2)
 def test_memory_does_not_matter(net: Any, kind: str) -> None:
     """Down to the least with which there is any answer."""
     kernel, x, phi = made(net, kind)
@@ -125,7 +125,7 @@ def memory_needed(kernel: tg.Kernel, x: Any) -> int:
 
 
 @pytest.mark.parametrize(("net", "kind"), RUNS)
-@pytest.mark.every(3, 1)
+@pytest.mark.every(5, 1)
 def test_the_other_samples_do_not_matter(net: Any, kind: str) -> None:
     """Splitting by hand, another order, alone."""
     kernel, x, phi = made(net, kind)
@@ -137,6 +137,7 @@ def test_the_other_samples_do_not_matter(net: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.every(3)
 def test_whole_batches_of_small_layers(kind: str) -> None:
     """Products of a few numbers have other bits in other rows of a batch (MKL): a tile holds whole batches."""
     kernel, x, phi = made(small_perceptron, kind)
@@ -145,6 +146,7 @@ def test_whole_batches_of_small_layers(kind: str) -> None:
     assert torch.equal(torch.cat([kernel.features(x[:16]), kernel.features(x[16:])]), phi)
 
 
+@pytest.mark.slow
 def test_workers_do_not_matter(workers: tg.Workers) -> None:
     for net, kind in ((perceptron, "rademacher"), (convolutions, "random-mask")):
         kernel, x, phi = made(net, kind)
@@ -421,6 +423,7 @@ def test_padding_and_repeated_tokens(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sparse", "rademacher", "kronecker", "random-mask"])
+@pytest.mark.every(3)
 def test_a_large_vocabulary_is_not_written_out(kind: str) -> None:
     """Gradients of 200,000 rows, of which a sample has six."""
     model = Net(lambda net, x: net.e(x).mean(1), e=nn.Embedding(200_000, 8))
@@ -599,7 +602,7 @@ def test_one_output_has_no_dimension_of_its_own(make: Any, tmp_path: Path) -> No
     assert torch.equal(kernel.diag(stored), kernel.diag(x))
 
 
-def test_a_store_in_place_of_inputs(whole: Path, tmp_path: Path, workers: tg.Workers) -> None:
+def test_a_store_in_place_of_inputs(whole: Path, tmp_path: Path) -> None:
     kernel, x, y = tg.projected(small(), 24), inputs(), inputs(230)[200:]
     stored = open_features(whole)
     want = kernel(x, y)
@@ -609,11 +612,17 @@ def test_a_store_in_place_of_inputs(whole: Path, tmp_path: Path, workers: tg.Wor
     gram = tg.compute(kernel, stored, y, store=tmp_path / "gram", tile=50, progress=False)
     torch.testing.assert_close(gram.dense(), want)
     assert torch.equal(kernel.features(stored), kernel.features(x))
-    there = tg.compute(kernel, stored, y, tile=100, executor=workers, progress=False)
-    torch.testing.assert_close(there.dense(), want)
+
+
+@pytest.mark.slow
+def test_workers_read_a_store_in_place_of_inputs(whole: Path, workers: tg.Workers) -> None:
+    kernel, x, y = tg.projected(small(), 24), inputs(), inputs(230)[200:]
+    there = tg.compute(kernel, open_features(whole), y, tile=100, executor=workers, progress=False)
+    torch.testing.assert_close(there.dense(), kernel(x, y))
 
 
 @pytest.mark.parametrize("combine", [tg.cosine, lambda k: tg.scale(k, 2.0), lambda k: tg.sum(k, k)])
+@pytest.mark.every(3)
 def test_a_store_in_place_of_inputs_of_combined_kernels(whole: Path, combine: Any) -> None:
     """Engel et al.'s kernels are cosines."""
     kernel, x, y = combine(tg.projected(small(), 24)), inputs(), inputs(230)[200:]

@@ -90,6 +90,7 @@ BOTH = [False, True]
 @pytest.mark.parametrize("weighted", BOTH)
 @pytest.mark.parametrize("shifted", BOTH)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.every(3)
 def test_ridge_without_each_sample_is_that_fit(
     kind: dict[str, Any], shifted: bool, weighted: bool, grouped: bool, tmp_path: Path
 ) -> None:
@@ -231,6 +232,7 @@ def labelled(kind: str, q: int, p: int, n: int = 18) -> tuple[Tensor, Tensor, Te
 @pytest.mark.parametrize("grouped", BOTH)
 @pytest.mark.parametrize("bias", BOTH)
 @pytest.mark.parametrize(("kind", "q", "p"), LOGISTIC)
+@pytest.mark.every(5)
 def test_logistic_without_each_sample(kind: str, q: int, p: int, bias: bool, grouped: bool) -> None:
     """All fits, made again; and one Newton step, by the Hessian that autograd gives."""
     phi, y, f0, w = labelled(kind, q, p)

@@ -126,6 +126,7 @@ WITHOUT_LAST_LAYER = ("flat_positions_major", "attention_cross")  # whose input 
 
 @pytest.mark.filterwarnings("ignore::tangency.PerformanceWarning", "ignore:.*batching rule.*:UserWarning")
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_kernels_are_products_of_their_feature_matrices(name: str) -> None:
     """Also between two batches: the columns mean the same in each."""
     model, every = build(next(case for case in ZOO if case.name == name), 5)
@@ -151,6 +152,7 @@ def test_kernels_are_products_of_their_feature_matrices(name: str) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("q", [None, 1, 3])
 @pytest.mark.parametrize("options", ["", "f0", "weights", "f0 weights", "f0 weights zero"])
+@pytest.mark.every(7)
 def test_ridge_is_ridge_on_the_features(kernel: str, q: int | None, options: str) -> None:
     data = features(kernel)
     y, f0, f0_z = data.targets(q)
@@ -1409,6 +1411,7 @@ def test_results_are_short_in_print_and_whole_in_json() -> None:
     assert len(study.plot().axes) == 2
 
 
+@pytest.mark.slow
 def test_pseudo_ntk_regression_tends_to_the_full_one_with_width() -> None:
     """Mohamadi et al. 2023: the outputs of kernel regression with pNTK⊗I and with the full NTK meet as 1/√width."""
     x, z, y = normal(12, 4), normal(5, 4), normal(12, 3)

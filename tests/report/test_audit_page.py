@@ -241,6 +241,7 @@ def decide_all(page: Any, decided: dict[int, tuple[str, int | None]]) -> None:
         page.click(f"#{action}")
 
 
+@pytest.mark.every(2)
 def test_what_was_decided_is_applied(
     show: Opener, nasty: Audit, page_of: Callable[[Audit], Path], decided: dict[int, Any], tmp_path: Path
 ) -> None:
@@ -355,6 +356,7 @@ def test_files_of_other_data_are_refused(
     page.wait_for_selector("#undo:enabled")
 
 
+@pytest.mark.slow
 def test_without_storage_the_page_says_so_and_still_writes(
     show: Opener, found: Audit, page_of: Callable[[Audit], Path], tmp_path: Path
 ) -> None:
@@ -370,6 +372,7 @@ def test_without_storage_the_page_says_so_and_still_writes(
     assert len(clean) == 159
 
 
+@pytest.mark.slow
 def test_decisions_about_other_labels_are_not_mixed_up(show: Opener, found: Audit, tmp_path: Path) -> None:
     path = report.write(found, tmp_path / "page.html")
     page = show(path, hash=f"#suspect={likely(found)[2]}")  # the address says which is shown
@@ -388,6 +391,7 @@ def test_decisions_about_other_labels_are_not_mixed_up(show: Opener, found: Audi
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.every(3)
 def test_nothing_serious_and_nothing_cut_off(
     show: Opener, axe: str, found: Audit, nasty: Audit, page_of: Callable[[Audit], Path], width: int, scheme: str
 ) -> None:
@@ -413,6 +417,7 @@ def test_nothing_serious_and_nothing_cut_off(
         assert NAMES[-1] in page.inner_text("#by-given")
 
 
+@pytest.mark.slow
 def test_two_hundred_classes_with_long_names_on_a_phone(show: Opener) -> None:
     names = tuple(f"a kind of thing with a very long name, which goes on and on, number {k}" for k in range(200))
     a = audited("rows", n=400, c=200, m=0, wrong=12, names=names, ids=False)
@@ -425,6 +430,7 @@ def test_two_hundred_classes_with_long_names_on_a_phone(show: Opener) -> None:
     assert page.locator("#suspect .across tbody tr").count() == 7
 
 
+@pytest.mark.slow
 def test_a_step_draws_little_also_with_many_suspects(show: Opener) -> None:
     a = audited("pictures", n=1600, m=0, wrong=300, samples=1500, twice=False, ids=False)
     page = show(a)
@@ -516,6 +522,7 @@ def test_decisions_and_an_audit_on_one_page(show: Opener, found: Audit, tmp_path
     assert len(clean) == 159
 
 
+@pytest.mark.slow
 def test_a_small_limit_lowers_quality_then_neighbours_then_suspects() -> None:
     a = audited("pictures", n=200, m=0, samples=120, wrong=30)
     limit = len(report.build(a).encode())

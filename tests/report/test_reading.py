@@ -66,6 +66,7 @@ def test_similarity_is_said_as_a_cosine_where_it_is_known(show: Opener) -> None:
     assert "cosine" not in page.inner_text("[data-list=similar] h4")
 
 
+@pytest.mark.slow
 def test_the_page_opens_on_a_misclassified_sample(show: Opener, poisoned: Decisions, poisoned_page: Path) -> None:
     assert opening(poisoned) != int(poisoned.shown[0])
     page = show(poisoned_page)
@@ -79,6 +80,7 @@ def test_the_page_opens_on_a_misclassified_sample(show: Opener, poisoned: Decisi
 # ---- phones ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fifty_classes_on_a_phone(show: Opener) -> None:
     """The matrix has all of them, scrolls inside its card, and keeps its names in sight."""
     d = pictured(c=50, noise=1.4, shown=10)
@@ -152,6 +154,7 @@ def test_hints_are_for_what_is_at_hand(show: Opener, poisoned: Decisions, poison
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("kind", ["pictures", "texts", "rows"])
+@pytest.mark.every(4)
 def test_axe_finds_nothing_serious(show: Opener, axe: str, poisoned: Decisions, kind: str, scheme: str) -> None:
     made = {"pictures": lambda: poisoned, "texts": written, "rows": tabled}[kind]()
     views = tuple(replace(v, chance=Interval(-0.1, 0.75)) for v in made.explanations)  # one that it does not clear

@@ -137,6 +137,7 @@ def rejections(n: int, repeats: int, **options: Any) -> Tensor:
     return torch.tensor(rejected).double().mean(0)
 
 
+@pytest.mark.slow
 def test_the_level_holds_roughly() -> None:
     rate = rejections(45, 20, draws=39)
     # Of 20 samples at 5 %, more than 4 rejections have a probability of 0.003.

@@ -71,6 +71,7 @@ def wrong(kind: str, draw: Draw, draws: int) -> float:
 
 
 @pytest.mark.parametrize("name", ensembles(300, 200))
+@pytest.mark.every(2)
 def test_kinds_of_known_ensembles(name: str) -> None:
     kind, draw = ensembles(300, 200)[name]
     assert wrong(kind, draw, 6) <= 1 / 6

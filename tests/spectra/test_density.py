@@ -238,6 +238,7 @@ HEADS: dict[str, Callable[[nn.Module], Any]] = {
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
+@pytest.mark.every(3)
 def test_products_and_alignments_without_the_gram(name: str, head: str) -> None:
     """K v, and α(f) = fᵀ Θ f / n² to 1e-8."""
     torch.manual_seed(0)

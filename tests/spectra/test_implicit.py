@@ -38,6 +38,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("head", [tg.full_ntk, tg.trace_ntk, tg.pseudo_ntk])
 @pytest.mark.parametrize("net", [conv, dense])
+@pytest.mark.every(4)
 def test_together_as_one_by_one(net: Any, head: Any) -> None:
     """With as many vectors as channels or samples, too, where wrong batching rules have been seen to hide."""
     torch.manual_seed(0)

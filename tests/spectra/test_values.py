@@ -275,6 +275,7 @@ def test_where_a_tail_begins_is_found() -> None:
     assert len(fit.plot().axes[0].lines) == 2
 
 
+@pytest.mark.slow
 def test_p_is_uniform_for_power_laws_and_small_for_others() -> None:
     p = torch.tensor([S.power_law(pareto(2.5, 120, seed), draws=40, seed=seed).p for seed in range(30)])
     assert 0.3 < float(p.mean()) < 0.75

@@ -212,6 +212,7 @@ def test_training_goes_on_where_gradients_are_off() -> None:
     assert found.last.train["NN"] < found.moments[0].train["NN"]
 
 
+@pytest.mark.slow
 def test_one_unit_is_learned_and_kernels_do_not() -> None:
     found = tg.studies.single_unit([2, 16], samples=300, test=500, width=32, seeds=1, steps=2000, progress=False)
     for k in (0, 1):

@@ -140,7 +140,7 @@ WIDE = {
 @pytest.mark.filterwarnings("ignore::tangency.errors.PerformanceWarning")
 @pytest.mark.parametrize("kind", WIDE)
 @pytest.mark.parametrize("parametrization", ["ntk", "standard"])
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_wide_networks_come_near_their_limit(kind: str, parametrization: str) -> None:
     """With biases, in both parametrisations; averaged over seeds, so the tolerance is a few standard errors."""
     factory, inputs = WIDE[kind]
@@ -173,6 +173,7 @@ def deep(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
 
 
+@pytest.mark.slow
 def test_distance_falls_with_the_root_of_the_width() -> None:
     found = tg.studies.convergence(deep, [32, 64, 128, 256], torch.randn(8, 5), w_var=1.5, b_var=0.1, seeds=6)
     for name in ("ntk", "nngp"):
@@ -186,6 +187,7 @@ def test_distance_falls_with_the_root_of_the_width() -> None:
 
 
 @pytest.mark.parametrize("twin", [False, True])
+@pytest.mark.every(2)
 def test_training_stays_near_the_limit_and_within_the_bounds(twin: bool) -> None:
     x, y = torch.randn(6, 5), torch.tensor([1.0, -1, 1, 1, -1, -1])
     spec = GradientDescent(y, steps=30, every=15, twin=twin)
@@ -296,6 +298,7 @@ def test_fixed_points_are_where_deep_kernels_go(w: float, b: float) -> None:
     assert nearer == pytest.approx(found.chi_c, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_boundary_of_order_and_chaos() -> None:
     assert boundary(Relu(), [0.0, 0.5]).tolist() == [2.0, 2.0]
     assert float(boundary(Erf(), [0.0])[0]) == pytest.approx(math.pi / 4)
@@ -312,6 +315,7 @@ def test_boundary_of_order_and_chaos() -> None:
 
 
 @pytest.mark.parametrize("activation", [Erf(), Relu(), Quadrature(torch.tanh)])
+@pytest.mark.every(2)
 def test_condition_is_that_of_the_infinite_kernel(activation: object) -> None:
     x, z, y = torch.randn(7, 5).double(), torch.randn(4, 5).double(), torch.randn(7, 2).double()
     depths = [6, 0, 1, 6]

@@ -328,6 +328,7 @@ def test_a_tolerance_for_ties_that_cannot_be_is_refused(ties: Any) -> None:
 @pytest.mark.parametrize("classes", [2, 3, 4])
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("reg", [None, 1e-3, 30.0])
+@pytest.mark.every(5)
 def test_the_gradient_vanishes_at_the_answer(classes: int, weights: str, reg: float | None) -> None:
     """By autograd, on the objective as written; and it is what the answer says of itself."""
     data = Problem(classes)
@@ -490,6 +491,7 @@ def test_classes_in_another_order_have_their_weights_in_that_order(order: list[i
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("reg", [1e-2, 1.0])
+@pytest.mark.every(3)
 def test_how_many_eigenvectors_lead_does_not_change_the_answer(classes: int, reg: float) -> None:
     """None, few, half, all, more than there are; of small matrices, too."""
     for n in (12, 40):
@@ -531,6 +533,7 @@ def grams(tmp_path: Path, tile: int) -> dict[str, tuple[Any, Any, Any, Any]]:
 
 @pytest.mark.parametrize("which", ["kernel", "cosine"])
 @pytest.mark.parametrize("rank", [0, 512])
+@pytest.mark.every(3)
 def test_grams_on_disk_and_in_memory_fit_alike(which: str, rank: int, tmp_path: Path) -> None:
     dense, far, own, cross = grams(tmp_path, 20)[which]
     assert not own._in_memory
@@ -569,6 +572,7 @@ def excess(K: Tensor, y: Tensor, w: Tensor, found: Surrogate, best: Surrogate) -
 
 
 @pytest.mark.parametrize(("classes", "scale"), [(2, 1.0), (4, 1e-2), (2, 1e3)])
+@pytest.mark.every(3)
 def test_stochastic_descent_comes_near_the_optimum(classes: int, scale: float) -> None:
     """Whatever the scale of the kernel, since its default reg goes with that."""
     data = Problem(classes, n=200)
@@ -752,6 +756,7 @@ def separated(classes: int, kernel: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("kernel", ["rbf", "linear"])
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("factor", [1.0, 1e-3, 1e-6, 1e-8])
+@pytest.mark.every(3)
 def test_separated_classes_are_fitted_to_the_optimum_however_small_reg_is(
     classes: int, kernel: str, factor: float
 ) -> None:
@@ -1206,6 +1211,7 @@ def test_many_resamples_of_many_samples_are_drawn_in_batches(monkeypatch: pytest
     assert parts.intervals["tau"].low == pytest.approx(whole.intervals["tau"].low, abs=0.03)
 
 
+@pytest.mark.slow
 def test_intervals_have_about_their_nominal_coverage() -> None:
     """Samples of a population whose τ, accuracies and correlation are known: log-odds are normal with correlation ρ."""
     rho, shift, m, trials = 0.7, (0.6, 0.3), 80, 200

@@ -54,6 +54,7 @@ def wrong() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.every(2)
 def test_the_page_shows_the_verdict_and_a_curve_for_each(
     browser: Any, axe: str, log: Path, tmp_path: Path, wrong: list[str], width: int, scheme: str
 ) -> None:

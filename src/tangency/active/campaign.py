@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .._base import checks, fingerprint, strict_json, tree
 from .._base.files import path, read, writable, write
 from .._base.results import brief, environment
+from .._base.targets import by_name, column, read_targets
 from .._base.types import FilePath, Inputs, Int, Json, Memory, Numbers
 from ..datasets.accepted import names, tensors, whole
 from ..errors import InputError, TangencyWarning
@@ -245,18 +245,11 @@ class Campaign:
     def _numbers(self, labels: Numbers | Sequence[str], count: int) -> Int[Tensor, " k"]:
         if isinstance(labels, str):
             raise InputError(f"labels is {labels!r}; needed: a list, one label for each sample.")
-        if isinstance(labels, np.ndarray) and labels.dtype.kind in "UO":
-            labels = labels.tolist()
-        if isinstance(labels, Sequence) and any(isinstance(v, str) for v in labels):
-            for name in labels:
-                if name not in self.names:
-                    hint = checks.suggest(str(name), self.names)
-                    raise InputError(
-                        f"there is no class {name!r}.{hint} There are {checks.some(list(map(repr, self.names)), 10)}."
-                    )
-            labels = [self.names.index(str(v)) for v in labels]
-        y = tree.numbers(labels, "labels")  # type: ignore[arg-type]  # no names are left
-        if y.dim() != 1 or len(y) != count or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        if by_name(labels):
+            y = read_targets(labels, "labels", names=self.names).values
+        else:
+            y = tree.numbers(column(labels), "labels")
+        if y.dim() != 1 or len(y) != count or y.is_floating_point() or y.is_complex():
             raise InputError(
                 f"labels are {y.dtype} of shape {tuple(y.shape)}; needed: a class for each of the {count} samples."
             )

@@ -22,6 +22,7 @@ from torch import Tensor
 from .._base import checks, tree
 from .._base.memory import BATCH_ON_CPU, free_memory
 from .._base.results import Result
+from .._base.targets import by_name, column, read_targets
 from .._base.types import Array, Float, Int, Memory, Numbers
 from ..datasets.accepted import whole
 from ..errors import InputError, NotPositiveDefinite
@@ -332,7 +333,14 @@ def default_reg(gram: Gram) -> float:
 
 def wanted_outputs(targets: Numbers, count: int, classes: int | None) -> Float[Tensor, "k c"]:
     """Classes as rows of 0 and 1, real outputs as they are."""
-    t = tree.numbers(targets, "targets")
+    if classes is None:
+        ask = "If these are classes, give them as integers: targets.long(); if real outputs, as a column: [:, None]."
+        given = column(targets)
+        t = tree.numbers(given, "targets") if not by_name(given) else read_targets(given, "targets").values
+        if t.dim() == 1:
+            t = read_targets(t, "targets", ask=ask).values
+    else:
+        t = tree.numbers(column(targets), "targets")
     if not count and not t.numel():
         return torch.zeros(0, classes or 2, dtype=torch.float64)
     if t.is_complex() or t.dim() not in (1, 2) or len(t) != count:

@@ -16,9 +16,10 @@ from torch import Tensor
 from .._base import checks, fingerprint, strict_json, tree
 from .._base.files import path
 from .._base.results import brief
+from .._base.targets import floats
 from .._base.types import FilePath
 from ..datasets import Labelled, labelled
-from ..datasets.accepted import real, whole
+from ..datasets.accepted import whole
 from ..datasets.files import read_bytes
 from ..datasets.labelled import Samples
 from ..errors import InputError
@@ -90,7 +91,7 @@ def apply(data: Samples, decisions: FilePath | Mapping[str, object]) -> Labelled
 def audited(data: object, labels: object = None) -> Labelled:
     """The training set, in any form; refuses real targets, its own or `labels` in their place."""
     y = data[1] if isinstance(data, (tuple, list)) and len(data) == 2 else None
-    if real(y if labels is None else labels):
+    if floats(y if labels is None else labels):
         raise InputError(
             "the targets are real numbers, which cannot be applied: Labelled has no place for them. Needed: classes "
             "(if these are: y.long()); or drop samples by the numbers in the decisions."

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .._base import checks, tree
 from .._base.progress import bar
+from .._base.targets import Kind, read_targets
 from .._base.types import Array, Inputs, Json, Numbers
 from ..datasets import Labelled
 from ..errors import InputError
@@ -33,12 +34,13 @@ FEWEST = 10
 
 def audit_gram(
     K: Matrix,
-    labels: Numbers | Sequence[int],
+    labels: Numbers | Sequence[int] | Sequence[str],
     *,
     cross: Matrix | None = None,
     prior: Array | None = None,
-    test_labels: Numbers | Sequence[int] | None = None,
+    test_labels: Numbers | Sequence[int] | Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
+    targets: Kind | None = None,
     groups: GroupLabels = None,
     samples: int = 200,
     neighbours: int = 8,
@@ -47,9 +49,10 @@ def audit_gram(
 ) -> Audit:
     """Which labels are wrong, by leave-one-out margins y_i − a_i / (K + reg)⁻¹_ii of a Gram matrix of any kernel.
 
-    K [n, n] of the training samples, `labels` [n]: classes as integers from 0, or real targets. With `cross` [m, n] of
-    test samples, `prior` their k(z, z) [m] and `test_labels` also leaks, what is not supported, and what cleaning would
-    do. The rest is as in `tg.audit`, which makes the Grams from a network.
+    K [n, n] of the training samples, `labels` [n]: classes (integers from 0, booleans, names, categories), or real
+    targets; floats that may be either need `targets`, "classes" or "real". With `cross` [m, n] of test samples, `prior`
+    their k(z, z) [m] and `test_labels` also leaks, what is not supported, and what cleaning would do. The rest is as in
+    `tg.audit`, which makes the Grams from a network.
 
     >>> x, y = torch.randn(60, 5), torch.arange(60) % 3
     >>> x[range(60), y] += 3
@@ -61,13 +64,17 @@ def audit_gram(
     gram = square(K)
     if len(gram.shape) != 2:
         raise InputError(f"K has shape {tuple(gram.shape)}; needed: [n, n], one similarity for each pair of samples.")
-    y = tree.numbers(labels, "labels").cpu()  # what is said of samples lies there; machines take targets to their own
+    found = read_targets(labels, "labels", targets=targets, names=classes)
+    y = found.values.cpu()  # what is said of samples lies there; machines take targets to their own
+    classes = found.names if classes is None else classes
     given = [v is not None for v in (cross, prior, test_labels)]
     if any(given) and not all(given):
         raise InputError("give cross, prior and test_labels together (k(z, x), k(z, z) and labels), or none of them.")
     between_ = None if cross is None else between(cross)
     k_zz = None if prior is None else tree.numbers(prior, "prior")
-    z = None if test_labels is None else tree.numbers(test_labels, "test_labels").cpu()
+    z = None
+    if test_labels is not None:  # read as the others were
+        z = read_targets(test_labels, "test_labels", targets=found.kind, names=found.names).values.cpu()
     if between_ is not None and k_zz is not None and z is not None:
         m = between_.shape[0]
         if between_.shape[1] != gram.shape[0] or k_zz.shape != (m,) or len(z) != m:

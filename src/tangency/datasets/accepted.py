@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._base import tree
+from .._base.targets import Targets, by_name, column, read_targets
 from .._base.types import Inputs
 from ..errors import InputError
 
@@ -40,45 +41,36 @@ def _tensor(array: np.ndarray, name: str) -> Tensor:
     return tree.from_array(np.asanyarray(array, order="C"), name)
 
 
-def real(y: object) -> bool:
-    """Whether these are real numbers, and no classes."""
-    if isinstance(y, (list, tuple)):
-        return any(isinstance(v, float) for v in y)
-    kind = getattr(y, "dtype", None)
-    return kind is not None and (kind.is_floating_point if isinstance(kind, torch.dtype) else kind.kind == "f")
+def labels(y: object, names: Sequence[str] | None = None) -> Targets:
+    """One class a sample, as int64, with the names of the classes if that is how they are given."""
+    given = column(y)
+    if not isinstance(given, (Tensor, np.ndarray, list, tuple)) and not by_name(y):
+        raise InputError(f"y is a {type(y).__name__}; needed: the class of each sample, in a tensor, array or list.")
+    if isinstance(given, (list, tuple)) and not len(given):
+        given = np.empty(0, dtype=np.int64)
+    if not by_name(y):
+        _check_numbers(given)
+        given = given if isinstance(given, Tensor) else _tensor(np.asanyarray(given), "y")
+        _check_classes(given)
+        return read_targets(given, targets="classes")
+    return read_targets(y, names=names)
 
 
-def as_array(values: Any) -> Any:
-    """A column of pandas as an array, of whole numbers where it holds nothing else; other values as they are.
+def _check_numbers(given: Any) -> None:
+    """Refuse what is no table of numbers."""
+    try:
+        array = given if isinstance(given, Tensor) else np.asanyarray(given)
+    except ValueError:
+        raise InputError("y is a list of lists of several lengths; needed: one integer for each sample.") from None
+    if isinstance(array, np.ndarray) and array.dtype.kind in "SO":
+        raise InputError(
+            "y holds objects that are no names and no numbers; needed: integers from 0, or strings, one for each "
+            "sample. Leave out samples that have no class."
+        )
 
-    >>> as_array(np.array([0, 1], dtype=object))
-    array([0, 1])
-    """
-    column = type(values).__module__.split(".")[0] == "pandas" and getattr(values, "ndim", 0) == 1
-    array = np.asarray(values) if column else values
-    if isinstance(array, np.ndarray) and array.dtype.kind == "O" and array.size and all(map(whole, array.flat)):
-        return array.astype(np.int64)
-    return array
 
-
-def labels(y: object) -> Tensor:
-    """One integer a sample, as int64."""
-    y = as_array(y)
-    if not isinstance(y, Tensor):
-        if not isinstance(y, (np.ndarray, list, tuple)):
-            raise InputError(
-                f"y is a {type(y).__name__}; needed: the class of each sample, in a tensor, array or list."
-            )
-        try:
-            array = np.asanyarray(y, np.int64 if isinstance(y, (list, tuple)) and not len(y) else None)
-        except ValueError:
-            raise InputError("y is a list of lists of several lengths; needed: one integer for each sample.") from None
-        if array.dtype.kind in "USO":
-            raise InputError(
-                "y holds strings or objects; needed: integers from 0. Number the classes: classes = sorted(set(y)); "
-                "y = [classes.index(v) for v in y]."
-            )
-        y = _tensor(array, "y")
+def _check_classes(y: Tensor) -> None:
+    """Refuse numbers that are no classes [n], or of which nobody can say it."""
     if y.dim() != 1:
         fix = ""
         if y.dim() == 2:
@@ -89,9 +81,8 @@ def labels(y: object) -> Tensor:
                 else " If it is one-hot: y.argmax(1)."
             )
         raise InputError(f"y has shape {list(y.shape)}; needed: [n], one integer for each sample.{fix}")
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+    if y.is_floating_point() or y.is_complex():
         raise InputError(f"y is {y.dtype}; needed: integers from 0. If these are classes: y.long().")
-    return y.detach().long()
 
 
 def check_range(y: Tensor, c: int | None) -> None:

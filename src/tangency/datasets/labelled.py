@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from .._base import checks, tree
+from .._base.targets import by_name
 from .._base.types import Array, Inputs
 from ..errors import InputError
 from . import accepted, from_torch
@@ -27,9 +28,9 @@ class Labelled:
     `x`: a tensor, or a tuple or dict of tensors, the sample in the leading dimension; floats must be finite. `show`:
     images [n, 1 or 3, h, w], uint8 or float in [0, 1]; n strings; or table rows [n, d], whose columns `columns` names.
     By default it is x where x is such images (8-bit and scaled to their range, if not in [0, 1]) or rows. `images=`
-    and `texts=` are the same as `show=`, for whoever has one or the other. Arrays become tensors, integer labels
-    int64. `encoding`: how a table was read, for `csv(file, like=…)`. `ids`: what each sample is called, n strings (the
-    names of files, for instance); parts keep them.
+    and `texts=` are the same as `show=`, for whoever has one or the other. Arrays become tensors, labels
+    int64 (strings by the names in `classes`). `encoding`: how a table was read, for `csv(file, like=…)`. `ids`: what
+    each sample is called, n strings (the names of files, for instance); parts keep them.
 
     >>> data = Labelled(torch.rand(6, 3, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2]), ("cat", "dog", "owl"))
     >>> data.only("owl", "cat").y.tolist()
@@ -68,10 +69,10 @@ class Labelled:
         try:
             x = accepted.tensors(x)
             tree.check(x)
-            y = accepted.labels(y)
+            classes = accepted.names(accepted.numbered(classes), "classes")
+            y = accepted.labels(y, classes).values
             accepted.check_same_length(x, y)
             accepted.check_finite(x)
-            classes = accepted.names(accepted.numbered(classes), "classes")
             if not classes:
                 raise InputError("there are no classes; needed: at least one name.")
             accepted.check_range(y, len(classes))
@@ -244,7 +245,7 @@ class Labelled:
 
 
 # What is taken for samples with their classes.
-Samples = Labelled | tuple[Inputs, Array | Sequence[int]] | Dataset[Any] | DataLoader[Any]
+Samples = Labelled | tuple[Inputs, Array | Sequence[int] | Sequence[str]] | Dataset[Any] | DataLoader[Any]
 
 
 class TrainTest(NamedTuple):
@@ -257,11 +258,12 @@ class TrainTest(NamedTuple):
 def labelled(data: Any, *, classes: Sequence[str] | None = None, name: str = "data", progress: bool = True) -> Labelled:
     """(x, y) or a torch data set of such pairs as `Labelled`; what is `Labelled` already stays as it is.
 
-    x: what the model takes, y: the class of each sample, from 0; tensors, arrays, and for y lists and columns of
-    pandas. A `torch.utils.data.Dataset` of (x, y), or a `DataLoader` of one, is read once, in the data set's own order:
-    shuffling and `drop_last` do not matter, a `collate_fn` is used. A few items are read again: they must be the same,
-    so augmentation is refused. `classes`: their names, by default a data set's own
-    (`.classes`), else "0", "1", …; `name`: what the set is called, in messages too; `progress`: of long reading.
+    x: what the model takes, y: the class of each sample: integers from 0, booleans, names (numbered as they sort) or
+    pandas' categories; tensors, arrays, and for y lists and columns of pandas. A `torch.utils.data.Dataset` of (x, y),
+    or a `DataLoader` of one, is read once, in the data set's own order: shuffling and `drop_last` do not matter, a
+    `collate_fn` is used. A few items are read again: they must be the same, so augmentation is refused. `classes`:
+    their names, by default a data set's own (`.classes`), or those that y has, else "0", "1", …; `name`: what the set
+    is called, in messages too; `progress`: of long reading.
 
     >>> labelled((torch.rand(5, 3), [0, 1, 2, 1, 0]), name="toy")
     Labelled(toy: x [5, 3], 3 classes)
@@ -282,11 +284,11 @@ def labelled(data: Any, *, classes: Sequence[str] | None = None, name: str = "da
     x, y = data
     if classes is None:
         try:
-            y = accepted.labels(y)
-            accepted.check_range(y, None)
+            y, _, classes = accepted.labels(y)
+            accepted.check_range(y, None if classes is None else len(classes))
         except InputError as e:
             raise InputError(f"{name}: {e}") from None
-        classes = [str(k) for k in range(int(y.max()) + 1 if len(y) else 1)]
+        classes = classes or [str(k) for k in range(int(y.max()) + 1 if len(y) else 1)]
     return Labelled(x, y, classes, name=name)
 
 
@@ -314,6 +316,18 @@ def same_columns(train: Labelled, test: Labelled) -> None:
         f"the test set's columns {what}. Read it like the training set, tangency.datasets.csv(file, like=train), or "
         "give both sets the same columns in the same order."
     )
+
+
+def same_form(train: object, test: object) -> None:
+    """Refuse names of classes on one side and numbers on the other: which is which would be a guess."""
+    if not (isinstance(train, (tuple, list)) and isinstance(test, (tuple, list)) and len(train) == len(test) == 2):
+        return
+    sides = [by_name(side[1]) for side in (train, test)]
+    if sides[0] != sides[1]:
+        words = ["names" if named else "numbers" for named in sides]
+        raise InputError(
+            f"the classes of the training set are {words[0]}, those of the test set {words[1]}; needed: the same."
+        )
 
 
 def shuffled(n: int, seed: int) -> Tensor:

@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .._base import checks, tree
+from .._base.targets import Kind as TargetKind
+from .._base.targets import by_name, column, floats, read_targets
 from .._base.types import Array, Inputs, Json, Memory, StorePlace
 from .._version import __version__
 from ..auditing.audit import check, examine
@@ -17,7 +18,6 @@ from ..auditing.data import Data
 from ..auditing.machine import DECOMPOSED, FeatureMachine, GramMachine, Machine
 from ..auditing.result import Audit
 from ..datasets import Labelled
-from ..datasets.accepted import as_array, real
 from ..datasets.labelled import Samples
 from ..engine import outputs as heads
 from ..engine.network import check_evaluation_mode, unwrapped
@@ -50,6 +50,7 @@ def audit(
     *,
     kernel: Kernel | Mapping[str, Kernel] | Names = None,
     labels: Array | Sequence[int] | Sequence[str] | None = None,
+    targets: TargetKind | None = None,
     groups: GroupLabels = None,
     outputs_are: Kind | None = None,
     retrain: Retrain | None = None,
@@ -64,8 +65,7 @@ def audit(
 
     From one trained network: its kernels' leave-one-out predictions are closed forms, so nothing is trained again. Also
     copies within the training set and between it and the test set (by all hidden layers; of pictures also mirrored),
-    samples that nothing supports, classes that are mixed up, regions where the network is wrong, and what cleaning
-    would do.
+    samples that nothing supports, classes that are mixed up, regions where the network is wrong, what cleaning does.
 
     `train`, `test`: as for `explain`; or (x, y) with real y, which audits targets. `kernel`: names of
     `tg.decisions.kernels`, a kernel, or kernels by name (default: trNTK; of real targets trNTK⁰ and CK too); the one
@@ -73,11 +73,11 @@ def audit(
     in float64 for up to 6,000 samples: small regs magnify rounding. By default a copy with shuffled weights, which has
     learned no label, bounds their rate. A projected kernel (tg.projected) of fewer dimensions than there are samples
     makes no Gram: leave-one-out in the space of its features, exact for it, at a cost that grows with n and not n².
-    `labels`: in place of the training set's, numbers or names of classes. `groups`: which samples belong together (one
-    subject, one source): without a sample then means without its group. `retrain`: a function from a `Labelled` to a
-    trained network, to check by training what dropping the suspects does (three trainings). `samples`: how many
-    suspects are listed one by one, each with its `neighbours`. `memory` and `store`: as for `explain`.
-    `tg.report.write(…)` makes a page of it. A network that has memorised its labels gets a warning.
+    `labels`: in place of the training set's, numbers or names of classes. `targets`: "classes" or "real", of floats
+    that may be either. `groups`: which samples belong together (one subject, one source): without a sample then means
+    without its group. `retrain`: a function from a `Labelled` to a trained network, to check by training what dropping
+    the suspects does (three trainings). `samples`: how many suspects are listed one by one, each with its `neighbours`.
+    `memory` and `store`: as for `explain`. A network that has memorised its labels gets a warning.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> x = torch.randn(60, 3)
@@ -90,7 +90,7 @@ def audit(
     """
     begin = time.perf_counter()
     model = _module(model, kernel)
-    data = _data(model, train, test, labels, retrain, progress)
+    data = _data(model, *_meant(train, test, labels, targets), retrain, progress)
     check(data, samples, neighbours)
     checked_groups(groups, len(data.train), torch.device("cpu"))
     x = placed(model, data.train.x)
@@ -139,11 +139,48 @@ def _check_kernel(model: nn.Module, kernel: object) -> None:
         )
 
 
+def _meant(
+    train: Samples, test: Samples | None, labels: object, targets: TargetKind | None
+) -> tuple[Samples, Samples | None, object, TargetKind]:
+    """Both sets and the labels with class numbers where floats are said to be classes, and what all of them are.
+
+    The labels that are audited decide, and the test set's are read as they are.
+    """
+    inside = isinstance(train, (tuple, list)) and len(train) == 2
+    if labels is None and not inside:
+        if targets == "real":
+            raise InputError(f"targets='real' and train is a {type(train).__name__}; needed: (x, y), with real y.")
+        return train, test, None, "classes"
+    given, what = (train[1], "the y of train") if labels is None else (labels, "labels")  # type: ignore[index]
+    if targets is None and not floats(given):
+        return train, test, labels, "classes"
+    found = read_targets(given, what, targets=targets)
+    if found.kind == "real":
+        return train, test, labels, "real"
+    if labels is not None:
+        labels = found.values if floats(labels) else labels
+    sides = [_numbered(side, name) for side, name in ((train, "train"), (test, "test"))]
+    return sides[0], sides[1], labels, "classes"  # type: ignore[return-value]  # there is a training set
+
+
+def _numbered(side: Samples | None, name: str) -> Samples | None:
+    """(x, y) with class numbers for floats; other samples as they are."""
+    if not isinstance(side, (tuple, list)) or len(side) != 2 or not floats(side[1]):
+        return side
+    return side[0], read_targets(side[1], f"the y of {name}", targets="classes").values
+
+
 def _data(
-    model: nn.Module, train: Samples, test: Samples | None, labels: object, retrain: Retrain | None, progress: bool
+    model: nn.Module,
+    train: Samples,
+    test: Samples | None,
+    labels: object,
+    kind: TargetKind,
+    retrain: Retrain | None,
+    progress: bool,
 ) -> Data:
     """What is audited: classes, or real targets."""
-    data = _real_data(model, train, test, labels)
+    data = _real_data(model, train, test, labels) if kind == "real" else None
     if retrain is not None and data is not None:
         raise InputError("retrain= takes Labelled data, which has classes, and the targets are real; leave it out.")
     if retrain is not None and test is None:
@@ -179,17 +216,11 @@ def _class_data(model: nn.Module, train: Samples, test: Samples | None, labels: 
 
 def with_labels(known: Labelled, labels: object) -> Labelled:
     """The samples with other labels, numbers or names of classes."""
-    names = {c: i for i, c in enumerate(known.classes)}
-    labels = as_array(labels)
-    if isinstance(labels, np.ndarray) and labels.dtype.kind in "UO":
-        labels = labels.tolist()
-    if isinstance(labels, Sequence) and not isinstance(labels, str) and all(isinstance(v, str) for v in labels):
-        unknown = [v for v in labels if v not in names]
-        if unknown:
-            raise InputError(f"labels has {unknown[0]!r}; the classes are {checks.some(list(known.classes))}.")
-        labels = [names[v] for v in labels]
-    y = tree.numbers(labels, "labels").cpu()  # type: ignore[arg-type]  # it says what cannot be one
-    if y.is_floating_point() or y.dtype == torch.bool or y.shape != (len(known),):
+    if by_name(labels):
+        y = read_targets(labels, "labels", names=known.classes).values
+    else:
+        y = tree.numbers(column(labels), "labels").cpu()
+    if y.is_floating_point() or y.shape != (len(known),):
         raise InputError(
             f"labels has shape {tuple(y.shape)}, {y.dtype}; needed: one whole number (or name of a class) for each of "
             f"the {len(known)} training samples."
@@ -197,12 +228,9 @@ def with_labels(known: Labelled, labels: object) -> Labelled:
     return replace(known, y=y.long())
 
 
-def _real_data(model: nn.Module, train: object, test: object, labels: object) -> Data | None:
-    """Samples with real targets; None if they have classes."""
-    y = labels if labels is not None else train[1] if isinstance(train, (tuple, list)) and len(train) == 2 else None
-    if not real(y):
-        return None
-    x, targets = _pair(train, y, "train")
+def _real_data(model: nn.Module, train: object, test: object, labels: object) -> Data:
+    """Samples with real targets."""
+    x, targets = _pair(train, labels, "train")
     z, test_targets = (None, None) if test is None else _pair(test, None, "test")
     width = outputs(model, placed(model, tree.take(x.x, slice(0, 2)))).reshape(2, -1).shape[1]
     for which, t in (("train", targets), ("test", test_targets)):

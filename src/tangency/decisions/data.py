@@ -10,7 +10,7 @@ from .._base import checks, tree
 from .._base.types import Inputs
 from ..datasets import Labelled, labelled, same_columns
 from ..datasets.from_torch import class_names
-from ..datasets.labelled import Samples
+from ..datasets.labelled import Samples, same_form
 from ..errors import InputError
 from ..models import outputs
 
@@ -41,6 +41,7 @@ def checked_pair(
 ) -> tuple[Labelled, Labelled]:
     """Both sets, checked against each other; `absent`: as above."""
     known = checked_train(model, train, progress, absent)
+    same_form(train, test)
     # A test set without names takes the training set's: it need not have samples of every class.
     asked = labelled(test, classes=None if _named(test) else known.classes, name="test", progress=progress)
     if asked.classes != known.classes:

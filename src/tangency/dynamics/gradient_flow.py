@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .._base import checks
 from .._base.results import Result
+from .._base.targets import Kind, columns_of
 from .._base.types import Float, Numbers
 from ..errors import InputError
 from ..linalg.eigen import Spectrum, top
@@ -85,18 +87,20 @@ class Flow(Result):
 
 def flow(
     K: Decomposable,
-    y: Numbers,
+    y: Numbers | Sequence[str],
     *,
     f0: Numbers | None = None,
     sample_weights: SampleWeights = None,
+    targets: Kind | None = None,
     lr: float = 1.0,
     cutoff: float | None = None,
 ) -> Flow:
     """f_t = f₀ + k(·, X) K⁻¹ (1 − e^{−lr·K·t}) (y − f₀): gradient flow on ½ Σ_i w_i ‖f(x_i) − y_i‖², at any time.
 
     K [n, n] with y [n] or [n, q] (K⊗I), or full [n, c, n, c] with y [n, c]; a `Spectrum`, too (`tg.linalg.top` follows
-    the fastest modes of a large Gram). `sample_weights`: default 1, the sum of Cagnetta et al. 2023 (15); 1/n is the
-    mean of Sutherland 2023; per sample as you like. Eigenvalues up to `cutoff`·λ_1 (n·ε) count as zero.
+    the fastest modes of a large Gram). Classes y [n] are one-hot columns, one for each that there is; `targets` says
+    "classes" or "real" of floats that may be either. `sample_weights`: default 1, the sum of Cagnetta et al. 2023 (15);
+    1/n is the mean of Sutherland 2023; per sample as you like. Eigenvalues up to `cutoff`·λ_1 (n·ε) count as zero.
 
     >>> import tangency as tg
     >>> x, y = torch.randn(6, 3).double(), torch.randn(6).double()
@@ -105,13 +109,21 @@ def flow(
     (torch.Size([3, 6]), torch.Size([3, 2]))
     """
     lr = checks.nonnegative(lr, "lr")
-    problem = Problem.of(K, y, f0, sample_weights)
+    problem = Problem.of(K, _numbers(K, y, targets), f0, sample_weights)
     whole = problem.spectrum()
     part = whole.kept(cutoff)
     inside = part.vectors.T @ problem.target
     energy = inside.square().sum(1)
     outside = float((problem.target - part.vectors @ inside).square().sum())
     return Flow(part.values, energy, outside, lr, whole.cutoff(cutoff), problem, part.vectors, inside)
+
+
+def _numbers(K: Decomposable, y: Numbers | Sequence[str], targets: Kind | None) -> Numbers:
+    """Targets of the square loss; one-hot rows are what classes would be made, so nobody is asked about those."""
+    if targets is None and isinstance(y, (Tensor, np.ndarray)) and len(y.shape) > 1:
+        return y
+    shape = K.shape if isinstance(K, Spectrum) else square(K).shape
+    return columns_of(y, shape[1] if len(shape) == 4 else None, targets=targets, less_mean=False)
 
 
 def max_learning_rate(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .._base.fingerprint import describe
+from .._base.targets import Kind
 from .._base.types import FilePath, Inputs, Json, Numbers, Params
 from ..errors import InputError, NonFiniteError, StoreWarning
 from ..kernels.empirical import Empirical
@@ -35,7 +36,8 @@ class Monitor:
 
     `record`: names out of `tg.dynamics.QUANTITIES` (default: change, cosine, velocity, moved, rotation, with `y` the
     centred alignment and the energy of the targets, with `loss` the loss). `functions`: more, of the Gram [n, n], by
-    name. `y`: targets or classes of x. `top`: how many eigenvectors are the top ones (default: 10, and at most a
+    name. `y`: targets or classes of x, read as `tangency.spectra` does; `targets`: "classes" or "real",
+    of floats that may be either. `top`: how many eigenvectors are the top ones (default: 10, and at most a
     quarter). `log`: a file for the record, a line for each step; `resume` goes on with the one that is there.
     `writers`: TensorBoard's, W&B's, or what is called as they are.
 
@@ -58,7 +60,8 @@ class Monitor:
         kernel: Empirical,
         x: Inputs,
         *,
-        y: Numbers | None = None,
+        y: Numbers | Sequence[str] | None = None,
+        targets: Kind | None = None,
         loss: Loss | None = None,
         record: Sequence[str] | None = None,
         functions: Mapping[str, UserFunction] | None = None,
@@ -70,9 +73,9 @@ class Monitor:
         writers: Sequence[object] = (),
         clock: Clock = time.perf_counter,
     ) -> None:
-        self._probe = Probe(kernel, x, y, loss, top)
-        targets = y is not None
-        self.record = picked(record, targets=targets, loss=targets and loss is not None, full=not kernel.trace)
+        self._probe = Probe(kernel, x, y, loss, top, targets)
+        told = y is not None
+        self.record = picked(record, targets=told, loss=told and loss is not None, full=not kernel.trace)
         self.functions, self._writers = dict(functions or {}), check_writers(writers)
         if taken := sorted(set(self.functions) & set(QUANTITIES)):
             raise InputError(f"functions has {taken[0]!r}, which the monitor records itself; needed: another name.")

@@ -1,7 +1,7 @@
 """The samples that a monitor looks at, and what it sees of a model on them, which is left as it was."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .._base import checks, tree
 from .._base.fingerprint import architecture, describe, digest
+from .._base.targets import Kind, by_name, column, read_targets
 from .._base.types import Float, Inputs, Json, Numbers, Params
 from ..engine.network import unwrapped
 from ..errors import InputError
@@ -41,10 +42,23 @@ def _copied(x: Any) -> Any:
     return type(x)(map(_copied, x)) if type(x) in (tuple, list) else x
 
 
+def _told(y: Numbers | Sequence[str]) -> Tensor:
+    """Targets as a tensor; classes by name as their numbers."""
+    return read_targets(y).values if by_name(y) else tree.numbers(column(y))
+
+
 class Probe:
     """A kernel that reads its model live, samples for it, and targets and a loss where they are given."""
 
-    def __init__(self, kernel: Empirical, x: Inputs, y: Numbers | None, loss: Loss | None, top: int | None) -> None:
+    def __init__(
+        self,
+        kernel: Empirical,
+        x: Inputs,
+        y: Numbers | Sequence[str] | None,
+        loss: Loss | None,
+        top: int | None,
+        kind: Kind | None = None,
+    ) -> None:
         if not isinstance(kernel, Empirical):
             raise InputError(f"kernel is a {type(kernel).__name__}; needed: one of a network: tg.trace_ntk(model).")
         if kernel.feature_map.network.params is not None:
@@ -53,9 +67,9 @@ class Probe:
         self.kernel, self.loss, self.x = kernel, loss, source(_copied(x), "x")
         if len(self.x) == 0:
             raise InputError("the probe x has no samples; needed: a few, e.g. 200 of the training set.")
-        self.y = None if y is None else tree.numbers(y).clone()
+        self.y = None if y is None else _told(y).clone()
         outputs = None if kernel.trace else self._outputs()
-        self.targets = None if self.y is None else encoded(self.y, len(self.x), outputs)
+        self.targets = None if self.y is None else encoded(self.y, len(self.x), outputs, kind)
         self.top = _top(top, len(self.x) * (outputs or 1))
 
     @property

@@ -11,9 +11,9 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .._base import checks, tree
+from .._base.targets import Kind, by_name, column, columns_of
 from .._base.types import Float, Numbers
 from ..errors import InputError, TangencyError
 from ..linalg.eigen import Spectrum, spectrum
@@ -106,12 +106,12 @@ def _moved_part(s: Sight) -> float:
 
 def _alignment(s: Sight, centred: bool) -> float:
     assert s.targets is not None
-    return target_alignment(s.gram, s.targets, centred=centred)
+    return target_alignment(s.gram, s.targets, centred=centred, targets="real")
 
 
 def _energy(s: Sight) -> float:
     assert s.targets is not None
-    return energy(s.pairs, s.targets, s.top).concentration
+    return energy(s.pairs, s.targets, s.top, targets="real").concentration
 
 
 def _rotation(s: Sight) -> float:
@@ -171,25 +171,22 @@ def picked(record: Sequence[str] | None, *, targets: bool, loss: bool, full: boo
     return tuple(name for name in QUANTITIES if name in record)
 
 
-def encoded(y: Numbers, n: int, outputs: int | None) -> Float[Tensor, "n q"]:
-    """Targets as columns in float64; classes become one-hot less 1/c, which for two classes is ±½.
+def encoded(y: Numbers | Sequence[str], n: int, outputs: int | None, kind: Kind | None = None) -> Float[Tensor, "n q"]:
+    """Targets as columns in float64; classes become one-hot less 1/c, as they do in `tangency.spectra`.
 
     `outputs`: of a full kernel, whose rows are samples times outputs.
 
     >>> encoded([0, 1, 1], 3, None)[:, 1].tolist()
     [-0.5, 0.5, 0.5]
     """
-    values = tree.numbers(y)
-    if values.dim() == 0 or len(values) != n:
+    values = y if by_name(y) else tree.numbers(column(y))
+    if isinstance(values, Tensor) and (values.dim() == 0 or len(values) != n):
         given = tuple(values.shape) if values.dim() else "one number"
         raise InputError(f"the probe has {n} samples and y is {given}; needed: a target for each sample.")
-    if values.dim() == 1 and not values.is_floating_point():
-        if int(values.min()) < 0:
-            raise InputError(f"y has the class {int(values.min())}; needed: classes from 0, or real targets as floats.")
-        classes = F.one_hot(values.long(), outputs or -1) if outputs != 1 else values[:, None]
-        made = classes.double() - (1 / classes.shape[1] if classes.shape[1] > 1 else 0)
-    else:
-        made = values.double().flatten(1) if values.dim() > 1 else values.double()[:, None]
+    made = tree.numbers(columns_of(values, outputs, targets=kind)).double()
+    if len(made) != n:
+        raise InputError(f"the probe has {n} samples and y is of {len(made)}; needed: a target for each sample.")
+    made = made.flatten(1) if made.dim() > 1 else made[:, None]
     checks.finite(made, "y")
     if outputs is None:
         return made

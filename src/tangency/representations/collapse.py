@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .._base import checks, tree
 from .._base.results import Result, text_table
+from .._base.targets import by_name, column, read_targets
 from .._base.types import Array, Float, Int, Numbers
 from ..errors import InputError
 from ..linalg.decompose import svd
@@ -112,9 +113,10 @@ def of_rows(
 
 def checked_classes(labels: Numbers, n: int) -> tuple[Int[Tensor, " n"], int]:
     """One class for each of n samples, and how many classes there are: two or more, each with samples."""
-    y = tree.numbers(labels)
-    if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or len(y) != n:
+    y = read_targets(labels, "labels").values if by_name(labels) else tree.numbers(column(labels), "labels")
+    if y.dim() != 1 or y.is_floating_point() or y.is_complex() or len(y) != n:
         raise InputError(f"labels are {y.dtype} of shape {tuple(y.shape)}; needed: a class, from 0, for each of {n}.")
+    y = y.long()
     low, most = (int(y.min()), int(y.max())) if n else (0, 0)
     if low < 0 or most < 1:
         raise InputError(f"labels go from {low} to {most}; needed: two classes or more, numbered from 0.")
@@ -123,7 +125,7 @@ def checked_classes(labels: Numbers, n: int) -> tuple[Int[Tensor, " n"], int]:
         raise InputError(f"no sample is of class {int(counts.argmin())}; needed: samples of every class from 0.")
     if n == len(counts):
         raise InputError(f"each of the {n} classes has one sample, so nothing varies within them; needed: more.")
-    return y.long(), len(counts)
+    return y, len(counts)
 
 
 def _real(given: Array, name: str) -> Tensor:

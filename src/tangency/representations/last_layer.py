@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .._base import checks, tree
 from .._base.results import Result, text_table
+from .._base.targets import by_name, read_targets, unsure
 from .._base.types import Inputs
 from ..datasets import Labelled, TrainTest
 from ..datasets.accepted import reader_of
@@ -125,13 +126,14 @@ def refit_last_layer(
     given, test = _two_sets(data, test)
     asked = _checked(reg, validation, start, batch, resamples)
     copied = _copied(model)
-    x, y = _suited(given, "data", copied, progress)
+    (x, y), names = _suited(given, "data", copied, progress), _class_names(given)
     reader = _Reader(copied, find_head(copied, x, layer), start, batch, progress)
     known = reader.read(x, y, loss, "training samples", sample_weights)
-    held, new = (
-        None if part is None else reader.read(*_suited(part, which, copied, progress), known.loss, f"{which} samples")
+    parts = [
+        None if part is None else (*_suited(part, which, copied, progress, names), known.loss, f"{which} samples")
         for part, which in ((validation, "validation"), (test, "test"))
-    )
+    ]
+    held, new = (None if part is None else reader.read(*part) for part in parts)
     choice = None
     if asked is None:
         choice = choose_reg(known.problem, None if held is None else held.problem, seed, progress)
@@ -197,14 +199,27 @@ def _two_sets(data: Any, test: Any) -> tuple[Any, Any]:
     return data[0], data[1]
 
 
-def _samples(data: Any, name: str, progress: bool) -> tuple[Inputs, Tensor]:
-    """Inputs and what is said of them, checked against each other."""
+def _class_names(data: Any) -> tuple[str, ...] | None:
+    """How the classes of (x, y) are numbered that are given by name."""
+    named = isinstance(data, (tuple, list)) and len(data) == 2 and by_name(data[1])
+    return read_targets(data[1], "the y of data").names if named else None
+
+
+def _samples(data: Any, name: str, progress: bool, names: tuple[str, ...] | None) -> tuple[Inputs, Tensor]:
+    """Inputs and what is said of them, checked against each other; classes by name as in `names`."""
     if isinstance(data, Labelled):
         x, y = pair(data, None, f"{name}: ")
     elif is_torch(data):
         x, y = pair(*read(data, name, progress)[:2], f"{name}: ")
     elif isinstance(data, (tuple, list)) and len(data) == 2:
-        x, y = pair(data[0], data[1], f"{name}: ")
+        called = by_name(data[1])
+        if called != (names is not None):
+            raise InputError(
+                f"the classes of data are {'names' if names else 'numbers'}, those of {name} "
+                f"{'names' if called else 'numbers'}; needed: the same."
+            )
+        y = read_targets(data[1], f"the y of {name}", names=names).values if called else data[1]
+        x, y = pair(data[0], y, f"{name}: ")
     else:
         what = f"{type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else type(data).__name__
         raise InputError(
@@ -216,8 +231,10 @@ def _samples(data: Any, name: str, progress: bool) -> tuple[Inputs, Tensor]:
     return x, y
 
 
-def _suited(data: Any, name: str, model: nn.Module, progress: bool) -> tuple[Inputs, Tensor]:
-    x, y = _samples(data, name, progress)
+def _suited(
+    data: Any, name: str, model: nn.Module, progress: bool, names: tuple[str, ...] | None = None
+) -> tuple[Inputs, Tensor]:
+    x, y = _samples(data, name, progress, _class_names(data) if name == "data" else names)
     return tree.suited(x, model), y
 
 
@@ -278,13 +295,14 @@ class _Reader:
 
 
 def _check_meant(y: Tensor, what: str) -> None:
-    """Refuse real numbers that are 0 or 1, of which nobody can say whether they are classes."""
-    if not y.is_floating_point() or not bool(((y == 0) | (y == 1)).all()):
+    """Refuse real numbers of which nobody can say whether they are classes."""
+    why = unsure(y) if y.is_floating_point() else ""
+    if not why and (not y.is_floating_point() or not bool(((y == 0) | (y == 1)).all())):
         return
     classes = "y.long()" if y.dim() < 2 else "y[:, 0].long()" if y.shape[1] == 1 else "y.argmax(1)"
     raise InputError(
-        f"the y of the {what} is {y.dtype} and all of it is 0 or 1. If these are classes, give {classes}; if they are "
-        "real targets, loss='mse'."
+        f"the y of the {what} is {y.dtype} and {why or 'all of it is 0 or 1'}. If these are classes, give {classes}; "
+        "if they are real targets, loss='mse'."
     )
 
 

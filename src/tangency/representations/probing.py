@@ -18,7 +18,7 @@ from .._base.progress import bar
 from .._base.results import Result, text_table
 from .._base.types import Float, Inputs, Int, Memory
 from ..datasets import Labelled, labelled, same_columns
-from ..datasets.labelled import Samples
+from ..datasets.labelled import Samples, same_form
 from ..engine.network import borrowed
 from ..errors import InputError, ModelError, TangencyWarning
 from ..models import outputs
@@ -291,6 +291,7 @@ def _grid(dims: Sequence[int] | None, scores: Scores) -> list[int]:
 def _checked_data(train: Samples, test: Samples) -> tuple[Labelled, Labelled]:
     known = labelled(train, name="train")
     named = isinstance(test, Labelled)
+    same_form(train, test)
     asked = labelled(test, classes=None if named else known.classes, name="test")
     if asked.classes != known.classes:
         raise InputError(

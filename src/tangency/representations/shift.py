@@ -236,8 +236,8 @@ def _labels(
         names = a.classes if a is not None and len(a.classes) >= count else tuple(map(str, range(count)))
         return _Kinds(names, (ys[0], ys[1]), "predictions")
     if labels is not None:
-        y, z = checked_labels(labels, (len(inputs[0]), len(inputs[1])))
-        return _Kinds(tuple(map(str, range(int(max(y.max(), z.max())) + 1))), (y, z), "labels")
+        y, z, called = checked_labels(labels, (len(inputs[0]), len(inputs[1])))
+        return _Kinds(called or tuple(map(str, range(int(max(y.max(), z.max())) + 1))), (y, z), "labels")
     if a is not None and b is not None and a.classes == b.classes and len(a.classes) > 1:
         return _Kinds(a.classes, (a.y.cpu(), b.y.cpu()), "labels")
     return None

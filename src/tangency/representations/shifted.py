@@ -10,6 +10,7 @@ from torch import Tensor
 from .._base import checks
 from .._base.results import Result, environment, text_table
 from .._base.strict_json import plain
+from .._base.targets import shared_names
 from .._base.types import Array, Float, Int, Json
 from ..datasets import Labelled
 from ..distributions import ClassifierTest, TwoSample, mmd
@@ -163,7 +164,7 @@ class Shift(Result):
         The probe is logistic regression on the components. `labels`: the classes of source and target samples, where
         the comparison had none. `keep`, `by`: as for `filter`. `repeats`: random draws of as many source samples.
         """
-        ys = self.labels if labels is None else checked_labels(labels, (len(self.z_source), len(self.z_target)))
+        ys = self.labels if labels is None else checked_labels(labels, (len(self.z_source), len(self.z_target)))[:2]
         if ys is None:
             raise InputError(
                 "there are no labels of both sets; needed: downstream((y_source, y_target)), the class of each sample."
@@ -231,8 +232,8 @@ class Shift(Result):
         return {"result": "Shift", **self.summary(), "units": dict(self.UNITS), "environment": environment()}
 
 
-def checked_labels(labels: object, sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The classes of both sets, whole numbers from 0."""
+def checked_labels(labels: object, sizes: tuple[int, int]) -> tuple[Tensor, Tensor, tuple[str, ...] | None]:
+    """The classes of both sets, whole numbers from 0, and their names where they came by name."""
     from ..datasets import accepted
 
     if not isinstance(labels, (tuple, list)) or len(labels) != 2:
@@ -240,16 +241,17 @@ def checked_labels(labels: object, sizes: tuple[int, int]) -> tuple[Tensor, Tens
             f"labels is a {type(labels).__name__}; needed: (y_source, y_target), the class of each sample of both sets."
         )
     ys = []
+    names = shared_names(*labels)
     for what, given, n in zip(("source", "target"), labels, sizes, strict=True):
         try:
-            y = accepted.labels(given).cpu()
-            accepted.check_range(y, None)
+            y = accepted.labels(given, names).values.cpu()
+            accepted.check_range(y, None if names is None else len(names))
         except InputError as e:
             raise InputError(f"labels of the {what}: {e}") from None
         if len(y) != n:
             raise InputError(f"labels of the {what}: {len(y)} for {n} samples; needed: one for each.")
         ys.append(y)
-    return ys[0], ys[1]
+    return ys[0], ys[1], names
 
 
 def at_most(z: Tensor, most: int, draw: torch.Generator) -> Tensor:

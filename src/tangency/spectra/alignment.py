@@ -1,8 +1,11 @@
 """How a kernel or a weight matrix lies with respect to targets, features and other subspaces.
 
 What is said of one vector y [n] holds for several, Y [n, q], with Frobenius norms; for a full kernel y is [n, c].
+Classes [n] (integers, booleans, names, categories) are one-hot columns less 1/c, for two classes ±½: what a class is
+called, or which number it has, changes nothing. `targets`: "classes" or "real", where y are floats that may be either.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,12 +14,14 @@ from torch import Tensor
 
 from .._base import checks, tree
 from .._base.results import Result, text_table
+from .._base.targets import Kind, columns_of
 from .._base.types import Array, Float, Numbers
 from ..errors import InputError
 from ..gram.gram import Gram
 from ..gram.indices import on_device
 from ..linalg.eigen import Spectrum, top
-from ..linalg.matrix import Matrix, flat_rows, square, targets
+from ..linalg.matrix import Matrix, flat_rows, square
+from ..linalg.matrix import targets as checked_targets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,10 +53,13 @@ class Energy(Result):
         return draw_energy(self.parts)
 
 
-def energy(K: Matrix | Spectrum, y: Numbers, count: int, *, progress: bool = True) -> Energy:
+def energy(
+    K: Matrix | Spectrum, y: Numbers | Sequence[str], count: int, *, targets: Kind | None = None, progress: bool = True
+) -> Energy:
     """‖Φ_K y‖ / ‖y‖, Φ_K the projection on the eigenvectors of the `count` largest eigenvalues.
 
-    `K`: a Gram, in memory or on disk, or its `Spectrum`. Eigenvectors of eigenvalues that are 0 up to rounding are
+    `K`: a Gram, in memory or on disk, or its `Spectrum`. `y`: real targets, or classes, which count as one-hot less 1/c
+    (`targets` says which of floats that may be either). Eigenvectors of eigenvalues that are 0 up to rounding are
     anything, and add nothing. Cost: `tg.linalg.top(K, count)`. Ortiz-Jiménez, Moosavi-Dezfooli & Frossard 2021, "What
     can linearized neural networks actually say about generalization?", E.2.
 
@@ -60,8 +68,11 @@ def energy(K: Matrix | Spectrum, y: Numbers, count: int, *, progress: bool = Tru
     >>> tg.spectra.energy(K, [3.0, 4.0, 0.0], 2, progress=False).parts
     tensor([0.6000, 1.0000])
     """
-    pairs, rows = _pairs(K, count, tree.numbers(y, "y").device, progress)
-    aim = _aimed(y, rows, pairs.device)
+    source = K if isinstance(K, Spectrum) else square(K)
+    rows = source.shape[: len(source.shape) // 2]
+    aim = _aimed(y, rows, source.device, targets)
+    pairs = _pairs(source, count, aim.device, progress)
+    aim = aim.to(pairs.device)
     each = (pairs.vectors[:, :count].T @ aim.to(pairs.vectors)).square().sum(1)
     rank = numerical_rank(pairs.values)
     if not rank:
@@ -71,18 +82,21 @@ def energy(K: Matrix | Spectrum, y: Numbers, count: int, *, progress: bool = Tru
     return Energy(parts.clamp_max(1.0), pairs.values[:count])
 
 
-def label_alignment(K: Matrix | Spectrum, y: Numbers, *, progress: bool = True) -> float:
+def label_alignment(
+    K: Matrix | Spectrum, y: Numbers | Sequence[str], *, targets: Kind | None = None, progress: bool = True
+) -> float:
     """|yᵀ v₁| / ‖y‖, v₁ the first eigenvector of a Gram: 1 if the kernel's first direction is the targets.
 
-    Where the largest eigenvalue is repeated v₁ is any vector of its space; take `energy` over all of them.
-    Cost: one eigenpair. Wang et al. 2024, "Spectral evolution and invariance in linear-width neural networks", Fig. 20.
+    `y`, `targets`: as for `energy`. Where the largest eigenvalue is repeated v₁ is any vector of its space; take
+    `energy` over all of them. Cost: one eigenpair. Wang et al. 2024, "Spectral evolution and invariance in linear-width
+    neural networks", Fig. 20.
 
     >>> import tangency as tg
     >>> y = torch.tensor([1.0, -1.0, 1.0])
     >>> round(tg.spectra.label_alignment(torch.outer(y, y) + torch.eye(3), y), 4)
     1.0
     """
-    return energy(K, y, 1, progress=progress).concentration
+    return energy(K, y, 1, targets=targets, progress=progress).concentration
 
 
 def weight_alignment(W: Array, beta: Numbers, *, side: str = "inputs") -> float:
@@ -116,12 +130,14 @@ def weight_alignment(W: Array, beta: Numbers, *, side: str = "inputs") -> float:
     return float(((right[0] if side == "inputs" else left[:, 0]) @ _unit(feature, "beta")).norm().clamp_max(1.0))
 
 
-def target_alignment(K: Matrix, y: Numbers, *, centred: bool = False) -> float:
+def target_alignment(
+    K: Matrix, y: Numbers | Sequence[str], *, centred: bool = False, targets: Kind | None = None
+) -> float:
     """⟨K, y yᵀ⟩ / (‖K‖_F ‖y yᵀ‖_F): kernel target alignment; `centred` with H K H, H = 1 − 11ᵀ/n, in place of K.
 
-    Streams over the tiles of a Gram on disk: once, or twice if centred. Sums are in float64.
-    Cristianini et al. 2001; centred: Cortes, Mohri & Rostamizadeh 2012, "Algorithms for learning kernels based on
-    centered alignment", which does not count that a kernel is large everywhere.
+    `y`, `targets`: as for `energy`. Streams over the tiles of a Gram on disk: once, or twice if centred. Sums are in
+    float64. Cristianini et al. 2001; centred: Cortes, Mohri & Rostamizadeh 2012, "Algorithms for learning kernels based
+    on centered alignment", which does not count that a kernel is large everywhere.
 
     >>> import tangency as tg
     >>> y = torch.tensor([1.0, 1.0, -1.0, -1.0])
@@ -134,7 +150,7 @@ def target_alignment(K: Matrix, y: Numbers, *, centred: bool = False) -> float:
             f"K is full over {gram.shape[1]} outputs; centring needs one row for each sample. Use the trace kernel, or "
             "centred=False."
         )
-    aim = _aimed(y, gram.shape[: len(gram.shape) // 2], gram.device)
+    aim = _aimed(y, gram.shape[: len(gram.shape) // 2], gram.device, targets)
     if centred:
         mean = aim.mean(0)
         if float((aim - mean).norm()) <= 1e-12:
@@ -216,23 +232,25 @@ def normed(K: Matrix, centred: bool, name: str) -> Float[Tensor, "n n"]:
     return k / size
 
 
-def _pairs(K: Matrix | Spectrum, count: int, where: torch.device, progress: bool) -> tuple[Spectrum, torch.Size]:
-    """At least `count` eigenpairs, and the shape of targets; of a Gram on disk `where` the targets lie."""
+def _pairs(K: Gram | Spectrum, count: int, where: torch.device, progress: bool) -> Spectrum:
+    """At least `count` eigenpairs; of a Gram on disk `where` the targets lie."""
     checks.positive(count, "count", "a number of eigenvectors")
     if isinstance(K, Spectrum):
         if count > len(K):
             raise InputError(f"count={count}, and the spectrum holds {len(K)} eigenpairs; needed: at most that many.")
-        return K, K.shape[: len(K.shape) // 2]
-    gram = square(K)
-    n = flat_rows(gram.shape)
+        return K
+    n = flat_rows(K.shape)
     if count > n:
         raise InputError(f"count={count}; K has {n} rows. Needed: at most as many eigenvectors.")
-    return top(gram, count, device=gram.device or where, progress=progress), gram.shape[: len(gram.shape) // 2]
+    return top(K, count, device=K.device or where, progress=progress)
 
 
-def _aimed(y: Numbers, side: torch.Size, device: torch.device | None) -> Float[Tensor, "r q"]:
+def _aimed(
+    y: Numbers | Sequence[str], side: torch.Size, device: torch.device | None, kind: Kind | None
+) -> Float[Tensor, "r q"]:
     """Targets as columns of total norm 1, in float64; refused on another device than K's, where K lies on one."""
-    aim = targets(y, side, torch.float64, device)
+    numbers = columns_of(y, side[1] if len(side) == 2 else None, targets=kind)
+    aim = checked_targets(numbers, side, torch.float64, device)
     aim = aim.reshape(side.numel(), -1) if len(side) == 2 else aim.reshape(len(aim), -1)
     return _unit(aim.double(), "y")
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .._base import checks, tree
+from .._base.targets import signs
 from .._base.types import Array, Float, Inputs, Numbers
 from ..errors import InputError, ModelError
 from ..kernels.empirical import Empirical
@@ -56,7 +57,7 @@ def norm_bound(alpha: float, f: Numbers) -> float:
     True
     """
     alpha = checks.nonnegative(alpha, "alpha")
-    values = tree.numbers(f, "f").double()
+    values = _function(f).double()
     if values.dim() not in (1, 2) or not values.numel():
         raise InputError(f"f has shape {tuple(values.shape)}; needed: the target at n samples, [n] or [n, c].")
     checks.finite(values, "f")
@@ -112,7 +113,7 @@ def linear_alignment(
 
 def _target(f: Numbers, gram: JacobianGram) -> Float[Tensor, "n c"]:
     """The target as weights [n, c] of the outputs; [n, 1] for a traced kernel, where each output has the same."""
-    given = tree.numbers(f, "f")
+    given = _function(f)
     n, c = gram.n, gram.outputs
     flat = given.dim() == 1 and (gram.trace or c == 1)
     wanted = [n] if gram.trace else [n, c]
@@ -121,10 +122,19 @@ def _target(f: Numbers, gram: JacobianGram) -> Float[Tensor, "n c"]:
             f"f has shape {tuple(given.shape)} for {n} samples; needed: {wanted}"
             + (", one number for each sample." if gram.trace else ", one for each sample and output.")
         )
-    if given.is_complex():
-        raise InputError(f"f is {given.dtype}; needed: real numbers.")
     checks.finite(given, "f")
     return given.reshape(n, -1).to(gram.device, gram.dtype)
+
+
+def _function(f: Numbers) -> Tensor:
+    """What a target function says of the samples; refuses classes, which have no size."""
+    values = tree.numbers(f, "f")
+    if values.is_floating_point() or signs(values):
+        return values if values.is_floating_point() else values.double()
+    raise InputError(
+        f"f is {values.dtype}: numbers of classes are no values of a function. Give real numbers: of two classes ±1 "
+        "(2.0 * f - 1), of several one-hot columns for tg.full_ntk, or f.double() if these are values."
+    )
 
 
 def _squared(point: Point) -> float:
