@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from random import Random
 
+import tangency as tg
 from tangency.cli import main
 
 from .cases import OBEYED, Case, forked, state
@@ -44,6 +45,7 @@ def unsaid():
 
 def named():
     net, train, test = make()
+    test.x[:9] += 2
     names = ("\\x1b[31mred", "\\u202eturned", "=1+1")
     return net, tg.datasets.Labelled(train.x, train.y, names), tg.datasets.Labelled(test.x, test.y, names)
 
@@ -89,9 +91,29 @@ READ = (
 NUMBERS = ("1", "3", "0", "-1", "１", "9" * 5000, "nan", "x", "1e400")
 
 
+# Command lines that are right.
+RIGHT = (
+    "audit apply job.py:make decided.csv --out labels.csv",
+    "audit apply job.py:moves decided.json --out link.csv",
+    "audit apply job.py:make decided.json --out loose.csv --json",
+    "audit apply job.py:make hard.csv --out labels.json",
+    "audit job.py:make --out page.html --csv labels.csv --kernels CK",
+    "audit job.py:moves --out new --kernels CK --quiet",
+    "audit job.py:named --out other/new --kernels CK --store new --json",
+    "explain job.py:make --out page.html --kernels CK",
+    "explain job.py:named --out new --kernels CK --store newer",
+    "shift job.py:named --out page.html --kept labels.csv",
+    "probe job.py:make --out new --quiet",
+    "probe job.py:moves",
+    "gram job.py:kernel --store new --tile 20",
+)  # fmt: skip
+
+
 def attack(folder: Path, count: int, draw: Random) -> list[Case]:
     """So many command lines, each in a folder of its own and in a process of its own."""
     found: list[Case] = []
+    for name in ("explain", "audit", "shift", "representations", "report", "watch"):  # imported once, here
+        getattr(tg, name)
     for k in range(count):
         here = folder / f"{k}"
         here.mkdir()
@@ -124,7 +146,11 @@ def _furnish(here: Path, draw: Random) -> None:
 
 
 def _drawn(draw: Random) -> list[str]:
-    """A command line."""
+    """A command line: a right one, one of these with a word exchanged, or one that is hostile throughout."""
+    if draw.random() < 0.35:
+        words = draw.choice(RIGHT).split()
+        at = draw.randrange(1, len(words))
+        return words if draw.random() < 0.5 else [*words[:at], draw.choice([*PLACES, *READ]), *words[at + 1 :]]
     job = (
         f"{draw.choice(MODULES)}:{draw.choice(FUNCTIONS)}"
         if draw.random() < 0.6
@@ -218,7 +244,8 @@ def _as_said(here: Path, words: list[str], changed: set[str], made: set[str]) ->
         if not inside or name in read:
             return "lost" if name in changed else "left"
         path = here / name
-        if path.suffix in (".json", ".html") and path.is_file() and not _whole(path):
+        table = "--csv" in words and name == words[words.index("--csv") + 1]  # a CSV may be called anything
+        if path.suffix in (".json", ".html") and path.is_file() and not table and not _whole(path):
             return "half"
     return "done"
 
