@@ -125,9 +125,10 @@ def test_logs_that_cannot_be_gone_on_with(tmp_path: Path) -> None:
     assert "kernel.parameters" not in str(e.value)
     with pytest.raises(tg.InputError, match="targets: .* in the log, .* now\nGive what it was begun with"):
         D.Monitor(k, x, y=-y, loss=F.mse_loss, log=log, resume=True)
+    (tmp_path / "another").mkdir()
+    watched(tmp_path / "another" / "run.jsonl", range(1), *parts(), every=1)
     start = tmp_path / "run.jsonl.start.pt"
-    held = torch.load(start, weights_only=True)
-    torch.save(held | {"run": "another"}, start)
+    start.write_bytes((tmp_path / "another" / start.name).read_bytes())
     with pytest.raises(tg.InputError, match="start.pt is missing, or of another run"):
         D.Monitor(k, x, y=y, loss=F.mse_loss, log=log, resume=True)
 
@@ -429,3 +430,69 @@ def test_a_log_that_was_killed_in_its_first_line(tmp_path: Path) -> None:
     log.write_text('{"tangency_run": 1, "be', encoding="utf-8")
     with pytest.raises(tg.InputError, match="holds no whole line.*Delete it"):
         watched(log, range(0), *parts(), resume=True)
+
+
+def begun(folder: Path) -> tuple[Path, dict[str, bytes]]:
+    """A log of three records, and the files beside it."""
+    log = folder / "run.jsonl"
+    watched(log, range(3), *parts(), every=1)
+    return log, {what: (folder / f"run.jsonl.{what}.pt").read_bytes() for what in ("start", "last")}
+
+
+def resume(log: Path) -> D.Monitor:
+    return D.Monitor(tg.trace_ntk(parts()[0]), parts()[1], y=parts()[2], loss=F.mse_loss, log=log, resume=True, every=1)
+
+
+@pytest.mark.parametrize("what", ["start", "last"])
+def test_no_flipped_byte_is_taken(tmp_path: Path, what: str) -> None:
+    """24 of 24 were, and two of them changed numbers: everywhere in the file, the seal included."""
+    log, files = begun(tmp_path)
+    whole, beside = files[what], tmp_path / f"run.jsonl.{what}.pt"
+    for at in [*range(0, len(whole), 211), *range(len(whole) - 48, len(whole))]:
+        for bit in (1, 128):
+            beside.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+            with pytest.raises(tg.InputError, match=rf"{what}.pt is damaged \(.*\)\. Put it back whole"):
+                resume(log)
+    beside.write_bytes(whole)
+    assert resume(log).history().steps.tolist() == [0, 1, 2]
+
+
+def test_files_beside_a_log_that_are_others_are_refused(tmp_path: Path) -> None:
+    """Cut off, longer, in each other's place, of another run, without a seal, of a forged size, no files at all."""
+    log, files = begun(tmp_path)
+    start, last = (tmp_path / f"run.jsonl.{what}.pt" for what in ("start", "last"))
+    (tmp_path / "other").mkdir()
+    _, others = begun(tmp_path / "other")
+    body, seal = files["start"][: -runlog.SEAL], files["start"][-runlog.SEAL :]
+    for harm, words in (
+        (files["start"][:-1], "cut off"),
+        (files["start"][1:], r"it has [\d,]+ bytes of"),
+        (files["start"] + b"\0", "cut off"),
+        (files["start"] + seal, r"it has [\d,]+ bytes of"),
+        (body + (2**62).to_bytes(8, "little") + seal[8:], r"it has [\d,]+ bytes of 4,611,686"),
+        (body, "an earlier version wrote it"),
+        (files["last"], "not those that were written"),
+        (b"", "cut off"),
+    ):
+        start.write_bytes(harm)
+        with pytest.raises(tg.InputError, match=rf"start.pt is damaged \(.*{words}"):
+            resume(log)
+    start.write_bytes(others["start"])
+    with pytest.raises(tg.InputError, match="start.pt is missing, or of another run"):
+        resume(log)
+    start.write_bytes(files["start"])
+    last.write_bytes(others["last"])  # of another run: the velocity after it is not known
+    assert resume(log)._last is None
+    for path, what in ((start, "start"), (last, "last")):
+        path.unlink()
+        path.touch()
+        os.truncate(path, 2**40)  # sparse
+        with pytest.raises(tg.InputError, match=rf"{what}.pt is damaged \(it has 1,099,511,627,776 bytes, and"):
+            resume(log)
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(tg.InputError, match=rf"{what}.pt is damaged \(it is no file"):
+            resume(log)
+        path.unlink()
+        path.write_bytes(files[what])
+    assert resume(log).history().steps.tolist() == [0, 1, 2]

@@ -874,6 +874,18 @@ def test_kept_leaves_out_rounding_and_refuses_indefinite_matrices() -> None:
         spectrum(torch.zeros(3, 3)).kept()
 
 
+def test_a_gram_that_is_symmetric_up_to_its_rounding() -> None:
+    """A float32 product x xᵀ, as some processors round it, in float64: eigenpairs of the nearest symmetric matrix."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 24, generator=g)
+    k = x @ x.T
+    k = k * (1 + 1e-7 * torch.rand(40, 40, generator=g))
+    found = tg.linalg.spectrum(k, dtype=torch.float64)
+    assert found.residual < 1e-14
+    values = torch.linalg.eigvalsh((k.double() + k.double().T) / 2).flip(0)
+    torch.testing.assert_close(found.values, values, rtol=0, atol=1e-13 * float(values[0]))
+
+
 def test_a_spectrum_shows_what_it_is() -> None:
     shown = repr(top(torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0])), 2))
     assert "2 of 4 eigenpairs, λ from 4 to 3" in shown

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from .. import job
 from .._base.words import plain
-from ..errors import DamagedTile, InputError
+from ..errors import InputError, StoreError
 from .options import positive, quoted, say
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Sequence
 
+    from ..gram.rows import RowMap
     from ..gram.store import StoredGram
     from ..kernels.kernel import Kernel
     from .options import Commands
@@ -89,10 +90,12 @@ def _status(args: argparse.Namespace) -> int:
     from .._base import strict_json
 
     gram = _opened(args.store)
+    features = _holds_features(gram)
     done, count = gram.progress
     report = {
         "store": args.store,
-        "shape": list(gram.shape),
+        "holds": "features" if features else "Gram matrix",
+        "shape": list(_shape(gram)),
         "dtype": str(gram.dtype).removeprefix("torch."),
         "tile": gram.store.plan.rows,
         "finished": done,
@@ -106,9 +109,10 @@ def _status(args: argparse.Namespace) -> int:
         return 0
     kernel = gram.manifest["kernel"]
     names = [plain(str(k.get("kernel"))) for k in (kernel, *_inner(kernel))]
-    say(f"{args.store}: {_size(gram.shape)} {report['dtype']}, {' of '.join(names)}")
+    say(f"{args.store}: {_size(_shape(gram))} {report['dtype']}, {' of '.join(names)}")
     state = "complete" if report["complete"] else f"{done / count:.1%}"
-    say(f"{done} of {count} tiles of {report['tile']} samples a side ({state})")
+    say(f"{done} of {count} {'blocks' if features else 'tiles'} of {report['tile']} samples", end="")
+    say(f"{'' if features else ' a side'} ({state})")
     if not report["complete"] and gram.store.function:
         say(f"it says it was begun with: tangency gram {quoted(gram.store.function)} --store {quoted(args.store)}")
     return 0
@@ -119,23 +123,22 @@ def _verify(args: argparse.Namespace) -> int:
     gram = _opened(args.store)
     if args.function is None and args.sample is not None:
         raise InputError("--sample needs the function that makes the kernel: tangency verify STORE MODULE:FUNCTION.")
-    finished, count = gram.store.finished(), gram.store.plan.count
-    damaged = [str(why) for _, why in gram.store.damaged(finished)]
-    for why in damaged:
+    found = gram.verify(progress=False)
+    for _, why in found.faults:
         say(f"damaged: {why}")
-    say(f"{len(finished) - len(damaged)} of {len(finished)} finished tiles match their checksums")
-    if len(finished) < count:
-        say(f"unfinished: {count - len(finished)} of {count} tiles are missing")
+    say(f"{found.finished - len(found.faults)} of {found.finished} finished tiles match their checksums")
+    if found.finished < found.tiles:
+        say(f"unfinished: {found.tiles - found.finished} of {found.tiles} tiles are missing")
     wrong = 0
     if args.function is not None:
-        wrong = _again(gram, sorted(finished), args)
+        wrong = _again(gram, sorted(gram.store.finished()), args)
     elif gram.store.function:
         name = quoted(gram.store.function)
         say(f"no tile was computed again. It says it was made with {name}; if you trust that file, to compare some:")
         say(f"tangency verify {quoted(args.store)} {name}")
     else:
         say("no tile was computed again; to compare some: tangency verify STORE MODULE:FUNCTION")
-    return int(bool(damaged or wrong or len(finished) < count))
+    return int(bool(wrong or not found.sound))
 
 
 def _again(gram: "StoredGram", finished: list[tuple[int, int]], args: argparse.Namespace) -> int:
@@ -147,7 +150,7 @@ def _again(gram: "StoredGram", finished: list[tuple[int, int]], args: argparse.N
     from ..kernels.kernel import all_finite
 
     kernel, x1, x2 = _call(args.function)
-    run = Run(kernel, x1, x2)
+    run = Run(_rows(kernel, args.function) if _holds_features(gram) else kernel, x1, x2)
     run.require_same(gram.store)
     close = tolerance(gram.manifest["kernel"])
     some = random.Random(args.seed).sample(finished, min(args.sample or 20, len(finished)))
@@ -157,7 +160,7 @@ def _again(gram: "StoredGram", finished: list[tuple[int, int]], args: argparse.N
         tile = run.tile(gram.store.plan, i, j)
         try:
             stored = torch.from_numpy(gram.store.read(i, j))
-        except DamagedTile:
+        except StoreError:  # said already
             continue
         gap = float((tile - stored).abs().max() / tile.abs().max().clamp_min(1e-300))
         gap = gap if all_finite(stored) else float("inf")
@@ -182,14 +185,39 @@ def _call(name: str) -> tuple["Kernel", object, object]:
 
 def _opened(store: str) -> "StoredGram":
     """The store that is there: a path that is not is the user's mistake, not a store's."""
-    from ..gram.store import Store, open_gram
+    from ..gram.store import Store, open_store
 
     if Store.find(store) is None:
         raise InputError(
             f"there is no Gram store at {plain(store)}. Make one: tangency gram MODULE:FUNCTION --store "
             f"{quoted(store)}."
         )
-    return open_gram(store)
+    return open_store(store)
+
+
+def _holds_features(gram: "StoredGram") -> bool:
+    """Whether these are features, which are stored as a matrix with one column of tiles."""
+    return bool(gram.manifest["kernel"]["kernel"] == "features")
+
+
+def _shape(gram: "StoredGram") -> "Sequence[int]":
+    """That of the matrix; of features [n, k], or [n, c, k]."""
+    if not _holds_features(gram):
+        return gram.shape
+    n, c, _, k = gram.shape
+    return (n, k) if c == 1 else (n, c, k)
+
+
+def _rows(kernel: "Kernel", name: str) -> "RowMap":
+    """What makes the features of a projected kernel."""
+    from ..projection.kernel import Projected, ProjectedRows
+
+    if not isinstance(kernel, Projected):
+        raise InputError(
+            f"{name} returned a {type(kernel).__name__}, and the store holds features; needed: (kernel, x) with the "
+            "projected kernel that made them, tg.projected(…)."
+        )
+    return ProjectedRows(kernel)
 
 
 def _inner(spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -199,5 +227,5 @@ def _inner(spec: dict[str, Any]) -> list[dict[str, Any]]:
     return [k for one in inner for k in (one, *_inner(one))]
 
 
-def _size(shape: "torch.Size") -> str:
+def _size(shape: "Sequence[int]") -> str:
     return " x ".join(f"{n:,}" for n in shape)

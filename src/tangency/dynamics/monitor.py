@@ -270,7 +270,8 @@ class Monitor:
             return
         self._known = self._recorded()
         if any(v is not None for line in was.records for v in line["values"].values()):  # type: ignore[union-attr]
-            self._start, self._last = self._log.load_start(), self._log.load_last()
+            most = self._probe.most()
+            self._start, self._last = self._log.load_start(most), self._log.load_last(most)
         if self._last is not None and self._last[0] > self._known:  # its line was lost: no record before the next
             self._last = None
         seconds = was.records[-1].get("seconds")

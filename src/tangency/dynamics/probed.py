@@ -70,7 +70,8 @@ class Probe:
         self.y = None if y is None else _told(y).clone()
         outputs = None if kernel.trace else self._outputs()
         self.targets = None if self.y is None else encoded(self.y, len(self.x), outputs, kind)
-        self.top = _top(top, len(self.x) * (outputs or 1))
+        self.rows = len(self.x) * (outputs or 1)  # of the Gram
+        self.top = _top(top, self.rows)
 
     @property
     def model(self) -> nn.Module:
@@ -90,6 +91,12 @@ class Probe:
             "loss": describe(self.loss),
             "top": self.top,
         }
+
+    def most(self) -> int:
+        """Bytes that a record with its Gram and its parameters takes, at most."""
+        theta = self.theta(self.kernel)
+        held = sum(p.numel() * p.element_size() + 4096 + 8 * len(name) for name, p in theta.items())  # and their names
+        return 8 * self.rows**2 + held + 2**20
 
     def kernel_of(self, given: Checkpoint, step: int) -> Empirical:
         """The kernel of what was given: the live one, or one at the parameters of a checkpoint."""

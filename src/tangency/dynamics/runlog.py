@@ -2,18 +2,23 @@
 
 The first line says what is watched and how. Then a line for each record, written whole and at once, so that a kill
 leaves at most a torn last line, and a line at the end. `RUN.jsonl.start.pt` holds the first Gram matrix and the first
-parameters, `RUN.jsonl.last.pt` the Gram of the last record: with them a resumed run measures from the true start.
+parameters, `RUN.jsonl.last.pt` the Gram of the last record: with them a resumed run measures from the true start. Both
+end with a seal, their length and a digest, without which nothing of them is read.
 """
 
 import errno
+import hashlib
 import json
 import os
+import stat
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -24,6 +29,9 @@ from ..errors import InputError
 from .quantities import Start
 
 FORMAT = 1
+# What ends a file beside a log: 8 bytes of length, 32 of digest, and this mark.
+MARK = b"tangency"
+SEAL = 8 + 32 + len(MARK)
 # Fields of the first line that decide the numbers: a log goes on only where these are the same.
 DECIDE = ("architecture", "kernel", "probe", "targets", "loss", "record", "top", "functions")
 
@@ -162,9 +170,9 @@ class RunLog:
         """Keep the Gram of the last record, from which the next velocity is measured."""
         self._save("last", {"run": self.run, "step": step, "gram": gram.cpu()})
 
-    def load_start(self) -> Start:
+    def load_start(self, most: int) -> Start:
         """What the first record was made of; refused where it is not there, or of another run."""
-        found = self._load("start")
+        found = self._load("start", most)
         if found is None:
             raise InputError(
                 f"{self._beside('start')} is missing, or of another run: it holds the first kernel of {self.path}, "
@@ -172,9 +180,9 @@ class RunLog:
             )
         return Start(int(found["step"]), found["gram"], found["theta"])
 
-    def load_last(self) -> tuple[int, Tensor] | None:
+    def load_last(self, most: int) -> tuple[int, Tensor] | None:
         """The step and the Gram of the last record, where they were kept."""
-        found = self._load("last")
+        found = self._load("last", most)
         return None if found is None else (int(found["step"]), found["gram"])
 
     def _beside(self, what: str) -> Path:
@@ -182,19 +190,76 @@ class RunLog:
 
     def _save(self, what: str, value: object) -> None:
         """In whole or not at all."""
-        files.write(self._beside(what), partial(torch.save, value))
+        files.write(self._beside(what), partial(_sealed, value, what))
 
-    def _load(self, what: str) -> dict | None:
-        """What was saved by this run, on the CPU."""
+    def _load(self, what: str, most: int) -> dict | None:
+        """What was saved by this run, on the CPU; a file of more than `most` bytes is not read."""
         try:
-            found = torch.load(self._beside(what), map_location="cpu", weights_only=True)
+            found = torch.load(_unsealed(self._beside(what), what, most), map_location="cpu", weights_only=True)
         except FileNotFoundError:
             return None
-        except (EOFError, OSError, RuntimeError, UnpicklingError) as e:
+        except (_Damaged, EOFError, OSError, RuntimeError, UnpicklingError, ValueError, KeyError) as e:
+            why = str(e) if isinstance(e, _Damaged) else getattr(e, "strerror", None) or type(e).__name__
             raise InputError(
-                f"{self._beside(what)} is damaged ({type(e).__name__}). Put it back whole, or give another log=."
+                f"{self._beside(what)} is damaged ({why}). Put it back whole, or give another log=."
             ) from None
         return found if isinstance(found, dict) and found.get("run") == self.run else None
+
+
+class _Damaged(Exception):
+    """What a file beside a log has that was not written there."""
+
+
+class _Hashed:
+    """A file that is written from its beginning to its end, its bytes counted and hashed on the way."""
+
+    def __init__(self, file: BinaryIO, what: str) -> None:
+        self.file, self.size, self.digest = file, 0, _digest(what)
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Add some bytes."""
+        part = memoryview(data).cast("B")
+        self.size += len(part)
+        self.digest.update(part)
+        self.file.write(part)
+        return len(part)
+
+    def flush(self) -> None:
+        """To the disk."""
+        self.file.flush()
+
+
+def _digest(what: str) -> hashlib.blake2b:
+    """Keyed by what the file holds: one in the place of the other is told."""
+    return hashlib.blake2b(key=f"tangency run {what}".encode(), digest_size=32)
+
+
+def _sealed(value: object, what: str, file: BinaryIO) -> None:
+    """Write a value and its seal: how many bytes it takes, their digest, and a mark."""
+    hashed = _Hashed(file, what)
+    torch.save(value, hashed)  # type: ignore[arg-type]  # it needs these two methods alone
+    file.write(hashed.size.to_bytes(8, "little") + hashed.digest.digest() + MARK)
+
+
+def _unsealed(file: Path, what: str, most: int) -> BytesIO:
+    """The value's bytes, if they are those that were written; told by kind and size before anything is read."""
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as f:  # a FIFO would wait for a writer
+        there = os.fstat(f.fileno())
+        if not stat.S_ISREG(there.st_mode):
+            raise _Damaged("it is no file")
+        if there.st_size > most:
+            raise _Damaged(f"it has {there.st_size:,} bytes, and a record of this run takes at most {most:,}")
+        data = memoryview(f.read())
+    body, seal = data[:-SEAL], bytes(data[-SEAL:])
+    if len(seal) < SEAL or not seal.endswith(MARK):
+        raise _Damaged("it does not end with a seal: it was cut off, or an earlier version wrote it")
+    if int.from_bytes(seal[:8], "little") != len(body):
+        raise _Damaged(f"it has {len(body):,} bytes of {int.from_bytes(seal[:8], 'little'):,}")
+    digest = _digest(what)
+    digest.update(body)
+    if digest.digest() != seal[8:40]:
+        raise _Damaged("its bytes are not those that were written")
+    return BytesIO(body)
 
 
 def _short(value: object, most: int = 60) -> str:

@@ -1,9 +1,11 @@
 """Where a store keeps its files: a folder, or whatever zarr reaches by a URL. Keys are paths below it, with slashes."""
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
+import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterator, Sequence
@@ -31,14 +33,18 @@ Bytes: TypeAlias = bytes | memoryview
 Value = TypeVar("Value")
 
 
+class Unfit(Exception):
+    """Why something is not what was written there: its kind, or its size."""
+
+
 class Shelf(ABC):
     """Files by their keys. A file is there whole or not at all."""
 
     name: str  # as messages call it, and as it is opened again
 
     @abstractmethod
-    def read(self, key: str) -> np.ndarray | None:
-        """The bytes, or None."""
+    def read(self, key: str, most: int) -> np.ndarray | None:
+        """The bytes, or None; `Unfit` where there are more than `most`, or where it is no file."""
 
     @abstractmethod
     def write(self, key: str, *parts: Bytes) -> None:
@@ -87,13 +93,23 @@ class Folder(Shelf):
         # Folders that are known to be there: to ask for every tile takes longer than writing it, on a network's disk.
         self._made: set[Path] = set()
 
-    def read(self, key: str) -> np.ndarray | None:
-        """The bytes of a file, or None."""
+    def read(self, key: str, most: int) -> np.ndarray | None:
+        """The bytes of a file, or None; its kind and size are looked at first."""
         try:
-            with open(self._at(key), "rb") as f:
+            # A FIFO would wait for somebody who writes to it, for ever.
+            with open(os.open(self._at(key), os.O_RDONLY | os.O_NONBLOCK), "rb") as f:
+                there = os.fstat(f.fileno())
+                if not stat.S_ISREG(there.st_mode):
+                    raise Unfit("is no file, but a FIFO, a device or a folder")
+                if there.st_size > most:
+                    raise Unfit(f"has {there.st_size:,} bytes, and what was written there has {most:,} at most")
                 return np.fromfile(f, np.uint8)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as e:
+            if e.errno != errno.ENXIO:  # a socket
+                raise
+            raise Unfit("is no file, but a socket") from None
 
     def write(self, key: str, *parts: Bytes) -> None:
         """A file beside it that takes its place when it is whole."""
@@ -206,10 +222,16 @@ class Remote(Shelf):
     def __init__(self, path: "StorePath", name: str) -> None:
         self.path, self.name = path, name
 
-    def read(self, key: str) -> np.ndarray | None:
-        """The bytes of an object, or None."""
-        buffer = _wait((self.path / key).get())
-        return None if buffer is None else np.array(buffer.as_numpy_array()).view(np.uint8).reshape(-1)
+    def read(self, key: str, most: int) -> np.ndarray | None:
+        """The bytes of an object, or None; one byte more than `most` is asked for, and no more."""
+        from zarr.abc.store import RangeByteRequest
+
+        buffer = _wait((self.path / key).get(byte_range=RangeByteRequest(0, most + 1)))
+        if buffer is None:
+            return None
+        if len(buffer) > most:
+            raise Unfit(f"has more bytes than what was written there, {most:,} at most")
+        return np.array(buffer.as_numpy_array()).view(np.uint8).reshape(-1)
 
     def write(self, key: str, *parts: Bytes) -> None:
         """One object of all parts; object stores replace whole objects."""

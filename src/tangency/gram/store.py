@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from .._base.extras import needed
+from .._base.progress import bar
 from .._base.types import Spec, StorePlace
 from ..errors import DamagedTile, IncompleteGram, StoreError, StoreMismatch, StoreWarning
 from .gram import Gram
 from .indices import Index, Wanted, mirror_tile
 from .manifest import (
+    NEW_FOLDER,
     VERSIONS,
     Manifest,
     chunk_shape,
@@ -38,11 +40,13 @@ from .manifest import (
     read_manifest,
 )
 from .plan import TilePlan
-from .shelf import Shelf, shelf
+from .shelf import Shelf, Unfit, shelf
 
 # Tiles that are read ahead (heuristic: enough to keep a disk busy).
 AHEAD = 3
 ABOUT, CHUNKS, SEALS = "zarr.json", "c", "seal"
+# Bytes of a zarr.json (heuristic: names of parameters and witnesses of the largest models take some megabytes).
+MOST_ABOUT = 2**28
 # The keys of a chunk, c/i/j or c/i/0/j/0, and of its seal, seal/i.j.digest; longer numbers are nobody's tile.
 CHUNK_KEY = re.compile(rf"{CHUNKS}/(\d{{1,9}})/(?:\d{{1,9}}/(\d{{1,9}})/\d{{1,9}}|(\d{{1,9}}))")
 SEAL_KEY = re.compile(rf"{SEALS}/(?:.*/)?(\d{{1,9}})\.(\d{{1,9}})(?:\..*)?")
@@ -74,7 +78,7 @@ class Store:
         with _disk_errors(place.name, "opened"):
             if place.foreign():
                 raise StoreError(f"{place.name} exists and is not a Gram store. Give an empty or a new folder.")
-            raw = place.read(ABOUT)
+            raw = _about(place)
         if raw is None:
             return None
         about = raw.tobytes()
@@ -121,7 +125,7 @@ class Store:
         if not self.begun:
             return
         with _disk_errors(self.url, "read"):
-            raw = self.shelf.read(ABOUT)
+            raw = _about(self.shelf)
         if raw is None:
             raise StoreError(f"{self.url} is not there any more: somebody moved or removed it, or its zarr.json.")
         about = raw.tobytes()
@@ -201,9 +205,12 @@ class Store:
 
     def read(self, i: int, j: int) -> np.ndarray:
         """A finished tile, if it is the one that was written here."""
-        with _disk_errors(f"tile {i}, {j} of {self.url}", "read"):
-            raw = self.shelf.read(self._chunk(i, j))
         size = int(np.prod(self.chunk)) * self.dtype.itemsize
+        try:
+            with _disk_errors(f"tile {i}, {j} of {self.url}", "read"):
+                raw = self.shelf.read(self._chunk(i, j), size + 4)
+        except Unfit as e:
+            raise self._damaged(i, j, str(e)) from None
         if raw is None:
             raise self._damaged(i, j, "is gone")
         if raw.size != size + 4:
@@ -225,20 +232,22 @@ class Store:
             "with, or `tangency gram`."
         )
 
-    def damaged(self, tiles: set[At]) -> Iterator[tuple[At, DamagedTile]]:
-        """Those of the finished tiles that are not what was written. Cost: reads them all."""
+    def faults(self, tiles: set[At], step: Callable[[], object] | None = None) -> Iterator[tuple[At, StoreError]]:
+        """Those of the finished tiles that are not what was written (`DamagedTile`), or cannot be read. Reads all."""
 
-        def fault(at: At) -> DamagedTile | None:
+        def fault(at: At) -> StoreError | None:
             """What is wrong with one tile, if anything."""
             try:
                 self.read(*at)
-            except DamagedTile as e:
+            except StoreError as e:
                 return e
             return None
 
         there = sorted(tiles)
         with ThreadPoolExecutor(AHEAD) as pool:
             for at, why in zip(there, pool.map(fault, there), strict=True):
+                if step is not None:
+                    step()
                 if why is not None:
                     yield at, why
 
@@ -278,6 +287,19 @@ class Progress(NamedTuple):
 
     finished: int  # tiles
     tiles: int  # in all
+
+
+class Verified(NamedTuple):
+    """What of a store is as it was written."""
+
+    finished: int  # tiles that are there
+    tiles: int  # in all
+    faults: tuple[tuple[At, str], ...]  # those of them that are not as they were written, and what is wrong
+
+    @property
+    def sound(self) -> bool:
+        """Whether every tile is there, as it was written."""
+        return self.finished == self.tiles and not self.faults
 
 
 class _Reading(NamedTuple):
@@ -324,6 +346,13 @@ class StoredGram(Gram):
     def progress(self) -> Progress:
         """(finished tiles, all tiles)."""
         return Progress(len(self.store.finished()), self.store.plan.count)
+
+    def verify(self, *, progress: bool = True) -> Verified:
+        """Whether every finished tile is there as it was written, by its checksum and seal. Cost: reads them all."""
+        finished, faults = self.store.finished(), list[tuple[At, StoreError]]()
+        with bar(len(finished), "verify", "tile", show=progress and len(finished) > 1) as step:
+            faults += self.store.faults(finished, step)
+        return Verified(len(finished), self.store.plan.count, tuple((at, str(e)) for at, e in faults))
 
     def tiles(self, wanted: Wanted | None = None) -> Iterator[tuple[Index, Index, Tensor]]:
         """The stored tiles, and of a symmetric matrix their mirror images; each is read once."""
@@ -401,6 +430,14 @@ def open_store(path: StorePlace) -> StoredGram:
     if store is None:
         raise StoreError(f"there is no Gram store at {path}. Make one: tg.compute(kernel, x, store={str(path)!r}).")
     return StoredGram(store)
+
+
+def _about(place: Shelf) -> np.ndarray | None:
+    """The bytes of a store's zarr.json, if there is one."""
+    try:
+        return place.read(ABOUT, MOST_ABOUT)
+    except Unfit as e:
+        raise StoreError(f"{place.name} cannot be opened as a Gram store: its zarr.json {e}. {NEW_FOLDER}") from None
 
 
 @contextmanager

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from .._base.files import nearest
 from .._base.memory import ran_out
-from ..errors import IncompleteGram, MemoryBudgetError, StoreMismatch, StoreWarning, TangencyError, WorkerLost
+from ..errors import (
+    DamagedTile,
+    IncompleteGram,
+    MemoryBudgetError,
+    StoreMismatch,
+    StoreWarning,
+    TangencyError,
+    WorkerLost,
+)
 from ..kernels.kernel import all_finite
 from .gram import DenseGram, Gram
 from .indices import mirror_tile, place_tile
@@ -176,7 +184,9 @@ class Stored(Target):
             self.first = secrets.randbelow(self.cut.grid[0])
         if missing:
             # Whoever goes on with a store reads what is in it once: a damaged tile is cheaper to find now than later.
-            for at, why in self.store.damaged(there & wanted) if there else ():
+            for at, why in self.store.faults(there & wanted) if there else ():
+                if not isinstance(why, DamagedTile):  # it may be whole, and is only not to be read
+                    raise why
                 warnings.warn(f"{why} It will be computed again.", StoreWarning, stacklevel=4)
                 self.store.discard(*at)
                 missing.add(at)

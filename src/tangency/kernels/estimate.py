@@ -75,7 +75,8 @@ class ProbeError(Result):
 def probe_error(kernel: Kernel, x: Inputs) -> ProbeError:
     """How far `tg.trace_ntk(model, probes=k)` is from the exact trace on the samples x, from the spread of its probes.
 
-    Some dozen samples say enough. Cost: a forward and a backward pass for each probe.
+    Some dozen samples say enough. Of two or three probes the spread itself is rough: give eight or more. Cost: a
+    forward and a backward pass for each probe.
 
     >>> import torch, tangency as tg
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 200))

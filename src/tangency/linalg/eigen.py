@@ -109,6 +109,8 @@ def spectrum(K: Matrix, *, dtype: torch.dtype | None = None, device: Device = No
             f"({memory_of.machine_memory() / 1e9:.3g}). Ask for the largest: tg.linalg.top(K, count)."
         )
     k = flattened(gram, kind, where)
+    # A product x xᵀ in float32 is symmetric up to its rounding only, on some processors: far from so in float64.
+    k = (k + k.mT).div_(2)
     values, vectors = eigh(k)
     values, vectors = values.flip(0), vectors.flip(1)  # eigh has the smallest first
     scale = values.abs().max().clamp_min(torch.finfo(kind).tiny)

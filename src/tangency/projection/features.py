@@ -16,7 +16,7 @@ from .._base.types import Array, FeatureBatch, Json, Memory, StorePlace
 from ..errors import InputError, StoreError
 from ..gram.manifest import Manifest, differences, only_looks
 from ..gram.source import Source
-from ..gram.store import StoredGram, open_store
+from ..gram.store import Progress, StoredGram, Verified, open_store
 from ..gram.witness import recoded
 from ..kernels.kernel import all_finite
 
@@ -111,6 +111,15 @@ class StoredFeatures(Source):
         for rows, _, tile in self.gram.tiles():
             assert isinstance(rows, slice)
             yield rows, squeezed(tile[:, :, 0])
+
+    @property
+    def progress(self) -> Progress:
+        """(finished blocks, all blocks)."""
+        return self.gram.progress
+
+    def verify(self, *, progress: bool = True) -> Verified:
+        """Whether every finished block is there as it was written, by its checksum and seal. Cost: reads them all."""
+        return self.gram.verify(progress=progress)
 
     def take(self, block: slice) -> FeatureBatch:
         """The features of these samples, with what made them."""
