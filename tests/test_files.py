@@ -96,7 +96,7 @@ def writers(folder: Path) -> dict[str, tuple[Path, Callable[[], object]]]:
         "labels.json": (folder / "labels.json", lambda: write_rows(rows, folder / "labels.json")),
         "campaign": (folder / "c.json", lambda: campaign.save(folder / "c.json")),
         "watch": (folder / "run.html", lambda: watch.write_page(monitor.history(), folder / "run.html")),
-        "start": (folder / "run.jsonl.last.pt", lambda: runs.save_last(0, torch.eye(60))),
+        "start": (folder / "run.jsonl.last.pt", lambda: runs.save_last(0, torch.eye(90))),
         "table": (folder / "table.json", lambda: kept.__setitem__("row", {"a": 3, "b": ["text" * 20] * 30})),
     }
 
@@ -268,6 +268,27 @@ def test_a_refusal_leaves_nothing(words: str, message: str, here: Path, capsys: 
     assert main(words.split()) in (1, 2)
     assert message in capsys.readouterr().err
     assert tree(here) == was
+
+
+def test_a_store_is_made_with_its_first_tile(here: Path) -> None:
+    """A run that failed before it leaves nothing, which would stand in the way of the mended one."""
+    kernel = tg.trace_ntk(tg.models.mlp([3, 4, 3]))
+    x = torch.randn(9, 3)
+    bad = x.clone()
+    bad[5, 1] = float("nan")
+    was = tree(here)
+    for k, error in ((kernel, tg.NonFiniteError), (tg.projected(kernel, dim=8), tg.NonFiniteError)):
+        with pytest.raises(error, match="5"):
+            tg.compute(k, bad, store="grams/k", tile=3, progress=False)
+    with pytest.raises(tg.TangencyError):
+        tg.projected(kernel, dim=8).features(bad, store="features/k", progress=False)
+    assert tree(here) == was
+    with pytest.raises(tg.errors.StoreError, match=r"cannot be made: Not a directory|not a Gram store"):
+        tg.compute(kernel, x, store="job.py/k", tile=3, progress=False)
+    assert tree(here) == was
+    made = tg.compute(kernel, x, store="grams/k", tile=3, progress=False)
+    assert made.progress == (6, 6)  # type: ignore[attr-defined]  # a stored one
+    assert torch.equal(made.dense(), tg.compute(kernel, x, tile=3, progress=False).dense())
 
 
 def test_records_of_experiments_begin_with_a_result(tmp_path: Path) -> None:

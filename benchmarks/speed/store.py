@@ -75,7 +75,8 @@ def product(folder: Path, rows: int, tile: int = 2048) -> dict[str, Any]:
     cut = TilePlan(rows, rows, True, tile, 1, 1)
     nothing: Witness = {"entries": {}, "outputs": {}, "code": {}}
     said = manifest({"kernel": "random numbers"}, {}, torch.Size([rows, rows]), torch.float32, cut, nothing)
-    store = Store.create(str(path), said)
+    store = Store.planned(str(path), said)
+    store.begin()
     some = np.random.default_rng(0).standard_normal((tile, tile), dtype=np.float32)
     for i, j in cut.tiles():
         high, wide = (b.stop - b.start for b in (cut.block(i), cut.block(j, 1)))

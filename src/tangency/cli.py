@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import job
+from ._base.words import lines, said, short
 from ._version import __version__
 from .commands import auditing, experiments, explaining, grams, health, probing, shifting, watching
+from .commands.options import say
 from .errors import InputError, ModelError, NonFiniteError, TangencyError
 
 
@@ -34,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt as e:
-        print(f"\n{str(e) or 'stopped'}", file=sys.stderr)
+        say(f"\n{said(e) or 'stopped'}", error=True)
         return 130
     except BrokenPipeError:  # whoever read the output has had enough: `tangency … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _failed(e)
         if not isinstance(e, job.JobFailed):
             raise
-        traceback.print_exception(e.cause)
+        say("".join(traceback.format_exception(e.cause)), error=True, end="")
         return 2
 
 
@@ -59,7 +61,7 @@ def _tell_if_busy() -> None:
 @contextlib.contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
     """Where in our code a warning comes from tells nobody anything here."""
-    own, warnings.formatwarning = warnings.formatwarning, lambda message, *_, **__: f"warning: {message}\n"
+    own, warnings.formatwarning = warnings.formatwarning, lambda message, *_, **__: f"warning: {lines(str(message))}\n"
     try:
         yield
     finally:
@@ -69,20 +71,20 @@ def _warnings_in_a_line() -> Iterator[None]:
 def _failed(e: Exception) -> int:
     """Say what went wrong in one line, and where if that is in the user's code; the exit code."""
     if isinstance(e, job.JobFailed):
-        print(f"error: {e}", file=sys.stderr)
+        say(f"error: {e}", error=True)
         return 2
     if isinstance(e, TangencyError):
-        print(f"error: {e}", file=sys.stderr)
+        say(f"error: {e}", error=True)
         return 2 if isinstance(e, (InputError, ModelError, NonFiniteError)) else 1
     if isinstance(e, OSError) and e.filename is not None:
-        print(f"error: {e.filename}: {e.strerror}.", file=sys.stderr)
+        say(f"error: {short(str(e.filename))}: {e.strerror}.", error=True)
         return 2
     if isinstance(e, ModuleNotFoundError) and e.name == "torch":
-        print("error: tangency needs PyTorch, which is not installed here: pip install torch.", file=sys.stderr)
+        say("error: tangency needs PyTorch, which is not installed here: pip install torch.", error=True)
         return 2
     place = job.where(e)
-    print(f"error: {type(e).__name__}: {e}" + (f"\n{place}" if place else ""), file=sys.stderr)
-    print("Where it happened: the same command with --debug.", file=sys.stderr)
+    say(f"error: {type(e).__name__}: {said(e)}" + (f"\n{place}" if place else ""), error=True)
+    say("Where it happened: the same command with --debug.", error=True)
     return 1
 
 
@@ -98,7 +100,14 @@ First steps:
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class _Plain(argparse.ArgumentParser):
+    """Arguments that are refused are shown, not obeyed."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        super()._print_message(lines(message), file)
+
+
+class _Parser(_Plain):
     """`audit apply` is a command of its own: what comes after it is no option of `audit`."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -117,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"tangency {__version__}")
     parser.add_argument("--debug", action="store_true", help="show where an error happened (traceback)")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Plain)
     for kind in (explaining, auditing, probing, shifting, experiments, grams, watching, health):
         kind.add(commands)
     for command in commands.choices.values():  # before or after the command, both work

@@ -4,6 +4,8 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -11,6 +13,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from ._base.files import LONGEST
+from ._base.words import said, short
 from .errors import InputError, TangencyError
 
 # Whose lines are no help to the user: ours, and those of Python's import.
@@ -38,18 +42,26 @@ def call(name: str, needed: str) -> object:
     return tuple(made) if isinstance(made, list) else made
 
 
+def nameable(name: str) -> bool:
+    """Whether files and modules can be called so: no NUL, and no part longer than any disk takes."""
+    try:
+        return "\0" not in name and all(len(os.fsencode(part)) <= LONGEST for part in re.split("[/:]", name))
+    except UnicodeEncodeError:
+        return False
+
+
 def file_of(name: str) -> Path | None:
     """The user's file that MODULE:FUNCTION is in, where its name tells: nothing may be written there."""
     module = name.rpartition(":")[0]
     file = Path(module if module.endswith(".py") else f"{module.replace('.', '/')}.py").absolute()
-    return file if module and file.is_file() else None
+    return file if module and nameable(name) and file.is_file() else None
 
 
 def find(name: str) -> Callable[[], object]:
     """The function, its module imported."""
     module_name, _, attribute = name.rpartition(":")
-    if not module_name or not attribute:
-        raise InputError(f"{name!r} is not MODULE:FUNCTION, e.g. job:make or path/to/job.py:make.")
+    if not module_name or not attribute or not nameable(name):
+        raise InputError(f"{short(name)!r} is not MODULE:FUNCTION, e.g. job:make or path/to/job.py:make.")
     try:
         with _users_code(module_name):
             module = _file(Path(module_name)) if module_name.endswith(".py") else _module(module_name)
@@ -93,7 +105,7 @@ def _words(name: str, e: Exception) -> str:
     notes = "".join(f" {note}" for note in getattr(e, "__notes__", ()))
     if isinstance(e, TangencyError):
         return f"{e}{notes}"
-    return f"{name}: {type(e).__name__}: {e.msg if isinstance(e, SyntaxError) else e}{notes}"
+    return f"{name}: {type(e).__name__}: {e.msg if isinstance(e, SyntaxError) else said(e)}{notes}"
 
 
 def _file(path: Path) -> ModuleType:

@@ -5,6 +5,7 @@ A file is written beside its place and renamed: what was there is whole until th
 
 import contextlib
 import errno
+import io
 import os
 import secrets
 import stat
@@ -13,9 +14,12 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from ..errors import InputError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 # Bytes of a name that file systems take (all but a few), and a file that is not whole.
 LONGEST, PARTIAL = 255, ".partial"
@@ -68,11 +72,15 @@ def obstacle(to: Path) -> str | None:
                 return os.strerror(errno.EACCES)
         if any(len(os.fsencode(part)) > LONGEST for part in real.parts):
             return os.strerror(errno.ENAMETOOLONG)
-        folder = next(parent for parent in real.parents if os.path.lexists(parent))
-        with tempfile.TemporaryFile(dir=folder):  # tells more than permissions do
+        with tempfile.TemporaryFile(dir=nearest(real.parent)):  # tells more than permissions do
             return None
     except OSError as e:
         return e.strerror or str(e)
+
+
+def nearest(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    return next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
 
 
 def read(file: Path) -> bytes:
@@ -178,7 +186,7 @@ def _put(real: Path, data: bytes | Callable[[BinaryIO], object], was: os.stat_re
     partial = real.with_name(f".{secrets.token_hex(8)}{PARTIAL}")
     try:
         if not _nameless(partial, data, was):
-            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _mode(was)), "wb") as file:
+            with _File(io.FileIO(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _mode(was)), "wb")) as file:
                 _fill(file, data, was)
         os.replace(partial, real)
     except BaseException:  # Ctrl-C too
@@ -198,7 +206,7 @@ def _nameless(partial: Path, data: bytes | Callable[[BinaryIO], object], was: os
         return False
     if made < 0:
         return False
-    with open(made, "wb") as file, _opened(partial.parent) as folder:
+    with _File(io.FileIO(made, "wb")) as file, _opened(partial.parent) as folder:
         _fill(file, data, was)
         try:
             # The folder's descriptor makes Python call linkat, which goes through the link in /proc to the file.
@@ -223,12 +231,31 @@ def _mode(was: os.stat_result | None) -> int:
     return 0o666 if was is None else 0o600
 
 
-def _fill(file: BinaryIO, data: bytes | Callable[[BinaryIO], object], was: os.stat_result | None) -> None:
+class _File(io.BufferedWriter):
+    """A file that remembers why it could not be written: `torch.save` makes an error of its own of that."""
+
+    failed: OSError | None = None
+
+    def write(self, data: "Buffer") -> int:
+        """As any file's."""
+        try:
+            return super().write(data)
+        except OSError as e:
+            self.failed = e
+            raise
+
+
+def _fill(file: _File, data: bytes | Callable[[BinaryIO], object], was: os.stat_result | None) -> None:
     """The content, on the disk, with the mode and owner of what was there."""
     if isinstance(data, bytes):
         file.write(data)
     else:
-        data(file)
+        try:
+            data(file)
+        except Exception:
+            if file.failed is not None:
+                raise file.failed from None
+            raise
     file.flush()
     if was is not None:
         with contextlib.suppress(OSError):

@@ -1,9 +1,13 @@
 """A page in one file: its parts put in the places that a template marks, and data for its script."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from unicodedata import bidirectional
 
 from .types import Json
+
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
@@ -28,3 +32,29 @@ def script_json(value: Json, *, ascii_only: bool = False) -> str:
     """
     text = json.dumps(value, ensure_ascii=ascii_only, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
+
+
+def visible(value: Json) -> Json:
+    """`value` with every text made safe to show: what would be unseen, or turn the line around, becomes ⟨U+202E⟩.
+
+    That is control characters (but for tabs and line ends), marks of the direction of writing, and halves of surrogate
+    pairs, which no file can hold. A text with letters that are written from right to left is set apart from what stands
+    beside it, by marks of our own.
+
+    >>> visible({"class": ["cat", "dog\\u202e", "\\ud800"]})
+    {'class': ['cat', 'dog⟨U+202E⟩', '⟨U+D800⟩']}
+    """
+    if isinstance(value, str):
+        return visible_text(value)
+    if isinstance(value, Mapping):
+        return {visible_text(k): visible(v) for k, v in value.items()}
+    return [visible(v) for v in value] if isinstance(value, Sequence) else value
+
+
+def visible_text(text: str) -> str:
+    """As `visible` has it, of one text."""
+    if text.isascii() and text.isprintable():
+        return text
+    shown = _UNSEEN.sub(lambda m: f"⟨U+{ord(m[0]):04X}⟩", text.replace("\r\n", "\n"))
+    leftwards = not shown.isascii() and any(bidirectional(c) in ("R", "AL", "AN") for c in shown)
+    return f"\u2068{shown}\u2069" if leftwards else shown

@@ -16,6 +16,7 @@ from .options import (
     outputs,
     positive,
     rows_file,
+    say,
     write_rows,
 )
 
@@ -104,14 +105,14 @@ def _tell(found: "Audit", listed: Path | None, args: argparse.Namespace) -> int:
         issues.insert(0, "sample", range(len(issues)))
         write(listed, issues.to_csv(index=found.train.ids is not None))
     if args.json:
-        print(strict_json.text({**found.summary(), "report": str(page.resolve())}, 2))
+        say(strict_json.text({**found.summary(), "report": str(page.resolve())}, 2))
         return 0
-    print(f"\n{found.words()}\n")
+    say(f"\n{found.words()}\n")
     if found.suspects.count:
-        print(f"{found.table()}\n")
+        say(f"{found.table()}\n")
     if listed is not None:
-        print(f"every sample: {listed}")
-    print(f"report: {page.resolve()}")
+        say(f"every sample: {listed}")
+    say(f"report: {page.resolve()}")
     return 0
 
 
@@ -130,10 +131,10 @@ def _apply(args: argparse.Namespace) -> int:
     write_rows(rows, to)
     dropped, fixed = len(data) - len(rows), int((y != data.y)[kept].sum())
     if args.json:
-        print(strict_json.text({"kept": len(rows), "dropped": dropped, "fixed": fixed, "labels": str(to)}, 2))
+        say(strict_json.text({"kept": len(rows), "dropped": dropped, "fixed": fixed, "labels": str(to)}, 2))
         return 0
-    print(f"{len(rows):,} of {len(data):,} samples stay, {fixed:,} of them with another label; {dropped:,} do not.")
-    print(f"labels: {to}")
+    say(f"{len(rows):,} of {len(data):,} samples stay, {fixed:,} of them with another label; {dropped:,} do not.")
+    say(f"labels: {to}")
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..experiments.catalogue import EXPERIMENTS, LEARNERS, NETWORKS
-from .options import add_output, indices, names, positive
+from .options import add_output, indices, names, positive, say
 
 if TYPE_CHECKING:
     from ..experiments.table import Regression, Trainings
@@ -120,5 +120,5 @@ def _reproduce(args: argparse.Namespace) -> int:
     record = {**table.to_dict(), "command": command, "seconds": time.perf_counter() - begin}
     if kept is not None:
         write(kept, strict_json.text(record, 1) + "\n")
-    print(strict_json.text(record, 2) if args.json else table.table())
+    say(strict_json.text(record, 2) if args.json else table.table())
     return 0

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..kernels.names import TITLES
-from .options import add_memory, add_output, add_outputs_are, model_and_data, names, outputs, positive
+from .options import add_memory, add_output, add_outputs_are, model_and_data, names, outputs, positive, say
 
 if TYPE_CHECKING:
     from ..decisions import Decisions
@@ -78,18 +78,18 @@ def _tell(decisions: "Decisions", args: argparse.Namespace) -> int:
 
     page = write(decisions, args.out)
     if args.json:
-        print(strict_json.text({**decisions.summary(), "report": str(page.resolve())}, 2))
+        say(strict_json.text({**decisions.summary(), "report": str(page.resolve())}, 2))
         return 0
     facts = decisions.facts
-    print(
+    say(
         f"\n{facts['model']} with {facts['parameters']:,} parameters: {decisions.accuracy:.2%} of "
         f"{facts['test']:,} test ",
         end="",
     )
-    print(f"samples right.\nIts surrogates, from {facts['train']:,} training samples:\n\n{decisions.table()}\n")
-    print(
+    say(f"samples right.\nIts surrogates, from {facts['train']:,} training samples:\n\n{decisions.table()}\n")
+    say(
         "τ_K: how far the surrogate orders the test samples by the probability of the correct class as the network does"
     )
-    print("(1: exactly). TAD: the surrogate's accuracy less the network's.\n")
-    print(f"report: {page.resolve()}")
+    say("(1: exactly). TAD: the surrogate's accuracy less the network's.\n")
+    say(f"report: {page.resolve()}")
     return 0

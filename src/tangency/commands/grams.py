@@ -6,8 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .. import job
+from .._base.words import plain
 from ..errors import InputError, StoreError
-from .options import plain, positive, quoted
+from .options import positive, quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,8 +81,8 @@ def _gram(args: argparse.Namespace) -> int:
     finally:
         if isinstance(executor, RayExecutor):
             executor.close()
-    print(f"{args.store}: {_size(made.shape)} {str(made.dtype).removeprefix('torch.')}, complete after ", end="")
-    print(f"{time.perf_counter() - start:.1f} s. Open it with tangency.open_gram({args.store!r}).")
+    say(f"{args.store}: {_size(made.shape)} {str(made.dtype).removeprefix('torch.')}, complete after ", end="")
+    say(f"{time.perf_counter() - start:.1f} s. Open it with tangency.open_gram({args.store!r}).")
     return 0
 
 
@@ -104,16 +105,16 @@ def _status(args: argparse.Namespace) -> int:
         "manifest": gram.manifest,
     }
     if args.json:
-        print(strict_json.text(report, 2))
+        say(strict_json.text(report, 2))
         return 0
     kernel = gram.manifest["kernel"]
     names = [plain(str(k.get("kernel"))) for k in (kernel, *_inner(kernel))]
-    print(f"{args.store}: {_size(_shape(gram))} {report['dtype']}, {' of '.join(names)}")
+    say(f"{args.store}: {_size(_shape(gram))} {report['dtype']}, {' of '.join(names)}")
     state = "complete" if report["complete"] else f"{done / count:.1%}"
-    print(f"{done} of {count} {'blocks' if features else 'tiles'} of {report['tile']} samples", end="")
-    print(f"{'' if features else ' a side'} ({state})")
+    say(f"{done} of {count} {'blocks' if features else 'tiles'} of {report['tile']} samples", end="")
+    say(f"{'' if features else ' a side'} ({state})")
     if not report["complete"] and gram.store.function:
-        print(f"it says it was begun with: tangency gram {quoted(gram.store.function)} --store {quoted(args.store)}")
+        say(f"it says it was begun with: tangency gram {quoted(gram.store.function)} --store {quoted(args.store)}")
     return 0
 
 
@@ -124,19 +125,19 @@ def _verify(args: argparse.Namespace) -> int:
         raise InputError("--sample needs the function that makes the kernel: tangency verify STORE MODULE:FUNCTION.")
     found = gram.verify(progress=False)
     for _, why in found.faults:
-        print(f"damaged: {why}")
-    print(f"{found.finished - len(found.faults)} of {found.finished} finished tiles match their checksums")
+        say(f"damaged: {why}")
+    say(f"{found.finished - len(found.faults)} of {found.finished} finished tiles match their checksums")
     if found.finished < found.tiles:
-        print(f"unfinished: {found.tiles - found.finished} of {found.tiles} tiles are missing")
+        say(f"unfinished: {found.tiles - found.finished} of {found.tiles} tiles are missing")
     wrong = 0
     if args.function is not None:
         wrong = _again(gram, sorted(gram.store.finished()), args)
     elif gram.store.function:
         name = quoted(gram.store.function)
-        print(f"no tile was computed again. It says it was made with {name}; if you trust that file, to compare some:")
-        print(f"tangency verify {quoted(args.store)} {name}")
+        say(f"no tile was computed again. It says it was made with {name}; if you trust that file, to compare some:")
+        say(f"tangency verify {quoted(args.store)} {name}")
     else:
-        print("no tile was computed again; to compare some: tangency verify STORE MODULE:FUNCTION")
+        say("no tile was computed again; to compare some: tangency verify STORE MODULE:FUNCTION")
     return int(bool(wrong or not found.sound))
 
 
@@ -166,8 +167,8 @@ def _again(gram: "StoredGram", finished: list[tuple[int, int]], args: argparse.N
         worst, equal = max(worst, gap), equal + bool(torch.equal(tile, stored))
         if gap > close:
             wrong += 1
-            print(f"wrong: tile {i}, {j} differs from what the kernel gives now by {gap:.2g} of its largest entry")
-    print(f"{len(some)} tiles computed again: {equal} equal bit for bit, largest difference {worst:.2g} (relative)")
+            say(f"wrong: tile {i}, {j} differs from what the kernel gives now by {gap:.2g} of its largest entry")
+    say(f"{len(some)} tiles computed again: {equal} equal bit for bit, largest difference {worst:.2g} (relative)")
     return wrong
 
 

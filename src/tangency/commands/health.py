@@ -3,6 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from .options import say
+
 if TYPE_CHECKING:
     from .options import Commands
 
@@ -24,5 +26,5 @@ def _doctor(args: argparse.Namespace) -> int:
     from ..doctor import doctor
 
     found = doctor()
-    print(strict_json.text(found.to_dict(), 2) if args.json else found.table())
+    say(strict_json.text(found.to_dict(), 2) if args.json else found.table())
     return int(not found.healthy)

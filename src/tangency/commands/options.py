@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import job
+from .._base.words import lines, plain
 from ..errors import InputError
 
 if TYPE_CHECKING:
@@ -41,9 +42,9 @@ def indices(text: str) -> tuple[int, ...]:
     return found
 
 
-def plain(text: str) -> str:
-    """Somebody's words for a terminal: control characters are shown, not obeyed."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def say(text: str = "", *, end: str = "\n", error: bool = False, flush: bool = False) -> None:
+    """Print: all that commands say goes through here, for names in it may be a stranger's."""
+    print(lines(text), end=end, file=sys.stderr if error else sys.stdout, flush=flush)
 
 
 def quoted(text: str) -> str:
@@ -142,5 +143,5 @@ def model_and_data(
         raise InputError(f"{args.function} returned {checks.some(sorted(unknown))}, which {name} does not take.")
     for part in parts:
         if isinstance(made.get(part), Labelled) and not args.json:
-            print(made[part].summary())
+            say(made[part].summary())
     return made

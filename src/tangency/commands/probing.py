@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .options import add_output, indices, model_and_data, names, outputs, positive
+from .options import add_output, indices, model_and_data, names, outputs, positive, say
 
 if TYPE_CHECKING:
     from .options import Commands
@@ -58,9 +58,9 @@ def _probe(args: argparse.Namespace) -> int:
         for view, to in pictures.items():
             write(to, partial(found.plot(view).savefig, format="png", dpi=150))
     if args.json:
-        print(strict_json.text(found.to_dict(), 2))
+        say(strict_json.text(found.to_dict(), 2))
         return 0
-    print(f"\n{found.table()}\n\n{found.words()}")
+    say(f"\n{found.table()}\n\n{found.words()}")
     if out is not None:
-        print(f"pictures: {out}")
+        say(f"pictures: {out}")
     return 0

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import add_output, model_and_data, names, outputs, positive, rows_file, write_rows
+from .options import add_output, model_and_data, names, outputs, positive, rows_file, say, write_rows
 
 if TYPE_CHECKING:
     from .._base.types import Json
@@ -76,12 +76,12 @@ def _shift(args: argparse.Namespace) -> int:
         _write_kept(found, filtered, kept)
     if args.json:
         said = {**found.summary(), "report": str(page.resolve()), "kept": None if filtered is None else len(filtered)}
-        print(strict_json.text(said, 2))
+        say(strict_json.text(said, 2))
         return 0
-    print(f"\n{found.words()}\n\n{found.table()}\n")
+    say(f"\n{found.words()}\n\n{found.table()}\n")
     if filtered is not None:
-        print(f"{filtered.sentence()} {kept}")
-    print(f"report: {page.resolve()}")
+        say(f"{filtered.sentence()} {kept}")
+    say(f"report: {page.resolve()}")
     return 0
 
 

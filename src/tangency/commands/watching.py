@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import plain
+from .options import say
 
 if TYPE_CHECKING:
     from .options import Commands
@@ -58,11 +58,11 @@ def _watch(args: argparse.Namespace) -> int:
     follows = not args.once and (args.follow or not found.ended)
     page = write_page(found, out, refresh=args.every if follows else None)
     if args.json:
-        print(strict_json.text({**found.to_dict(), "page": str(page.resolve())}, 2))
+        say(strict_json.text({**found.to_dict(), "page": str(page.resolve())}, 2))
         return 0
-    print(plain_lines(found.table()), flush=True)
+    say(found.table(), flush=True)
     if follows:
-        print(f"page: {page.resolve()}; Ctrl-C ends", flush=True)
+        say(f"page: {page.resolve()}; Ctrl-C ends", flush=True)
     while follows:
         time.sleep(args.every)
         if _size(args.log) == size:
@@ -71,14 +71,9 @@ def _watch(args: argparse.Namespace) -> int:
         follows = args.follow or not found.ended
         write_page(found, out, refresh=args.every if follows else None)
         if len(found) > before:
-            print(plain_lines("\n".join(found.table().splitlines()[1 + before :])), flush=True)
-    print(f"\n{plain_lines(found.words())}\npage: {page.resolve()}")
+            say("\n".join(found.table().splitlines()[1 + before :]), flush=True)
+    say(f"\n{found.words()}\npage: {page.resolve()}")
     return 0
-
-
-def plain_lines(text: str) -> str:
-    """A log is somebody's words, too."""
-    return "\n".join(map(plain, text.splitlines()))
 
 
 def _size(log: Path) -> tuple[int, int]:

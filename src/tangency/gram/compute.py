@@ -26,7 +26,7 @@ from .source import Watched, batch, source
 from .spill import disks
 from .store import Store
 from .sweep import RowSweep, Sweep, TileTask, sweep_of, tile_tasks
-from .target import InMemory, Stored, Target
+from .target import InMemory, Overtaken, Stored, Target
 from .witness import Sample, require_witness, some_samples, witness
 from .work import CPU, Blocks, TileJob, perform
 
@@ -128,6 +128,7 @@ class Run:
         if tile is not None:
             checks.positive(tile, "tile", "a number of samples")
             tile = min(tile, max(self.n, self.m))
+        store = None if store is None else shelf(store)  # once: the working folder may change
         with torch.no_grad():
             while True:
                 with _told("while two samples were looked at, to find out what one takes"):
@@ -137,6 +138,8 @@ class Run:
                     if missing:
                         self._fill(target, missing, progress)
                     return target.gram()
+                except Overtaken:  # go on with what another process has begun, if it is the same
+                    continue
                 except (_Larger, MemoryError, RuntimeError) as e:
                     # A footprint is an estimate, and other processes use the memory too.
                     if not isinstance(e, _Larger) and not ran_out(e):
@@ -182,9 +185,8 @@ class Run:
                     f"{MOST_TILES:,}. Give more memory, or tile={side} or more."
                 )
             about = manifest(spec, hashes, facts.shape, facts.dtype, cut, self.witness)
-            store = Store.create(place, about, self.function)
-            if store.new:  # if not, another process was first, perhaps with another job
-                return Stored(store, cut, partial(self._heal, store), self._require_unchanged)
+            store = Store.planned(place, about, self.function)
+            return Stored(store, cut, partial(self._heal, store), self._require_unchanged)
         self._require_same(store, spec, hashes, tile)
         cut = store.plan
         if not store.complete:

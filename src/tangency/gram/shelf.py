@@ -18,6 +18,7 @@ from urllib.request import url2pathname
 import numpy as np
 
 from .._base.extras import needed
+from .._base.files import nearest, obstacle
 from .._base.types import StorePlace
 from ..errors import InputError, StoreError
 
@@ -48,6 +49,10 @@ class Shelf(ABC):
     @abstractmethod
     def write(self, key: str, *parts: Bytes) -> None:
         """Put the parts, one after the other, in the place of what is there."""
+
+    def obstacle(self, key: str) -> str | None:
+        """Why nothing can be put there, where that is known."""
+        return None
 
     def make(self) -> None:
         """Make room for a new store."""
@@ -116,6 +121,10 @@ class Folder(Shelf):
             self._made.clear()
             raise
 
+    def obstacle(self, key: str) -> str | None:
+        """Why no file can be written there, looked at without a trace."""
+        return obstacle(self.path / key)
+
     def make(self) -> None:
         """The folder, and those above it."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -165,7 +174,7 @@ class Folder(Shelf):
                     with contextlib.suppress(FileNotFoundError):
                         if time.time() - path.stat().st_mtime > ABANDONED:
                             path.unlink()
-        return shutil.disk_usage(self.path).free
+        return shutil.disk_usage(nearest(self.path)).free
 
     def foreign(self) -> bool:
         """Whether it is a file, or a folder of other things."""

@@ -62,7 +62,7 @@ class Store:
     ) -> None:
         """`function` is what the command line was given to make it, `about` its zarr.json as it was read."""
         self.shelf, self.manifest, self.function = shelf, manifest, function
-        self.url, self.new = shelf.name, about is None  # a new one holds what it was begun with
+        self.url, self.begun = shelf.name, about is not None  # a new one is made with its first tile
         self.key = manifest_digest(manifest).encode()
         self.plan: TilePlan = plan_of(manifest)
         self.chunk = chunk_shape(manifest)
@@ -85,21 +85,32 @@ class Store:
         return Store(place, *read_manifest(about, place.name), about)
 
     @staticmethod
-    def create(where: StorePlace | Shelf, manifest: Manifest, function: str | None = None) -> "Store":
-        """A new store. If another process has just made one here, that one: of several, one is first."""
-        place = shelf(where)
-        store = Store(place, manifest, function)
-        with _disk_errors(place.name, "made"):
-            place.make()
-            if place.begin(ABOUT, store.about):
-                return store
-        first = Store.find(place)
+    def planned(where: StorePlace | Shelf, manifest: Manifest, function: str | None = None) -> "Store":
+        """A new store, which is made when there is a tile for it; refused where none can be made."""
+        store = Store(shelf(where), manifest, function)
+        if (why := store.shelf.obstacle(ABOUT)) is not None:
+            raise StoreError(f"{store.url} cannot be made: {why}.")
+        return store
+
+    def begin(self) -> bool:
+        """Make it if it is not there. Of several processes one is first: whether the one that is there is this one."""
+        if self.begun:
+            return True
+        with _disk_errors(self.url, "made"):
+            self.shelf.make()
+            if self.shelf.begin(ABOUT, self.about):
+                self.begun = True
+                return True
+        first = Store.find(self.shelf)
         if first is None:
-            raise StoreError(f"{place.name} was taken away while the store was being made. Call again.")
-        return first
+            raise StoreError(f"{self.url} was taken away while the store was being made. Call again.")
+        self.begun = first.key == self.key
+        return self.begun
 
     def recut(self, cut: TilePlan) -> None:
         """Begin again with other tiles, if nothing was put in yet."""
+        if not self.begun:
+            return
         self.require_here()
         with _disk_errors(self.url, "made"):
             self.shelf.write(ABOUT, manifest_file({**self.manifest, "plan": plan_fields(cut)}, self.function))
@@ -111,6 +122,8 @@ class Store:
 
     def require_here(self) -> None:
         """Refuse if the store was moved, removed or replaced since it was opened."""
+        if not self.begun:
+            return
         with _disk_errors(self.url, "read"):
             raw = _about(self.shelf)
         if raw is None:
@@ -163,6 +176,8 @@ class Store:
         """The tiles of the plan whose chunks are there, with a seal."""
         there: set[At] = set()
         sealed: set[At] = set()
+        if not self.begun:  # what may be there is another's
+            return there
         high, wide = self.plan.grid
         with _disk_errors(self.url, "read"):
             for key in self.shelf.keys(CHUNKS):

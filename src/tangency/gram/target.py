@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .._base.files import nearest
 from .._base.memory import ran_out
 from ..errors import (
     DamagedTile,
@@ -32,6 +33,10 @@ from .store import Heal, Store, StoredGram
 QUEUE, WRITERS = 2, 2
 
 At = tuple[int, int]
+
+
+class Overtaken(Exception):
+    """Another process has begun the store, in its own way: a signal of a run to itself, never shown to users."""
 
 
 class Target(ABC):
@@ -163,7 +168,7 @@ class Stored(Target):
 
     def __init__(self, store: Store, cut: TilePlan, heal: Heal, still: Callable[[Store], None]) -> None:
         self.store, self.cut, self.heal, self.still = store, cut, heal, still
-        self.folder = store.shelf.path.parent if isinstance(store.shelf, Folder) else None
+        self.folder = nearest(store.shelf.path.parent) if isinstance(store.shelf, Folder) else None
         self._copies: deque[tuple[At, Tensor, torch.cuda.Event | None]] = deque()
         self._writing: deque[Future[None]] = deque()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="tangency-writer")  # threads start when needed
@@ -213,6 +218,9 @@ class Stored(Target):
         if not all_finite(tile):
             self.bad = at
             return
+        # Only now is there something to keep: a run that failed before leaves no store behind.
+        if not self.store.begin():
+            raise Overtaken
         while len(self._writing) >= QUEUE:  # a slow disk holds the computation up, not the memory
             self._writing.popleft().result()
         self._put.add(at)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .._base import strict_json
+from .._base.page import visible_text
 from .._base.strict_json import plain
 from .._base.types import Json
 from ..auditing import Audit, Copies, Support
@@ -126,8 +127,7 @@ def exact(a: Audit, frame: Frame, train: Tensor) -> Content:
     ids = _ids(a, frame, train) or {}
     named = {"classes": dict(enumerate(a.train.classes)), "ids": ids if isinstance(ids, dict) else dict(enumerate(ids))}
     return {
-        key: {str(k): name for k, name in names.items() if pack.visible_text(name) != name}
-        for key, names in named.items()
+        key: {str(k): name for k, name in names.items() if visible_text(name) != name} for key, names in named.items()
     }
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._base import checks, files
+from .._base.page import visible_text
 from .._base.strict_json import plain
 from .._base.types import FilePath, Json, Memory
 from .._version import __version__
@@ -178,7 +179,7 @@ def _page(d: Decisions | None, a: Audit | None, look: Look, cuts: tuple[Cut, Cut
     else:
         title = f"{' on '.join(filter(None, (model, data))) or 'The data'}: which labels are wrong?"
         skip = ("suspects", "Skip to the suspect labels")
-    title = pack.visible_text(title)
+    title = visible_text(title)
     said = look.notes() + notes.of_decisions(d, cuts[0].lists, cuts[1].lists) + notes.of_audit(a, cuts[0].audit)
     if any("⟨U+" in part for part in (title, samples, made.text)):
         said.append("Characters that cannot be seen, or that turn the direction of writing, are shown as ⟨U+…⟩.")

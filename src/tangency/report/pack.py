@@ -2,9 +2,6 @@
 
 import base64
 import math
-import re
-from collections.abc import Mapping, Sequence
-from unicodedata import bidirectional
 
 import numpy as np
 import torch
@@ -16,7 +13,6 @@ Content = dict[str, Json]  # a part of what the page's script reads
 Packed = Content  # an array in it
 # What marks NaN among 16-bit integers; the numbers themselves take −32767 … 32767.
 _NOTHING = -32768
-_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def numpy(value: Tensor) -> np.ndarray:
@@ -68,32 +64,6 @@ def shades(value: Tensor, low: float, high: float) -> Packed:
     """Eight bits between low and high; what lies outside takes the nearest."""
     part = (value.double() - low) / (high - low) if high > low else torch.full_like(value, 0.5, dtype=torch.double)
     return integers((part.nan_to_num(0).clamp(0, 1) * 255).round())
-
-
-def visible(value: Json) -> Json:
-    """`value` with every text made safe to show: what would be unseen, or turn the line around, becomes ⟨U+202E⟩.
-
-    That is control characters (but for tabs and line ends), marks of the direction of writing, and halves of surrogate
-    pairs, which no file can hold. A text with letters that are written from right to left is set apart from what stands
-    beside it, by marks of our own.
-
-    >>> visible({"class": ["cat", "dog\\u202e", "\\ud800"]})
-    {'class': ['cat', 'dog⟨U+202E⟩', '⟨U+D800⟩']}
-    """
-    if isinstance(value, str):
-        return visible_text(value)
-    if isinstance(value, Mapping):
-        return {visible_text(k): visible(v) for k, v in value.items()}
-    return [visible(v) for v in value] if isinstance(value, Sequence) else value
-
-
-def visible_text(text: str) -> str:
-    """As `visible` has it, of one text."""
-    if text.isascii() and text.isprintable():
-        return text
-    shown = _UNSEEN.sub(lambda m: f"⟨U+{ord(m[0]):04X}⟩", text.replace("\r\n", "\n"))
-    leftwards = not shown.isascii() and any(bidirectional(c) in ("R", "AL", "AN") for c in shown)
-    return f"\u2068{shown}\u2069" if leftwards else shown
 
 
 def coded(data: bytes) -> str:

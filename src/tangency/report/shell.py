@@ -4,9 +4,8 @@ import html
 from collections.abc import Sequence
 from importlib import resources
 
-from .._base.page import filled, script_json
+from .._base.page import filled, script_json, visible
 from .._base.types import Json
-from . import pack
 
 # Joined in this order into one script: each may use what those before it define. What belongs to decisions, to
 # an audit and to a shift each has a block of its own, so that their names do not meet.
@@ -53,7 +52,7 @@ def assembled(title: str, skip: tuple[str, str], data: str, *, parts: Sequence[s
 
 def json_text(value: Json) -> str:
     """For a script element of the page; every text in it can be shown."""
-    return script_json(pack.visible(value))
+    return script_json(visible(value))
 
 
 def exact_json(value: Json) -> str:

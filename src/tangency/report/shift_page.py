@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .._base.page import visible_text
 from .._base.strict_json import plain
 from .._base.types import Json
 from .._version import __version__
@@ -124,7 +125,7 @@ def _classes(s: Shift) -> Json:
 
 
 def _page(s: Shift, look: Look, made: _Made) -> str:
-    title = pack.visible_text(f"{s.names[0]} against {s.names[1]}: did the data shift?")
+    title = visible_text(f"{s.names[0]} against {s.names[1]}: did the data shift?")
     # The page of other results calls these sets training and test samples.
     said = [note.replace("training", "source").replace("test ", "target ") for note in look.notes()]
     counts = zip(made.drawn, (s.z_source, s.z_target), s.names, strict=True)

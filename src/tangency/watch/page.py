@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._base import files, strict_json
-from .._base.page import filled, script_json
+from .._base.page import filled, script_json, visible, visible_text
 from .._base.types import FilePath, Json
 from .._version import __version__
 from ..dynamics import Evolution
@@ -41,9 +41,9 @@ def page_text(history: Evolution, *, refresh: float | None = None) -> str:
         raise InputError(f"refresh={refresh}; needed: seconds, above 0, or None for a page that stays as it is.")
     model = str(history.about.get("model") or "The network")
     parts = {
-        "title": html.escape(f"{model}: lazy or rich?"),
+        "title": html.escape(visible_text(f"{model}: lazy or rich?")),
         "style": _asset("watch.css"),
-        "data": script_json(content(history, refresh)),
+        "data": script_json(visible(content(history, refresh))),
         "script": _asset("watch.js"),
     }
     return filled(_asset("page.html"), parts)
