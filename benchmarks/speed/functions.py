@@ -206,7 +206,7 @@ def validate(w: World) -> Found:
         y, z = y.to(gram.device), z.to(gram.device)
     reg = float(gram.diag().mean())
     study = tg.regress.risk_study(gram, y, cross, z, sizes=[len(y) // 2], regs=[reg, 10 * reg], progress=False)
-    found = tg.auditing.audit_gram(gram, w.train[1].double(), progress=False)
+    found = tg.auditing.audit_gram(gram, w.train[1].double(), targets="real", progress=False)
     return {"gcv": study.gcv, "loo": study.loo, "measured": study.measured, "margin": found.suspects.margin}
 
 

@@ -1,6 +1,7 @@
 """How much memory there is, how much of it we take where the user says nothing, and sizes rounded to powers of two."""
 
 import contextlib
+import ctypes
 import mmap
 import os
 import sys
@@ -144,6 +145,12 @@ def keep_memory() -> None:
     M_MMAP_THRESHOLD); 31 MB is just below what it takes note of. Nothing is touched, so nothing is used.
     """
     torch.empty(31 << 20, dtype=torch.uint8)
+
+
+def give_back() -> None:
+    """Let malloc give unused pages back, also those between others in use (glibc's; elsewhere nothing happens)."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def own_pages(size: int) -> torch.Tensor:
