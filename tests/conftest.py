@@ -8,6 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Before any of them is loaded, and for all processes that tests start: threads wait for work of microseconds in a loop.
+# benchmarks/robustness/processors.py asks for other numbers: sums cut among threads have other last digits.
+os.environ.setdefault("TANGENCY_TEST_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", os.environ["TANGENCY_TEST_THREADS"])
+os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ["TANGENCY_TEST_THREADS"])
+os.environ.setdefault("MKL_NUM_THREADS", os.environ["TANGENCY_TEST_THREADS"])
 
 import pytest
 import shape_checks
@@ -42,8 +48,7 @@ wholly = [f"tangency.{room}" for room in INSIDE] if os.environ.get("TANGENCY_CHE
 shape_checks.install(wholly)
 import tangency as tg  # noqa: E402
 
-# benchmarks/robustness/processors.py asks for others: sums cut among threads have other last digits.
-torch.set_num_threads(int(os.environ.get("TANGENCY_TEST_THREADS", "1")))
+torch.set_num_threads(int(os.environ["TANGENCY_TEST_THREADS"]))
 pytest_plugins = ["spent"]
 many = 30 if os.environ.get("TANGENCY_CHECK_TYPES") else 15  # examples under `make test-all`, and under `make test`
 settings.register_profile("tangency", deadline=None, max_examples=many, derandomize=True)

@@ -112,7 +112,7 @@ def test_objects_elsewhere_are_not_read_beyond_their_size() -> None:
     memory = zarr.storage.MemoryStore(held)
     k, x = tg.trace_ntk(torch.nn.Linear(3, 1)), torch.randn(6, 3)
     gram = tg.compute(k, x, store=memory, tile=3, progress=False)
-    assert torch.equal(gram[:], k(x))
+    torch.testing.assert_close(gram[:], k(x))  # other tiles, other last digits
     key = next(name for name in held if name.endswith("c/0/1"))
     held[key] = type(held[key]).from_bytes(bytes(10**6))  # type: ignore[attr-defined]
     with pytest.raises(DamagedTile, match="has more bytes than what was written there"):
