@@ -74,6 +74,7 @@ def killed(work: Callable[[], object], at: str, module: Any) -> int:
     if child == 0:
         setattr(module, at, lambda *_, **__: os.kill(os.getpid(), 9))
         with contextlib.suppress(BaseException):
+            torch.set_num_threads(1)  # a fork of a process whose OpenMP threads have run waits for them for ever
             work()
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

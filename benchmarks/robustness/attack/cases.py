@@ -56,6 +56,7 @@ def forked(work: Callable[[], int], said: Path) -> int:
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
+            torch.set_num_threads(1)  # a fork of a process whose OpenMP threads have run waits for them for ever
             signal.alarm(LIMIT)
             out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(out, 1)
@@ -71,6 +72,7 @@ def killed_after(seconds: float, works: Sequence[Callable[[], object]]) -> int:
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
+            torch.set_num_threads(1)
             for work in cycle(works):
                 work()
         os._exit(99)
