@@ -3,10 +3,9 @@
 import contextlib
 import json
 import os
-import resource
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from made_audits import audited
 
 import tangency as tg
+from benchmarks.robustness.attack.disks import full_disk
 from tangency import watch
 from tangency._base import files
 from tangency.active import Campaign
@@ -55,17 +55,6 @@ def tree(folder: Path) -> dict[str, bytes | None]:
         for p in sorted(folder.rglob("*"))
         if "__pycache__" not in p.parts
     }
-
-
-@contextlib.contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """No file of this process can grow beyond so many bytes: as on a disk that is full, but for the words."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def killed(work: Callable[[], object], at: str, module: Any) -> int:

@@ -22,7 +22,7 @@ def attack(folder: Path, count: int, draw: Random) -> list[Case]:
             work()
         size = to.stat().st_size
         for k in range(count):
-            found.append(_case(kind, f"limit {k}", to, works[k % 2], _limited(draw.randrange(size))))
+            found.append(_case(kind, f"limit {k}", to, works[k % 2], full_disk(draw.randrange(size))))
     with _small_disk(2**22) as disk:
         if disk is None:
             return found
@@ -56,8 +56,8 @@ def _case(
 
 
 @contextlib.contextmanager
-def _limited(size: int) -> Iterator[None]:
-    """No file of this process grows beyond so many bytes."""
+def full_disk(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond so many bytes: as on a disk that is full, but for the words."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
